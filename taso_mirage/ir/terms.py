@@ -282,6 +282,11 @@ def is_stored(dtype: str) -> bool:
     return dtype.startswith(("float8", "float6", "float4"))
 
 
+def is_computed(dtype: str) -> bool:
+    """Whether operators compute with a dtype's values, which are floats."""
+    return is_float(dtype) and not is_stored(dtype)
+
+
 def size_of(type: Tensor, dims: Callable[[Dim], int]) -> int:
     """Bytes of a tensor once `dims` gives the sizes."""
     count = 1

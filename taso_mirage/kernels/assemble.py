@@ -16,7 +16,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, is_stored, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
@@ -85,7 +85,7 @@ def body_dtype(goal: Labelled) -> str:
     """The float type of all floats in bodies: that of the goal's products, which decides how they
     are computed, or else of its first input. A conversion within a body does not round."""
     ends = [*goal.leaves.values(), *goal.graph.outputs]
-    known = [node.dtype for node in ends if is_float(node.dtype) and not is_stored(node.dtype)]
+    known = [node.dtype for node in ends if is_computed(node.dtype)]
     products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
     return next((dtype for dtype in (*products, *known) if dtype in known), "float32")
 

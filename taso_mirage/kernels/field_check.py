@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, is_stored, topological
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_computed, is_float, topological
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
@@ -74,10 +74,10 @@ class Field32(Field):
 
     def load(self, array: Array) -> Residues:
         found = super().load(array)
-        return replace(found, dtype="float32") if is_float(found.dtype) and not is_stored(found.dtype) else found
+        return replace(found, dtype="float32") if is_computed(found.dtype) else found
 
     def cast(self, a: Residues, dtype: str) -> Residues:
-        if is_float(dtype) and not is_stored(dtype):
+        if is_computed(dtype):
             dtype = "float32"
         return a if a.dtype == dtype else super().cast(a, dtype)
 

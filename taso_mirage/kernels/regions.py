@@ -30,8 +30,8 @@ from taso_mirage.ir.terms import (
     Graph,
     Node,
     Tensor,
+    is_computed,
     is_constant,
-    is_float,
     is_part,
     topological,
     users,
@@ -44,7 +44,7 @@ from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.quantized import of_integers, operands_read
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import size, sized, work
 
 SymbolSizes = Mapping[str, int]
@@ -238,7 +238,9 @@ class _Growing:
         results = members[1:] or members
         try:
             graph, leaves = canonical_region(members, results, self.sizes)
-            if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
+            if not all(
+                isinstance(o.type, Tensor) and (is_computed(o.dtype) or o.dtype == "bool") for o in graph.outputs
+            ):
                 return None
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
@@ -266,7 +268,7 @@ class _Growing:
         """The labels of one that only repeats elements, which its result has where something else
         hangs on all of them."""
         result = graph.outputs[0]
-        if len(graph.outputs) > 1 or not is_float(result.dtype):
+        if len(graph.outputs) > 1 or not is_computed(result.dtype):
             return None
         return self._labelled(Graph(graph.inputs, (term("mul", result, variable("other", result.tensor)),)))
 
@@ -343,7 +345,7 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if operands_read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
+        if operands_read(graph) > INPUTS * self.lanes or not all(is_computed(o.dtype) for o in graph.outputs):
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 

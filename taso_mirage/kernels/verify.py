@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_float, is_stored, numpy_dtype, topological
+from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_computed, is_float, is_stored, numpy_dtype, topological
 from taso_mirage.kernels.field_check import Field32
 from taso_mirage.kernels.goal import BYTES
 from taso_mirage.meanings.arrays import Array
@@ -113,15 +113,10 @@ class Single(Reals):
     """Every float in float32, as back ends compute between the loads and stores of a tensor."""
 
     def load(self, array: Array) -> Array:
-        return array.astype(np.float32) if rounds(array.dtype.name) else array
+        return array.astype(np.float32) if is_computed(array.dtype.name) else array
 
     def cast(self, a: Array, dtype: str) -> Array:
-        return super().cast(a, "float32" if rounds(dtype) else dtype)
-
-
-def rounds(dtype: str) -> bool:
-    """Whether a dtype is one of floats that are computed with."""
-    return is_float(dtype) and not is_stored(dtype)
+        return super().cast(a, "float32" if is_computed(dtype) else dtype)
 
 
 SINGLE = Single()
@@ -262,7 +257,7 @@ def _ramp(shape: tuple[int, ...], falling: bool) -> Array:
 
 
 def _nudged(array: Array, rng: np.random.Generator) -> Array:
-    return array * (1 + EPS * rng.choice([-1.0, 1.0], array.shape)) if rounds(array.dtype.name) else array
+    return array * (1 + EPS * rng.choice([-1.0, 1.0], array.shape)) if is_computed(array.dtype.name) else array
 
 
 def _evaluated(graph: Graph, xp: Reals, inputs: Mapping[Node, Array]) -> list[Any]:

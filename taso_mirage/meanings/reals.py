@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, is_float, is_stored, numpy_dtype
+from taso_mirage.ir.terms import Literal, is_computed, is_float, numpy_dtype
 from taso_mirage.meanings.arrays import Array, padded_array, pairwise, pairwise_in_parts, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
@@ -23,7 +23,7 @@ class Reals(Meaning[Array]):
 
     def load(self, array: Array) -> Array:
         """An input or weight as this meaning computes with it."""
-        return array.astype(np.float64) if self.exact and _is_computed(array.dtype.name) else array
+        return array.astype(np.float64) if self.exact and is_computed(array.dtype.name) else array
 
     def shape(self, a: Array) -> Shape:
         return a.shape
@@ -47,7 +47,7 @@ class Reals(Meaning[Array]):
             return result.astype(xs[0].dtype) if narrow else result
 
     def cast(self, a: Array, dtype: str) -> Array:
-        if self.exact and _is_computed(dtype):
+        if self.exact and is_computed(dtype):
             return a.astype(np.float64)
         with np.errstate(all="ignore"):
             return a.astype(numpy_dtype(dtype))
@@ -117,10 +117,6 @@ class Reals(Meaning[Array]):
 
     def take_along(self, a: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)
-
-
-def _is_computed(dtype: str) -> bool:
-    return is_float(dtype) and not is_stored(dtype)
 
 
 def _sums_are_doubles(a: Array, b: Array) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.terms import is_float, is_stored
+from taso_mirage.ir.terms import is_computed, is_stored
 
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
@@ -75,7 +75,7 @@ def most_of(array: NDArray[Any]) -> float:
 def rounds(value: Any) -> bool:
     """Whether an output is an array of floats, in which roundings differ; floats of 8 bits are
     quantized numbers."""
-    return isinstance(value, np.ndarray) and is_float(value.dtype.name) and not is_stored(value.dtype.name)
+    return isinstance(value, np.ndarray) and is_computed(value.dtype.name)
 
 
 def equal_values(a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_float, is_stored, numpy_dtype, topological
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_computed, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
@@ -151,9 +151,7 @@ class RoughReference(FloatReference):
 
 def _is_rounded(value: Any, type: Any) -> bool:
     """Whether a value is an array of floats that other roundings may move."""
-    if not isinstance(value, np.ndarray) or not isinstance(type, Tensor):
-        return False
-    return is_float(type.dtype) and not is_stored(type.dtype)
+    return isinstance(value, np.ndarray) and isinstance(type, Tensor) and is_computed(type.dtype)
 
 
 class OpaqueRunner:
