@@ -60,6 +60,9 @@ class Labelled:
     """The arithmetic, element by element, that the goal is written with."""
     outer: bool = False
     """Whether somewhere neither operand of it has all labels of the other."""
+    scales: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """In a goal of several products the leaves that are multiplied with floats of 8 bits, which are
+    summed, each with the names of those."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_stored, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.axes import AxisLabels, Unifier
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ADD_KIND, SUB, Elementwise
+from taso_mirage.kernels.derivations.elementwise import ADD_KIND, MUL, SUB, Elementwise
 from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
@@ -157,7 +157,27 @@ class _Reading:
             known,
             frozenset(self.scalars),
             self.outer,
+            self._scales(wanted),
         )
+
+    def _scales(self, outputs: Sequence[LabelledValue]) -> dict[str, frozenset[str]]:
+        """What `Labelled.scales` has."""
+        found: dict[str, frozenset[str]] = {}
+        terms = {id(t): t for value in outputs for t in below(value.term)}.values()
+        if sum(t.kind is DOT for t in terms) < 2:
+            return found
+        for term in terms:
+            leaves = [seen(arg).node for arg in term.args] if term.kind is MUL else []
+            if len(leaves) == 2 and all(leaf is not None and not leaf.args for leaf in leaves):
+                for x, scale in (leaves, leaves[::-1]):
+                    if x is not None and scale is not None and is_stored(x.dtype) and self._is_summed(x):
+                        name = self._leaf_name(scale)
+                        found[name] = found.get(name, frozenset()) | {self._leaf_name(x)}
+        return found
+
+    def _is_summed(self, leaf: Node) -> bool:
+        axes = self.axes(self.values[leaf].axes)
+        return not self._reduced().isdisjoint(x for axis in axes for x in axis)
 
     def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""

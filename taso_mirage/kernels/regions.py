@@ -44,7 +44,7 @@ from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.quantized import of_integers, operands_read
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
 
 SymbolSizes = Mapping[str, int]
