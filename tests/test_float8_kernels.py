@@ -60,6 +60,29 @@ def goal(
     return Graph((x, w, *own, *others), (term("matmul", a, b),))
 
 
+def attention(scales: tuple[int, ...] = (2,), dtype: str = "float16") -> Graph:
+    """Two heads of 16 queries on 256 keys of width 32, all of 8 bits, with a scale for each head or
+    one for all."""
+    q, k, v = (variable(x, Tensor(E4M3, (2, n, 32))) for x, n in (("q", 16), ("k", 256), ("v", 256)))
+    own = [variable(f"{x}s", Tensor(dtype, scales)) for x in "qkv"]
+    a, b, c = (term("dequantize", x, s, dtype=dtype, axis=0) for x, s in zip((q, k, v), own, strict=True))
+    weights = term("softmax", term("matmul", a, term("transpose", b, perm=(0, 2, 1))), axis=-1)
+    return Graph((q, k, v, *own), (term("matmul", weights, c),))
+
+
+def gated(rows: int = 16, inner: int = 128, columns: int = 48) -> Graph:
+    """silu(x g) * (x u), all of 8 bits."""
+    x, one = variable("x", Tensor(E4M3, (rows, inner))), variable("xs", Tensor("float16", ()))
+    a, leaves = term("dequantize", x, one, dtype="float16"), [x, one]
+    products = []
+    for name in "gu":
+        w, s = variable(name, Tensor(E4M3, (columns, inner))), variable(f"{name}s", Tensor("float16", (columns,)))
+        b = term("transpose", term("dequantize", w, s, dtype="float16", axis=0), perm=(1, 0))
+        leaves, products = [*leaves, w, s], [*products, term("matmul", a, b)]
+    gate, up = products
+    return Graph(tuple(leaves), (term("mul", term("mul", gate, term("sigmoid", gate)), up),))
+
+
 def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
     return Search(graph, SearchOptions()).run(best, 600.0)
 
@@ -81,6 +104,9 @@ CASES = {
     "single": goal(dtype="float32"),
     "one_row": goal(sizes=(1, 128, 48)),
     "odd": goal(sizes=(5, 96, 20)),
+    "attention": attention(),
+    "attention_scaled_alike": attention(()),
+    "gated": gated(),
 }
 INTERPRETED = {name: graph for name, graph in CASES.items() if "bfloat16" not in name}
 """Triton's interpreter multiplies the bits of bf16 operands."""
@@ -137,6 +163,15 @@ def test_tensor_cores_take_8_bits_where_both_operands_lie_along_the_sum() -> Non
         assert f"lanes, {operands} operands" in program.source
         text = "".join(each.ptx for each in compiled(program, 90))
         assert ("e4m3.e4m3" in text or "e5m2.e5m2" in text) == (operands in (E4M3, E5M2))
+
+
+@pytest.mark.parametrize("graph", [attention(), attention(()), gated()])
+def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Graph) -> None:
+    bodies = [n.attr("body") for n in searched(graph)[0].graph if n.op == "kernel"]
+    read = [n for body in bodies for n in body if n.op == "cast" and n.args[0].dtype == E4M3]
+    users = [n.op for body in bodies for n in body if any(x in read for x in n.args)]
+    assert len(read) == 3
+    assert set(users) <= {"einsum", "transpose", "reshape"}
 
 
 @pytest.mark.parametrize("scale", ["", "row"])
