@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from test_laws import stated
 
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, numpy_dtype, topological, variable
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Node,
+    Tensor,
+    constant,
+    is_computed,
+    is_stored,
+    numpy_dtype,
+    topological,
+    variable,
+)
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.measure.check import check_cases, compare
 from taso_mirage.measure.session import Session
@@ -225,6 +235,13 @@ def test_there_and_back_with_one_scale(dtype: str, scale: float) -> None:
     assert bool(law) == (dtype == "float8_e4m3fn" and scale >= 1e-30)
     assert same or not law
     assert scale > 1e-41 or not same
+
+
+def test_floats_that_are_stored_alone() -> None:
+    stored_alone = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float6_e2m3fn", "float4_e2m1fn")
+    assert all(map(is_stored, stored_alone))
+    assert not any(map(is_computed, (*stored_alone, "int8", "bool")))
+    assert all(map(is_computed, ("float16", "bfloat16", "float32", "float64")))
 
 
 def test_8_bits_widen_and_nothing_narrows_to_them() -> None:

@@ -279,7 +279,7 @@ def is_float(dtype: str) -> bool:
 def is_stored(dtype: str) -> bool:
     """Whether a dtype's values stand for real numbers, but no operator computes with them: floats
     of 8 bits and fewer, which are converted, moved and compared."""
-    return dtype.startswith(("float8", "float6", "float4"))
+    return dtype.startswith(("float8_", "float6_", "float4_"))
 
 
 def is_computed(dtype: str) -> bool:

@@ -161,7 +161,9 @@ class _Closing:
             if self.algebra.free(sketch) != free or self.algebra.is_number(sketch):
                 self.counts["lost"] += 1
                 return
-            if self.prune and not (needed or edge.kind.reads is not None or (self._scaled(sketch) and sketch in self.targets)):
+            if self.prune and not (
+                needed or edge.kind.reads is not None or (self._scaled(sketch) and sketch in self.targets)
+            ):
                 self.counts["pruned"] += 1
                 return
             at = self.index[sketch] = len(self.classes)

@@ -238,9 +238,8 @@ class _Growing:
         results = members[1:] or members
         try:
             graph, leaves = canonical_region(members, results, self.sizes)
-            if not all(
-                isinstance(o.type, Tensor) and (is_computed(o.dtype) or o.dtype == "bool") for o in graph.outputs
-            ):
+            types = {o.dtype if isinstance(o.type, Tensor) else "" for o in graph.outputs}
+            if not all(dtype == "bool" or is_computed(dtype) for dtype in types):
                 return None
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
@@ -267,10 +266,9 @@ class _Growing:
     def _repeating(self, graph: Graph) -> Labelled | None:
         """The labels of one that only repeats elements, which its result has where something else
         hangs on all of them."""
-        result = graph.outputs[0]
-        if len(graph.outputs) > 1 or not is_computed(result.dtype):
-            return None
-        return self._labelled(Graph(graph.inputs, (term("mul", result, variable("other", result.tensor)),)))
+        result, *more = graph.outputs
+        other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
+        return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
 
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:

@@ -15,7 +15,6 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.mugraph import Batch, size_names
 from taso_mirage.ir.terms import Graph, is_float, is_stored
-from taso_mirage.kernels.codegen.gpu import small_floats
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
 from taso_mirage.kernels.codegen.gpu.program import (
@@ -27,6 +26,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     output_buffers,
     tensor_buffers,
 )
+from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
 from taso_mirage.rewriting.text import show_graph
 
 
@@ -52,7 +52,7 @@ def program(
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = tuple(buffers.values())
     helpers = [SOURCE] if any(each.cluster != 1 for each in launches) else []
-    helpers += [small_floats.SOURCE] if any(is_stored(b.dtype) for b in everything) else []
+    helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
     text += [options_text(launches), _launch(everything, launches, results, batch, sizes)]
     source = "\n\n".join(t.rstrip("\n") + "\n" for t in text)

@@ -18,7 +18,6 @@ from taso_mirage.ir.mugraph import (
     usual_size,
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
-from taso_mirage.kernels.codegen.gpu import small_floats
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -41,7 +40,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     guessed,
 )
-from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
+from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.kernels.codegen.gpu.words import in_words, loaded_numbers
@@ -325,16 +324,11 @@ class TritonBlock:
         at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self._cuts(i))
         padded = [a for a in present if self.axes.padded(a)]
         stored, stage = argument.buffer.dtype, self.stage[leaf]
-        small = stored in SMALL_FLOATS
         if is_float(stored) and stored not in (*HALF, *SMALL_FLOATS, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
-        mask = f", mask={self.tiles.mask(present, padded)}, other=0{'.0' if small else ''}" if padded else ""
-        pointer = small_floats.pointer_to(self.lines, argument.name, stored) if small else argument.name
-        code = f"tl.load({pointer}{at}{mask}{hint})"
-        name = self.lines.let(stage, f"{argument.name}_tile", code)
-        if small:
-            name = small_floats.loaded(self.lines, stage, argument.name, name, stored)
-        found = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True, innermost=axes[-1] if small else None)
+        mask = self.tiles.mask(present, padded) if padded else ""
+        name = loaded(self.lines, stage, argument.name, stored, at, mask, hint)
+        found = Tile(name, shape, axes, leaf.dtype, stored, stage, True, innermost=axes[-1] if axes else None)
         if stage is LoopPhase.LOOP and leaf not in self.split:
             self.in_flight += self._lanes(found) * numpy_dtype(stored).itemsize
         self.largest = max(self.largest, self._lanes(found))

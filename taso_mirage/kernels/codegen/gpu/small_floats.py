@@ -12,7 +12,7 @@ from taso_mirage.kernels.codegen.gpu.lines import Lines
 
 SMALL_FLOATS = {"float8_e4m3fn": ("float8e4nv", "halves_of_e4m3"), "float8_e5m2": ("float8e5", "halves_of_e5m2")}
 """Triton's names, and what makes halves of their bits."""
-SOURCE = '''
+CONVERSIONS = '''
 @tl.core.builtin
 def has_small_floats(_semantic=None):
     """Whether the GPU that is compiled for has floats of 8 bits."""
@@ -35,14 +35,16 @@ def halves_of_e5m2(x):
 NAMES = frozenset({"has_small_floats", "halves_of_e4m3", "halves_of_e5m2"})
 
 
-def pointer_to(lines: Lines, name: str, dtype: str) -> str:
-    """What the argument `name`, of bytes, is loaded by."""
-    known, _ = SMALL_FLOATS[dtype]
+def loaded(lines: Lines, stage: LoopPhase, name: str, dtype: str, at: str, mask: str = "", hint: str = "") -> str:
+    """A tile of the argument `name` at some offsets, with 0 where a mask is not."""
+    if dtype not in SMALL_FLOATS:
+        return lines.let(stage, f"{name}_tile", f"tl.load({name}{at}{_masked(mask, '0')}{hint})")
+    known, halves = SMALL_FLOATS[dtype]
     there = f"{name}.to(tl.pointer_type(tl.{known})) if has_small_floats() else {name}"
-    return lines.let(LoopPhase.INVARIANT, f"{name}_{known}", there)
+    pointer = lines.let(LoopPhase.INVARIANT, f"{name}_{known}", there)
+    tile = lines.let(stage, f"{name}_tile", f"tl.load({pointer}{at}{_masked(mask, '0.0')}{hint})")
+    return lines.let(stage, f"{name}_floats", f"{tile} if has_small_floats() else {halves}({tile})")
 
 
-def loaded(lines: Lines, stage: LoopPhase, name: str, code: str, dtype: str) -> str:
-    """The floats of a tile that was loaded by such a pointer."""
-    _, halves = SMALL_FLOATS[dtype]
-    return lines.let(stage, f"{name}_floats", f"{code} if has_small_floats() else {halves}({code})")
+def _masked(mask: str, other: str) -> str:
+    return f", mask={mask}, other={other}" if mask else ""
