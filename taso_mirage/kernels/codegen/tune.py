@@ -25,7 +25,6 @@ import numpy as np
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.mugraph import USUAL
-from taso_mirage.ir.terms import is_stored
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
 from taso_mirage.kernels.codegen.estimates import buffer_bytes, ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
@@ -419,8 +418,6 @@ def _drawn(buffer: TritonBuffer, generator: Any, sizes: Mapping[str, int]) -> An
         found = torch.randint(limits.min, limits.max + 1, shape, generator=generator, device="cuda")
         return found.to(getattr(torch, buffer.dtype))
     values = torch.randn(shape, generator=generator, device="cuda")
-    if is_stored(buffer.dtype):
-        return (8 * values).to(getattr(torch, buffer.dtype))
     if len(shape) > 1 and shape[-2] > LONG:  # a sum over that many stays in the range of half precision
         values *= shape[-2] ** -0.5
     return (values > 0 if buffer.dtype == "bool" else values).to(getattr(torch, buffer.dtype))
