@@ -11,18 +11,28 @@ import in_turn
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from test_float8 import built
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.goal import refuse
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cuda_kernel
+from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
+from taso_mirage.measure.session import Session, working_providers
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.targets.cuda.device import gpu
+from taso_mirage.targets.cuda.lowering import everywhere
 from taso_mirage.verdicts import Failure, FailureKind
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -240,3 +250,56 @@ def test_floats_of_4_bits_are_refused() -> None:
     x = variable("x", Tensor("float4_e2m1fn", (8, 8)))
     with pytest.raises(Unsupported, match="x is float4_e2m1fn"):
         refuse(Graph((x,), (term("dequantize", x, variable("s", Tensor("float16", ())), dtype="float16"),)))
+
+
+# ---------------------------------------------------------------- in a model
+
+LAYER = """(float16[16,512] x) => (float16[16,256] y)
+{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear <axis = 0>(w, t, o)
+  u = Transpose(v) m = MatMul(d, u) y = Add(m, b) }"""
+
+
+def layer() -> Model:
+    """A linear layer as exporters quantize it: weights (n, k) with scales of their rows."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(0, 60, (256, 512)).astype(numpy_dtype(E4M3))
+    scales = {"t": np.exp(rng.normal(-5, 0.3, 256)).astype(np.float16), "s": np.asarray(0.011, np.float16)}
+    zeros = {"o": np.zeros(256, w.dtype), "z": np.zeros((), w.dtype)}
+    return from_ir(from_proto(built(LAYER, {"w": w, **scales, **zeros, "b": rng.normal(size=256).astype(np.float16)})))
+
+
+def with_kernel(model: Model, capability: int) -> Model:
+    ((graph, sites),) = fragments(model, {}, lanes=4).items()
+    program = searched(graph)[0].program()
+    planned = cuda_kernel(program, everywhere(program, capability, ()), [])
+    return embed(model, [EmbeddedRegion(site.inputs, site.outputs, planned) for site in sites])
+
+
+def feed() -> dict[str, NDArray[Any]]:
+    return {"x": np.random.default_rng(1).normal(size=(16, 512)).astype(np.float16)}
+
+
+def test_a_layer_is_one_region_on_a_gpu_but_for_its_quantizer() -> None:
+    ((graph, sites),) = fragments(layer(), {}, lanes=4).items()
+    assert sites[0].names == ("d", "v", "u", "m", "y")
+    assert [x.dtype for x in graph.inputs].count(E4M3) == 2
+    elsewhere = {name for sites in fragments(layer(), {}).values() for site in sites for name in site.names}
+    assert elsewhere.isdisjoint({"d", "v"})
+
+
+def test_a_model_with_a_kernel_keeps_its_operators() -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    model = with_kernel(layer(), 90)
+    assert b"float8_e4m3fn 256 512" in serialize(model)
+    (found,), (wanted,) = (Session(serialize(each)).run(feed()) for each in (model, layer()))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
+def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
+    device = gpu()
+    assert device is not None
+    session = Session(serialize(with_kernel(layer(), device.capability)), CUDA, library=True)
+    (found,), (wanted,) = session.run(feed()), Session(serialize(layer())).run(feed())
+    assert session.captures
+    assert np.linalg.norm(found.astype(float) - wanted) < 4e-3 * np.linalg.norm(wanted.astype(float))
