@@ -60,8 +60,8 @@ def dequantize(xp, q, scale, zero=None, *, dtype: str = "float32", axis: int = 1
     check_quantized(xp, zero, xp.dtype(q))
     if not is_float(xp.dtype(scale)) or dtype not in FLOATS:
         raise IllTyped(f"a scale in {xp.dtype(scale)}, to {dtype}")
-    if block_size and is_float(xp.dtype(q)) and _has_whole_blocks(xp, q, scale, axis, block_size):
-        return _of_blocks(xp, q, scale, dtype, axis % xp.rank(q))
+    if is_float(xp.dtype(q)) and (placed := _placed(xp, q, scale, axis, block_size)) is not None:
+        return _scaled(xp, q, scale, *placed, dtype)
     factor = single(xp, parameter(xp, scale, q, axis, block_size))
     value = centred(xp, q, None if zero is None else parameter(xp, zero, q, axis, block_size))
     return _cast(xp, xp.mul(_cast(xp, value, "float32"), factor), dtype)
@@ -122,24 +122,35 @@ def _repeated(xp, p, x, axis: int, block_size: int):
     return joined if xp.shape(joined) == whole else xp.slice(joined, axis, 0, whole[axis])
 
 
-def _has_whole_blocks(xp, q, scale, axis: int, block_size: int) -> bool:
-    shape, at = list(xp.shape(q)), axis % xp.rank(q)
-    if not isinstance(shape[at], int) or shape[at] % block_size:
-        return False
-    shape[at] //= block_size
-    return tuple(shape) == tuple(xp.shape(scale))
+def _placed(xp, q, scale, axis: int, block_size: int):
+    """The shapes in which floats q and their scale broadcast; None where they do not, or the last
+    block is shorter."""
+    shape, scales, at = tuple(xp.shape(q)), tuple(xp.shape(scale)), axis % max(xp.rank(q), 1)
+    if not block_size:
+        one = scales in ((), (1,))
+        along = tuple(n if i == at else 1 for i, n in enumerate(shape))
+        return (shape, () if one else along) if one or scales == shape[at : at + 1] else None
+    if not isinstance(shape[at], int):
+        return None
+    blocks = shape[at] // block_size
+    if scales != (*shape[:at], blocks, *shape[at + 1 :]) or blocks * block_size != shape[at]:
+        return None
+    return (*scales[: at + 1], block_size, *shape[at + 1 :]), (*scales[: at + 1], 1, *scales[at + 1 :])
 
 
-def _of_blocks(xp, q, scale, dtype: str, axis: int):
+def _scaled(xp, q, scale, shape, scales, dtype: str):
     """q * scale, as operators: blocks are an axis of their own, which a product may be taken
     along."""
-    shape, scales = xp.shape(q), xp.shape(scale)
-    size = shape[axis] // scales[axis]
-    apart = reshape(xp, q, shape=(*scales[: axis + 1], size, *shape[axis + 1 :]))
-    factor = reshape(xp, scale, shape=(*scales[: axis + 1], 1, *scales[axis + 1 :]))
-    wide = factor if xp.dtype(factor) == "float32" else cast(xp, factor, to="float32")
-    value = reshape(xp, mul(xp, cast(xp, apart, to="float32"), wide), shape=shape)
-    return value if dtype == "float32" else cast(xp, value, to=dtype)
+    value = mul(xp, _as(xp, _shaped(xp, q, shape), "float32"), _as(xp, _shaped(xp, scale, scales), "float32"))
+    return _as(xp, _shaped(xp, value, xp.shape(q)), dtype)
+
+
+def _shaped(xp, x, shape):
+    return x if tuple(xp.shape(x)) == tuple(shape) else reshape(xp, x, shape=shape)
+
+
+def _as(xp, x, dtype: str):
+    return x if xp.dtype(x) == dtype else cast(xp, x, to=dtype)
 
 
 def centred(xp, q, zero):
