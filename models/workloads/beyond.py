@@ -97,8 +97,8 @@ def float8_linear(batch: int = 16, width: int = 4096, hidden: int = 4096, rows: 
 
 
 def float8_attention(heads: int = 8, group: int = 16, width: int = 128, keys: int = 8192) -> KernelGraph:
-    """softmax(Q K^T) V, all 8-bit floats with a scale each: Q (heads, group, width), K and V (heads,
-    keys, width)"""
+    """softmax(Q K^T) V, all 8-bit floats with a scale each: Q (heads, group, width), K and V
+    (heads, keys, width)"""
     graph = new_graph()
     q = graph.new_input(dims=(heads, group, width), dtype=float8, name="Q")
     k, v = (graph.new_input(dims=(heads, keys, width), dtype=float8, name=name) for name in "KV")

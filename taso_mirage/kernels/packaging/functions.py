@@ -107,8 +107,11 @@ def _values(stem: str, count: int) -> list[ir.Value]:
 
 
 def _shown(inputs: Sequence[ir.Value], original: Graph) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The inputs of a function as the call in it takes them: ONNX Runtime learns from an operator of
-    ONNX's own that a function takes floats of 8 bits, and drops that operator."""
+    """The inputs of a function as the call in it takes them.
+
+    ONNX Runtime learns from an operator of ONNX's own that a function takes floats of 8 bits, and
+    drops that operator.
+    """
     nodes, found = list[ir.Node](), list[ir.Value]()
     for each, leaf in zip(inputs, original.inputs, strict=True):
         if is_stored(leaf.dtype):

@@ -250,9 +250,7 @@ class Right:
 
 def _exact(tensor: Any, node: Node) -> Any:
     if is_stored(node.dtype):
-        import torch
-
-        return tensor.view(torch.uint8).cpu().numpy().view(numpy_dtype(node.dtype))
+        return tensor.float().cpu().numpy().astype(numpy_dtype(node.dtype))
     return EXACT.load((tensor.double() if is_float(node.dtype) else tensor).cpu().numpy())
 
 
