@@ -15,7 +15,7 @@ from test_float8 import built
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.goal import refuse
 from taso_mirage.kernels.labels import label
@@ -70,12 +70,14 @@ def goal(
     return Graph((x, w, *own, *others), (term("matmul", a, b),))
 
 
-def attention(scales: tuple[int, ...] = (2,), dtype: str = "float16") -> Graph:
-    """Two heads of 16 queries on 256 keys of width 32, all of 8 bits, with a scale for each head or
-    one for all."""
+def attention(scales: tuple[int, ...] = (2,), dtype: str = "float16", number: float | None = None) -> Graph:
+    """Two heads of 16 queries on 256 keys of width 32, all of 8 bits, with a scale for each head,
+    one for all, or a `number`."""
     q, k, v = (variable(x, Tensor(E4M3, (2, n, 32))) for x, n in (("q", 16), ("k", 256), ("v", 256)))
     own = [variable(f"{x}s", Tensor(dtype, scales)) for x in "qkv"]
-    a, b, c = (term("dequantize", x, s, dtype=dtype, axis=0) for x, s in zip((q, k, v), own, strict=True))
+    given = own if number is None else [constant(number, dtype)] * 3
+    own = own if number is None else []
+    a, b, c = (term("dequantize", x, s, dtype=dtype, axis=0) for x, s in zip((q, k, v), given, strict=True))
     weights = term("softmax", term("matmul", a, term("transpose", b, perm=(0, 2, 1))), axis=-1)
     return Graph((q, k, v, *own), (term("matmul", weights, c),))
 
@@ -116,6 +118,7 @@ CASES = {
     "odd": goal(sizes=(5, 96, 20)),
     "attention": attention(),
     "attention_scaled_alike": attention(()),
+    "attention_scaled_by_a_number": attention(number=0.37),
     "gated": gated(),
 }
 INTERPRETED = {name: graph for name, graph in CASES.items() if "bfloat16" not in name}
@@ -175,13 +178,22 @@ def test_tensor_cores_take_8_bits_where_both_operands_lie_along_the_sum() -> Non
         assert ("e4m3.e4m3" in text or "e5m2.e5m2" in text) == (operands in (E4M3, E5M2))
 
 
-@pytest.mark.parametrize("graph", [attention(), attention(()), gated()])
+@pytest.mark.parametrize("graph", [attention(), attention(()), attention(number=0.37), gated()])
 def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Graph) -> None:
     bodies = [n.attr("body") for n in searched(graph)[0].graph if n.op == "kernel"]
     read = [n for body in bodies for n in body if n.op == "cast" and n.args[0].dtype == E4M3]
     users = [n.op for body in bodies for n in body if any(x in read for x in n.args)]
     assert len(read) == 3
     assert set(users) <= {"einsum", "transpose", "reshape"}
+
+
+def test_a_number_may_be_a_scale_and_something_else() -> None:
+    """It stands beside no sum of what it scales where it is something else."""
+    graph = attention(number=0.5)
+    (output,) = graph.outputs
+    shifted = Graph(graph.inputs, (term("add", output, constant(0.5, "float16")),))
+    found = searched(shifted)
+    assert not isinstance(verified_mugraph(found[0].graph, shifted), Failure)
 
 
 @pytest.mark.parametrize("scale", ["", "row"])

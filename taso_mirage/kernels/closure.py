@@ -70,6 +70,8 @@ def close(
             f"the closure of this goal has more than {cap} classes: search a smaller part of it, or raise the cap"
         )
     missing = [i for i, s in enumerate(goal.sketches) if s not in closing.index]
+    if missing and prune and goal.scales:  # a number may be a scale and something else
+        return close(replace(goal, scales={}), cap=cap, seed=seed, progress=progress)
     if missing and prune:
         raise Unsupported(f"output {missing[0]} has no derivation in which nothing cancels")
     verifying = time.perf_counter()

@@ -167,17 +167,24 @@ class _Reading:
         if sum(t.kind is DOT for t in terms) < 2:
             return found
         for term in terms:
-            leaves = [seen(arg).node for arg in term.args] if term.kind is MUL else []
-            if len(leaves) == 2 and all(leaf is not None and not leaf.args for leaf in leaves):
-                for x, scale in (leaves, leaves[::-1]):
-                    if x is not None and scale is not None and is_stored(x.dtype) and self._is_summed(x):
-                        name = self._leaf_name(scale)
-                        found[name] = found.get(name, frozenset()) | {self._leaf_name(x)}
+            pair = [seen(arg) for arg in term.args] if term.kind is MUL else []
+            for x, scale in (pair, pair[::-1]) if pair else ():
+                if x.node is not None and is_stored(x.node.dtype) and self._is_summed(x.node):
+                    name = self._factor_name(scale)
+                    found[name] = found.get(name, frozenset()) | {self._leaf_name(x.node)}
+        found.pop("", None)
         return found
 
+    def _factor_name(self, term: ScalarTerm) -> str:
+        """That of a leaf or a number; none of what is computed."""
+        if term.kind is TermForm.CONSTANT:
+            return repr(term.value)
+        return self._leaf_name(term.node) if term.kind is TermForm.LEAF and term.node is not None else ""
+
     def _is_summed(self, leaf: Node) -> bool:
-        axes = self.axes(self.values[leaf].axes)
-        return not self._reduced().isdisjoint(x for axis in axes for x in axis)
+        """Whether there is a sum over a label of a leaf, split or not."""
+        labels = (i for axis in self.values[leaf].axes for i in self.unifier.axis(axis))
+        return not self._reduced().isdisjoint(self.names[i] for i in labels)
 
     def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""

@@ -220,9 +220,8 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
 
 def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
-    if is_stored(type.dtype):
-        every = np.arange(256, dtype=np.uint8).view(numpy_dtype(type.dtype))
-        return rng.choice(every[np.isfinite(every.astype(np.float32))], shape)
+    if is_stored(type.dtype):  # no rounding of them says how far float32 may be off, so they are near 1
+        return rng.normal(size=shape).astype(numpy_dtype(type.dtype))
     if type.dtype in BYTES:
         limits = np.iinfo(type.dtype)
         return rng.integers(limits.min, limits.max + 1, shape).astype(type.dtype)
