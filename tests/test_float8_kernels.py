@@ -11,8 +11,10 @@ import in_turn
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scripts import script
 from test_float8 import built
 
+from models.workloads import BEYOND
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
@@ -315,3 +317,29 @@ def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
     (found,), (wanted,) = session.run(feed()), Session(serialize(layer())).run(feed())
     assert session.captures
     assert np.linalg.norm(found.astype(float) - wanted) < 4e-3 * np.linalg.norm(wanted.astype(float))
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("float8_linear", {"batch": 4, "width": 32, "hidden": 48}),
+        ("float8_linear", {"batch": 4, "width": 32, "hidden": 48, "rows": 0}),
+        ("float8_attention", {"heads": 2, "group": 4, "width": 16, "keys": 64}),
+    ],
+)
+def test_the_benchmark_computes_its_rows_in_pytorch(name: str, sizes: dict[str, int]) -> None:
+    torch = pytest.importorskip("torch")
+    graph, rng = BEYOND[name](**sizes).graph(), np.random.default_rng(0)
+    values = [drawn(x, rng) for x in graph.inputs]
+    (wanted,) = interpret(graph.outputs, EXACT, dict(zip(graph.inputs, map(EXACT.load, values), strict=True))).values()
+    peer = script("float8_peer")
+    found = getattr(peer, name.removeprefix("float8_"))(*[torch.tensor(v.astype(np.float64)) for v in values])
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-9)
+    tensors = [torch.tensor(v.astype(np.float32)).to(getattr(torch, v.dtype.name)) for v in values]
+    if name == "float8_linear":
+        ((_, call, inputs),) = [kind for kind in peer.kinds(name, [tensors]) if kind[0] == "cuBLAS in half precision"]
+        half = call(*inputs[0]).double().numpy()
+        assert np.linalg.norm(half - wanted) < 2e-3 * np.linalg.norm(wanted)
