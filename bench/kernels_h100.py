@@ -1,5 +1,5 @@
 """Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile
-max-autotune, and SDPA) and FlashInfer.
+max-autotune, and SDPA), cuBLAS (8-bit floats) and FlashInfer.
 
     python bench/kernels_h100.py [ROW ...] [--no-peers] [--alone] [--programs 50] [--workers N]
         [--append]
@@ -39,6 +39,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import flashinfer_peer  # noqa: E402
+import float8_peer  # noqa: E402
 import kernel_timeline  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
@@ -85,6 +86,8 @@ EAGER: dict[str, Function] = {
     "masked_attention": lambda q, k, v, m: attention(q, k, v, m, q.shape[-1] ** -0.5),
     "qknorm": lambda q, k, v: attention(rms(q), rms(k).transpose(1, 2), v),
     "rotary_attention": lambda q, r, cos, sin, k, v: attention(q * cos + r * sin, k, v),
+    "float8_linear": float8_peer.linear,
+    "float8_attention": float8_peer.attention,
 }
 
 
@@ -159,6 +162,10 @@ ROWS = (
     Row("masked_attention", {}),
     Row("rotary_attention", {}),
     Row("gated_mlp_down", {}),
+    Row("float8_linear", {"batch": 16}),
+    Row("float8_linear", {"batch": 128}),
+    Row("float8_linear", {"batch": 16, "rows": 0}),
+    Row("float8_attention", {}),
 )
 
 
@@ -218,6 +225,7 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
             if SDPA[row.name] is not _sdpa and backend is SDPBackend.FLASH_ATTENTION:
                 kinds.append((f"{label}, compiled", compiled(SDPA[row.name]), arranged, backend))
         kinds += [(*each, None) for each in _flashinfer(row.name, arranged)]
+    kinds += [(*each, None) for each in float8_peer.kinds(row.name, sets)]
     for label, call, inputs, backend in kinds:
         torch._dynamo.reset()
         try:

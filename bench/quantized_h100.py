@@ -7,8 +7,8 @@ MatMulNBits and PyTorch's product of half precision weights; the floor is the by
 and writes over the bandwidth of a copy, measured just before. CUDA graphs of 64 calls or more on
 all sides, weights that rotate through three times the L2 cache, medians; results are compared in
 float64 first. `decode`: the decode model of end_to_end_h100.py with its products in blocks of 4
-bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile over torchao's
-blocks of 4 bits as a peer. Prints a line for each row
+bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile over
+torchao's blocks of 4 bits as a peer. Prints a line for each row
 and writes bench/results/quantized_h100-DEVICE.json after it (microseconds).
 """
 
@@ -241,8 +241,8 @@ def in_blocks(model: onnx.ModelProto, block: int = 128) -> onnx.ModelProto:
 
 
 def in_blocks_of_torch(module: Any) -> Any:
-    """A torch module in bfloat16 with its linear layers in blocks of 4 bits, by torchao: the packing
-    of PyTorch's own kernel, which is of bfloat16 alone."""
+    """A torch module in bfloat16 with its linear layers in blocks of 4 bits, by torchao: the
+    packing of PyTorch's own kernel, which is of bfloat16 alone."""
     from torchao.quantization import Int4WeightOnlyConfig, quantize_
     from torchao.quantization.quantize_.workflows import Int4PackingFormat
 

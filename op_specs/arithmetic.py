@@ -18,7 +18,7 @@ def add(xp, a, b):
     return xp.add(a, b)
 
 
-@op(onnx="Sub", since=7)
+@op(onnx="Sub", since=7, lowering=Lowering.SUBTRACT)
 def sub(xp, a, b):
     """x, y -> x - y"""
     return xp.sub(a, b)

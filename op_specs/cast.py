@@ -2,8 +2,8 @@
 
 from op_specs.families import each
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import ABSENT, Node
-from taso_mirage.operators.ops import Call, op
+from taso_mirage.ir.terms import ABSENT, Node, constant, is_float
+from taso_mirage.operators.ops import Call, op, term
 
 DTYPES = {
     1: "float32",
@@ -21,6 +21,10 @@ DTYPES = {
     16: "bfloat16",
 }
 """ONNX's numbers of the dtypes that convert as C does."""
+FLOAT8 = {"float8_e4m3fn": 17, "float8_e5m2": 19}
+"""Those that convert to floats so; to come to them is to quantize with a scale of 1."""
+QUANTIZED = ("float32", "float16", "bfloat16")
+"""What is quantized."""
 
 
 @op(onnx="Cast", since=6, converts=True)
@@ -31,9 +35,10 @@ def cast(xp, x, *, to: str):
 
 @cast.importer
 def _(call: Call) -> Node:
-    if call.attrs["to"] not in DTYPES:
+    names = DTYPES | {number: name for name, number in FLOAT8.items()}
+    if call.attrs["to"] not in names:
         raise Unsupported(f"Cast to ONNX data type {call.attrs['to']}")
-    return _cast(call.arg(0), DTYPES[call.attrs["to"]])
+    return _cast(call, names[call.attrs["to"]])
 
 
 @cast.exporter
@@ -42,10 +47,24 @@ def _(node: Node, opset: int) -> Call:
     return Call("Cast", node.args, {"to": numbers[node.attr("to")]}, opset)
 
 
-def _cast(x: Node, to: str) -> Node:
-    if x.dtype not in DTYPES.values():
-        raise Unsupported(f"Cast from {x.dtype}")
-    return x if x.dtype == to else cast.term(x, to=to)
+def _cast(call: Call, to: str) -> Node:
+    x = call.arg(0)
+    known = is_float(to) if x.dtype in FLOAT8 else x.dtype in DTYPES.values()
+    if not known or (to in FLOAT8 and x.dtype not in (to, *QUANTIZED)):
+        raise Unsupported(f"Cast from {x.dtype} to {to}")
+    if x.dtype == to:
+        return x
+    if to in FLOAT8:
+        return term("quantize", x, constant(1.0, x.dtype), dtype=to, saturate=read_saturate(call))
+    return cast.term(x, to=to)
+
+
+def read_saturate(call: Call) -> int:
+    """The attribute, which is 1: without it the runtime does not follow ONNX where numbers are a
+    little too large (480 becomes 448 and not NaN, and 61,440 NaN and not infinite in e5m2)."""
+    if not call.attrs.get("saturate", 1):
+        raise Unsupported(f"{call.op_type} without saturation")
+    return 1
 
 
 @op(onnx="CastLike", since=15)
@@ -56,9 +75,9 @@ def cast_like(xp, x, like):
 
 @cast_like.importer
 def _(call: Call) -> Node:
-    if call.arg(1).dtype not in DTYPES.values():
+    if call.arg(1).dtype not in (*DTYPES.values(), *FLOAT8):
         raise Unsupported(f"CastLike to {call.arg(1).dtype}")
-    return _cast(call.arg(0), call.arg(1).dtype)
+    return _cast(call, call.arg(1).dtype)
 
 
 @op(onnx="Identity", since=1)

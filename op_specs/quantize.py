@@ -3,13 +3,23 @@
 Scales and zeros are one for the tensor, one for each position of an axis, or one for each block of
 positions. Rounding is to the nearest, halves to even. Numbers of 8 and 16 bits are those of ONNX
 Runtime, bit by bit: it divides and multiplies in single precision, also where the floats are of
-half precision. Those of fewer bits, and floats of 8 and 4, follow ONNX.
+half precision, and so are floats of 8 bits. Those of fewer bits follow ONNX.
+
+Floats of few bits have no zero: where a model has one, it only tells the dtype, and must be 0. To
+convert to them is to quantize with a scale of 1.
 """
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from op_specs.arithmetic import mul
+from op_specs.cast import cast, read_saturate
+from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Node, constant, is_float, numpy_dtype
+from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import Call, Op, op
 
 FLOATS = {"float32": 1, "float16": 10, "bfloat16": 16}
@@ -33,13 +43,13 @@ DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "preci
 @op(onnx="QuantizeLinear", since=10, quantized=True, decides=True)
 def quantize(xp, x, scale, zero=None, *, dtype: str = "uint8", axis: int = 1, block_size: int = 0, saturate: int = 1):
     """x, scale, zero -> saturate(round(x / scale) + zero) in `dtype`; to float8 and float4 it
-    rounds to their numbers, and without `saturate` what is too large is none"""
+    rounds to their numbers; `saturate` says nothing, see `read_saturate`"""
     check_quantized(xp, zero, dtype)
     if xp.dtype(x) != xp.dtype(scale) or not is_float(xp.dtype(x)) or dtype == "int32":
         raise IllTyped(f"{xp.dtype(x)} over a scale in {xp.dtype(scale)}, to {dtype}")
     quotient = xp.div(single(xp, x), single(xp, parameter(xp, scale, x, axis, block_size)))
     if is_float(dtype):
-        return _to_small_float(xp, quotient, dtype, saturate)
+        return _to_small_float(xp, quotient, dtype)
     rounded = xp.map(np.rint, quotient)
     return shifted(xp, rounded, None if zero is None else parameter(xp, zero, x, axis, block_size), dtype)
 
@@ -50,6 +60,8 @@ def dequantize(xp, q, scale, zero=None, *, dtype: str = "float32", axis: int = 1
     check_quantized(xp, zero, xp.dtype(q))
     if not is_float(xp.dtype(scale)) or dtype not in FLOATS:
         raise IllTyped(f"a scale in {xp.dtype(scale)}, to {dtype}")
+    if is_float(xp.dtype(q)) and (placed := _placed(xp, q, scale, axis, block_size)) is not None:
+        return _scaled(xp, q, scale, *placed, dtype)
     factor = single(xp, parameter(xp, scale, q, axis, block_size))
     value = centred(xp, q, None if zero is None else parameter(xp, zero, q, axis, block_size))
     return _cast(xp, xp.mul(_cast(xp, value, "float32"), factor), dtype)
@@ -70,7 +82,7 @@ def dynamic_quantize(xp, x):
 
 def check_quantized(xp, zero, dtype: str) -> None:
     """A dtype of quantized numbers, which is that of their zero."""
-    if dtype not in SMALL_DTYPES or (zero is not None and xp.dtype(zero) != dtype):
+    if dtype not in SMALL_DTYPES or (zero is not None and (xp.dtype(zero) != dtype or is_float(dtype))):
         raise IllTyped(f"{dtype} with a zero in {None if zero is None else xp.dtype(zero)}")
 
 
@@ -107,7 +119,38 @@ def _repeated(xp, p, x, axis: int, block_size: int):
     apart = xp.reshape(p, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
     every = xp.expand(apart, (*shape[: axis + 1], block_size, *shape[axis + 1 :]))
     joined = xp.reshape(every, (*shape[:axis], shape[axis] * block_size, *shape[axis + 1 :]))
-    return xp.slice(joined, axis, 0, whole[axis])
+    return joined if xp.shape(joined) == whole else xp.slice(joined, axis, 0, whole[axis])
+
+
+def _placed(xp, q, scale, axis: int, block_size: int):
+    """The shapes in which floats q and their scale broadcast; None where they do not, or the last
+    block is shorter."""
+    shape, scales, at = tuple(xp.shape(q)), tuple(xp.shape(scale)), axis % max(xp.rank(q), 1)
+    if not block_size:
+        one = scales in ((), (1,))
+        along = tuple(n if i == at else 1 for i, n in enumerate(shape))
+        return (shape, () if one else along) if one or scales == shape[at : at + 1] else None
+    if not isinstance(shape[at], int):
+        return None
+    blocks = shape[at] // block_size
+    if scales != (*shape[:at], blocks, *shape[at + 1 :]) or blocks * block_size != shape[at]:
+        return None
+    return (*scales[: at + 1], block_size, *shape[at + 1 :]), (*scales[: at + 1], 1, *scales[at + 1 :])
+
+
+def _scaled(xp, q, scale, shape, scales, dtype: str):
+    """q * scale, as operators: blocks are an axis of their own, which a product may be taken
+    along."""
+    value = mul(xp, _as(xp, _shaped(xp, q, shape), "float32"), _as(xp, _shaped(xp, scale, scales), "float32"))
+    return _as(xp, _shaped(xp, value, xp.shape(q)), dtype)
+
+
+def _shaped(xp, x, shape):
+    return x if tuple(xp.shape(x)) == tuple(shape) else reshape(xp, x, shape=shape)
+
+
+def _as(xp, x, dtype: str):
+    return x if xp.dtype(x) == dtype else cast(xp, x, to=dtype)
 
 
 def centred(xp, q, zero):
@@ -137,11 +180,9 @@ def _limits(dtype: str) -> tuple[float, float]:
     return float(info.min), float(info.max)
 
 
-def _to_small_float(xp, x, dtype: str, saturate: int):
+def _to_small_float(xp, x, dtype: str):
     low, high = _limits(dtype)
-    if saturate:
-        x = xp.map(np.minimum, xp.maximum(x, xp.literal(low, x)), xp.literal(high, x))
-    return xp.cast(x, dtype)
+    return xp.cast(xp.map(np.minimum, xp.maximum(x, xp.literal(low, x)), xp.literal(high, x)), dtype)
 
 
 def read_dtype(call: Call, given: str) -> str:
@@ -152,18 +193,28 @@ def read_dtype(call: Call, given: str) -> str:
     return NUMBERS[number] if number else given
 
 
+def read_zero(call: Call) -> Node:
+    """The zero; none of floats, which only tells their dtype."""
+    zero = call.arg(2)
+    if zero is ABSENT or not is_float(zero.dtype):
+        return zero
+    if uniform_value(zero) != 0:
+        raise Unsupported(f"{call.op_type} with a zero in {zero.dtype} that is not 0")
+    return ABSENT
+
+
 @quantize.importer
 def _(call: Call) -> Node:
     if call.attrs.get("precision", 0) not in (0, 1):
         raise Unsupported(f"QuantizeLinear in precision {call.attrs['precision']}")
-    zero = call.arg(2)
-    dtype = read_dtype(call, "uint8" if zero is ABSENT else zero.dtype)
-    return quantize.term(*call.args, dtype=dtype, saturate=call.attrs.get("saturate", 1), **_places(call))
+    dtype = read_dtype(call, "uint8" if call.arg(2) is ABSENT else call.arg(2).dtype)
+    return quantize.term(*call.args[:2], read_zero(call), dtype=dtype, saturate=read_saturate(call), **_places(call))
 
 
 @dequantize.importer
 def _(call: Call) -> Node:
-    return dequantize.term(*call.args, dtype=read_dtype(call, call.arg(1).dtype), **_places(call))
+    dtype = read_dtype(call, call.arg(1).dtype)
+    return dequantize.term(*call.args[:2], read_zero(call), dtype=dtype, **_places(call))
 
 
 @dynamic_quantize.importer
@@ -189,21 +240,40 @@ def _written(op_: Op, since: dict[str, int]) -> None:
 
     @op_.exporter
     def _(node: Node, opset: int) -> Call:
-        attrs = {**dict(node.attrs), "output_dtype": _told(op_, node)}
+        if op_ is quantize and is_float(node.dtype) and uniform_value(node.args[1]) == 1:
+            return _cast_to_small_float(node, opset)
+        args = node.args if op_ is dequantize else _with_zero(node)
+        attrs = {**dict(node.attrs), "output_dtype": _told(op_, node, args)}
         attrs = {k: v for k, v in attrs.items() if k in DEFAULTS and v != DEFAULTS[k]}
-        dtypes = [a.dtype for a in (*node.args, node) if a is not ABSENT]
+        dtypes = [a.dtype for a in (*args, node) if a is not ABSENT]
         for name in (*attrs, *dtypes):
             if opset < since.get(name, DTYPES_SINCE.get(name, 0)):
                 raise Unsupported(f"{op_.onnx} with {name} is not in opset {opset}")
-        return Call(op_.onnx or "", node.args, attrs, opset)
+        return Call(op_.onnx or "", args, attrs, opset)
 
 
-def _told(op_: Op, node: Node) -> int:
+def _cast_to_small_float(node: Node, opset: int) -> Call:
+    if opset < DTYPES_SINCE[node.dtype]:
+        raise Unsupported(f"Cast to {node.dtype} is not in opset {opset}")
+    return Call("Cast", node.args[:1], {"to": SMALL_DTYPES[node.dtype]}, opset)
+
+
+def _with_zero(node: Node) -> tuple[Node, ...]:
+    """The operands of a QuantizeLinear: floats of few bits have a zero that tells their dtype,
+    which older opsets need, and for blocks the attribute."""
+    scale, dtype = node.args[1], node.attr("dtype")
+    if not is_float(dtype) or node.attr("block_size") or not all(isinstance(n, int) for n in scale.shape):
+        return node.args
+    zeros: NDArray[Any] = np.zeros([int(n) for n in scale.shape], numpy_dtype(dtype))
+    return (*node.args[:2], constant(zeros))
+
+
+def _told(op_: Op, node: Node, args: tuple[Node, ...]) -> int:
     """The number of the result's dtype, where no operand has it."""
     if op_ is dequantize:
-        given = node.args[1].dtype
+        given = args[1].dtype
     else:
-        given = node.args[2].dtype if len(node.args) > 2 else "uint8"
+        given = args[2].dtype if len(args) > 2 and args[2] is not ABSENT else "uint8"
     dtype = node.attr("dtype")
     return 0 if dtype == given else (FLOATS | SMALL_DTYPES)[dtype]
 
@@ -219,6 +289,9 @@ quantize.example("float32[2,3,4]", "float32[4]", "int8[4]", dtype="int8", axis=-
 quantize.example("float16[2,3]", "float16[()]", "int8[()]", dtype="int8")
 quantize.example("float32[2,6]", "float32[2,2]", "int8[2,2]", dtype="int8", block_size=3)
 quantize.example("float32[5,2]", "float32[3,2]", dtype="int16", axis=0, block_size=2)
+quantize.example("float32[2,3]", "float32[()]", dtype="float8_e4m3fn")
+quantize.example("float16[2,3,4]", "float16[3]", dtype="float8_e5m2")
+quantize.example("float32[2,6]", "float32[2,2]", dtype="float8_e4m3fn", block_size=3)
 dequantize.example("uint8[2,3]", "float32[()]", "uint8[()]")
 dequantize.example("int8[2,3]", "float32[()]")
 dequantize.example("int8[2,3,4]", "float32[3]", "int8[3]")
@@ -228,4 +301,7 @@ dequantize.example("int32[2,3]", "float32[()]")
 dequantize.example("int8[2,3]", "float16[()]", "int8[()]", dtype="float16")
 dequantize.example("uint8[2,6]", "float32[2,2]", "uint8[2,2]", block_size=3)
 dequantize.example("int8[5,2]", "float32[3,2]", axis=0, block_size=2)
+dequantize.example("float8_e4m3fn[2,3]", "float32[()]")
+dequantize.example("float8_e5m2[2,3,4]", "float16[4]", dtype="float16", axis=-1)
+dequantize.example("float8_e4m3fn[2,6]", "float32[2,2]", block_size=3)
 dynamic_quantize.example("float32[2,3]")

@@ -19,6 +19,9 @@ import numpy as np
 
 from taso_mirage.ir.terms import Graph
 
+WITHOUT = "_without_small_floats"
+"""How the name ends of a program that is to run as on a GPU that has no floats of 8 bits."""
+
 
 class Exchanges:
     """Of the runs so far; in this one the exchanges number `run` of all clusters are noted."""
@@ -54,7 +57,10 @@ class Exchanges:
 
 
 def launched(module: ModuleType, *inputs: Any) -> Any:
-    """The results of a program's `launch`."""
+    """The results of a program's `launch`. Floats of 8 bits are there unless the module's name says
+    that they are not."""
+    if hasattr(module, "has_small_floats"):
+        module.has_small_floats = lambda: not module.__name__.endswith(WITHOUT)  # type: ignore[attr-defined]
     if not hasattr(module, "exchanged"):
         return module.launch(*inputs)
     exchanges = Exchanges()

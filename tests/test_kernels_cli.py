@@ -298,6 +298,8 @@ SMALL: dict[str, dict[str, int]] = {
     "long_attention": {"heads": 2, "group": 4, "width": 16, "keys": 64},
     "gated_mlp_down": {"batch": 4, "width": 32, "hidden": 48},
     "rotary_attention": {"queries": 16, "width": 8, "keys": 64},
+    "float8_linear": {"batch": 4, "width": 32, "hidden": 48},
+    "float8_attention": {"heads": 2, "group": 4, "width": 16, "keys": 64},
 }
 
 

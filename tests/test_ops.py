@@ -167,7 +167,7 @@ class Recorder(Typed[None]):
     def note(self, primitive: str, fn: Any, notes: Any, operands: Any, result: Tensor) -> None:
         if primitive in ("map", "reduce", "cumulate"):
             self.functions.add(fn)
-        if primitive == "cast" and not is_float(fn):
+        if primitive == "cast" and fn not in ("float32", "float64"):
             self.functions.add("cast")
 
 

@@ -1,10 +1,10 @@
 """Programs that Mirage's public search cannot take: more than three inputs, a bias, a scale and a
-mask, long keys, three weights, rotated queries and keys.
+mask, long keys, three weights, rotated queries and keys, 8-bit floats with scales.
 
     python models/workloads/beyond.py NAME [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.kernels.graph import KernelGraph, float8, new_graph
 
 
 def rmsnorm_gamma_linear(batch: int = 16, width: int = 4096, hidden: int = 6144) -> KernelGraph:
@@ -85,7 +85,33 @@ def rotary_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: 
     return graph
 
 
-BUILDERS = (rmsnorm_gamma_linear, linear_bias, masked_attention, long_attention, gated_mlp_down, rotary_attention)
+def float8_linear(batch: int = 16, width: int = 4096, hidden: int = 4096, rows: int = 1) -> KernelGraph:
+    """X W^T, both 8-bit floats: X (batch, width), W (hidden, width), with scales of their rows, or
+    where `rows` is 0, of the whole"""
+    graph = new_graph()
+    x = graph.new_input(dims=(batch, width), dtype=float8, name="X")
+    w = graph.new_input(dims=(hidden, width), dtype=float8, name="W")
+    s, t = (graph.new_input(dims=(n,) if rows else (), name=name) for n, name in ((batch, "S"), (hidden, "T")))
+    graph.mark_output(graph.matmul(graph.dequantize(x, s), graph.transpose(graph.dequantize(w, t), 1, 0)))
+    return graph
+
+
+def float8_attention(heads: int = 8, group: int = 16, width: int = 128, keys: int = 8192) -> KernelGraph:
+    """softmax(Q K^T) V, all 8-bit floats with a scale each: Q (heads, group, width), K and V
+    (heads, keys, width)"""
+    graph = new_graph()
+    q = graph.new_input(dims=(heads, group, width), dtype=float8, name="Q")
+    k, v = (graph.new_input(dims=(heads, keys, width), dtype=float8, name=name) for name in "KV")
+    scales = [graph.new_input(dims=(), name=f"S{name}") for name in "QKV"]
+    a, b, c = (graph.dequantize(x, s) for x, s in zip((q, k, v), scales, strict=True))
+    graph.mark_output(graph.matmul(graph.softmax(graph.matmul(a, graph.transpose(b, 0, 2, 1))), c))
+    return graph
+
+
+BUILDERS = (
+    *(rmsnorm_gamma_linear, linear_bias, masked_attention, long_attention, gated_mlp_down, rotary_attention),
+    *(float8_linear, float8_attention),
+)
 
 
 if __name__ == "__main__":

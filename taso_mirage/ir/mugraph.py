@@ -27,6 +27,7 @@ class Lowering(Enum):
     RESHAPE = "a reshape and nothing else"
     TRANSPOSE = "a transpose and nothing else"
     MULTIPLY = "the product of two operands, element by element"
+    SUBTRACT = "the first operand less the second, element by element"
     SUM = "a sum over axes"
     MAXIMUM = "the larger of its operands"
     SCALE = "numbers less their zeros, times their scales"

@@ -276,6 +276,17 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
+def is_stored(dtype: str) -> bool:
+    """Whether a dtype's values stand for real numbers, but no operator computes with them: floats
+    of 8 bits and fewer, which are converted, moved and compared."""
+    return dtype.startswith(("float8_", "float6_", "float4_"))
+
+
+def is_computed(dtype: str) -> bool:
+    """Whether operators compute with a dtype's values, which are floats."""
+    return is_float(dtype) and not is_stored(dtype)
+
+
 def size_of(type: Tensor, dims: Callable[[Dim], int]) -> int:
     """Bytes of a tensor once `dims` gives the sizes."""
     count = 1

@@ -16,13 +16,13 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
-from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, in_a_byte, is_packed
+from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
@@ -85,7 +85,7 @@ def body_dtype(goal: Labelled) -> str:
     """The float type of all floats in bodies: that of the goal's products, which decides how they
     are computed, or else of its first input. A conversion within a body does not round."""
     ends = [*goal.leaves.values(), *goal.graph.outputs]
-    known = [node.dtype for node in ends if is_float(node.dtype)]
+    known = [node.dtype for node in ends if is_computed(node.dtype)]
     products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
     return next((dtype for dtype in (*products, *known) if dtype in known), "float32")
 
@@ -247,7 +247,7 @@ class _Kernel:
         self.operands.append((tensor, leaf))
         if packed > 1:
             value = term("unpacked", leaf, bits=8 // packed)
-        if node.dtype in SMALL_INTEGERS:
+        if node.dtype in BYTES:
             value = term("cast", value, to=self.dtype)
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
         return self.converted(self._reshaped(value, [self._size(x) for x in axes])), axes

@@ -26,6 +26,7 @@ from taso_mirage.kernels.derivations.function import OpaqueKind
 from taso_mirage.kernels.derivations.leaf import Input
 from taso_mirage.kernels.field_check import refuted_derivations
 from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.products import FactorPowers
 from taso_mirage.kernels.pruning import Targets
 
 _Progress = Callable[[int, int], None]
@@ -69,6 +70,8 @@ def close(
             f"the closure of this goal has more than {cap} classes: search a smaller part of it, or raise the cap"
         )
     missing = [i for i, s in enumerate(goal.sketches) if s not in closing.index]
+    if missing and prune and goal.scales:  # a number may be a scale and something else
+        return close(replace(goal, scales={}), cap=cap, seed=seed, progress=progress)
     if missing and prune:
         raise Unsupported(f"output {missing[0]} has no derivation in which nothing cancels")
     verifying = time.perf_counter()
@@ -160,7 +163,9 @@ class _Closing:
             if self.algebra.free(sketch) != free or self.algebra.is_number(sketch):
                 self.counts["lost"] += 1
                 return
-            if self.prune and not (needed or edge.kind.reads is not None or sketch in self.targets):
+            if self.prune and not (
+                needed or edge.kind.reads is not None or (self._scaled(sketch) and sketch in self.targets)
+            ):
                 self.counts["pruned"] += 1
                 return
             at = self.index[sketch] = len(self.classes)
@@ -171,6 +176,22 @@ class _Closing:
             self.counts["lost"] += 1
             return
         self.edges[at][edge] = None
+
+    def _scaled(self, sketch: AbstractExpression) -> bool:
+        """Whether scales stand alone, or beside a sum of what they scale: before it, or with other
+        products of the goal, they would be in too many terms that are no part of a good
+        program."""
+        scales, algebra = self.goal.scales, self.algebra
+        for factors, _ in algebra.polys[sketch] if scales else ():
+            near, all_ = (self._inputs(each) for each in (factors, algebra.flat(factors)[1]))
+            own = near & scales.keys()
+            if len(own) < len(factors) and any(scales[x].isdisjoint(all_ - near) for x in own):
+                return False
+        return True
+
+    def _inputs(self, factors: FactorPowers) -> set[str]:
+        atoms = [self.algebra.atoms[f // ROOT_LEVELS] for f, _ in factors]
+        return {each.name for each in atoms if each.form is FactorForm.INPUT}
 
     def _logical(self, i: int) -> bool:
         """Whether a class is of truth values: sketches do arithmetic on them, and the goal does

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, topological
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_computed, is_float, topological
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, LabelNames
+from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.meanings.residues import moduli
@@ -66,7 +66,7 @@ class Field32(Field):
     """
 
     def fresh(self, type: Tensor) -> Residues:
-        if type.dtype not in SMALL_INTEGERS:
+        if type.dtype not in BYTES or is_float(type.dtype):
             return super().fresh(type)
         limits, shape = np.iinfo(type.dtype), tuple(int(n) for n in type.shape or ())
         data = self.rng.integers(limits.min, limits.max + 1, (self.trials, *shape))
@@ -74,10 +74,10 @@ class Field32(Field):
 
     def load(self, array: Array) -> Residues:
         found = super().load(array)
-        return replace(found, dtype="float32") if is_float(found.dtype) else found
+        return replace(found, dtype="float32") if is_computed(found.dtype) else found
 
     def cast(self, a: Residues, dtype: str) -> Residues:
-        if is_float(dtype):
+        if is_computed(dtype):
             dtype = "float32"
         return a if a.dtype == dtype else super().cast(a, dtype)
 
@@ -140,7 +140,7 @@ class _Values:
     def _run(self, node: Node, shape: tuple[int, ...], values: Mapping[Node, Residues | None]) -> Residues:
         if is_scalar(node):
             return self.xp.constant(node.attr("value"))
-        if node.dtype in SMALL_INTEGERS and node in self.goal.leaves.values():  # any numbers: it is cast alone
+        if node.dtype in BYTES and node in self.goal.leaves.values():  # any numbers: it is cast alone
             return replace(self.xp.fresh(Tensor("float32", shape)), dtype=node.dtype)
         if not node.args:
             return self.xp.fresh(Tensor("float32" if is_float(node.dtype) else node.dtype, shape))
@@ -152,7 +152,7 @@ class _Values:
 
     def _named(self, value: Residues, axes: LabelNames) -> Residues:
         """A tensor of the goal as a value over labels; of integers as the floats that they are."""
-        value = self.xp.cast(value, "float32") if value.dtype in SMALL_INTEGERS else value
+        value = self.xp.cast(value, "float32") if value.dtype in BYTES else value
         labels = [label for axis in axes for label in axis]
         apart = self.xp.reshape(value, [self.sizes[label] for label in labels])
         return self.xp.transpose(apart, [labels.index(label) for label in sorted(labels)])

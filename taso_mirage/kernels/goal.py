@@ -60,6 +60,9 @@ class Labelled:
     """The arithmetic, element by element, that the goal is written with."""
     outer: bool = False
     """Whether somewhere neither operand of it has all labels of the other."""
+    scales: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """In a goal of several products the leaves that are multiplied with floats of 8 bits, which are
+    summed, each with the names of those."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -88,7 +91,7 @@ class Labelled:
     def stored(self, view: str) -> float | None:
         """The bytes of an element of a view, where they are not those of the floats of the goal."""
         leaf = self.leaves.get(view)
-        return None if leaf is None or leaf.dtype not in SMALL_INTEGERS else 1 / in_a_byte(leaf)
+        return None if leaf is None or leaf.dtype not in BYTES else 1 / in_a_byte(leaf)
 
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
@@ -97,7 +100,7 @@ class Labelled:
 
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
-SMALL_INTEGERS = ("int8", "uint8")
+BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 """What they also load, to compute with the floats that these are."""
 
 
@@ -122,7 +125,7 @@ def refuse(goal: Graph) -> None:
     nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
-        if node.op in LEAVES and node.dtype not in (*COMPUTED, *SMALL_INTEGERS, "bool"):
+        if node.op in LEAVES and node.dtype not in (*COMPUTED, *BYTES, "bool"):
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):

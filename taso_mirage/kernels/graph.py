@@ -19,6 +19,7 @@ from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.operators.ops import term
 
 float16, bfloat16, float32 = "float16", "bfloat16", "float32"
+float8, float8_e5m2 = "float8_e4m3fn", "float8_e5m2"
 
 
 class KernelGraph:
@@ -100,6 +101,11 @@ class KernelGraph:
 
     def transpose(self, x: Node, *perm: int) -> Node:
         return term("transpose", x, perm=perm)
+
+    def dequantize(self, x: Node, scale: Node, dim: int = 0) -> Node:
+        """x * scale in the dtype of the scale, which is one number, or one for each position of a
+        dim."""
+        return term("dequantize", x, scale, dtype=scale.dtype, axis=_dim(x, dim))
 
     def rms_norm(self, x: Node, weight: Node | None = None, epsilon: float = 0.0) -> Node:
         """x over the root of the mean of its squares along the last dim (plus `epsilon`), times

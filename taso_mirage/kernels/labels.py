@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_stored, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.axes import AxisLabels, Unifier
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ADD_KIND, SUB, Elementwise
+from taso_mirage.kernels.derivations.elementwise import ADD_KIND, MUL, SUB, Elementwise
 from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
+from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -157,7 +157,34 @@ class _Reading:
             known,
             frozenset(self.scalars),
             self.outer,
+            self._scales(wanted),
         )
+
+    def _scales(self, outputs: Sequence[LabelledValue]) -> dict[str, frozenset[str]]:
+        """What `Labelled.scales` has."""
+        found: dict[str, frozenset[str]] = {}
+        terms = {id(t): t for value in outputs for t in below(value.term)}.values()
+        if sum(t.kind is DOT for t in terms) < 2:
+            return found
+        for term in terms:
+            pair = [seen(arg) for arg in term.args] if term.kind is MUL else []
+            for x, scale in (pair, pair[::-1]) if pair else ():
+                if x.node is not None and is_stored(x.node.dtype) and self._is_summed(x.node):
+                    name = self._factor_name(scale)
+                    found[name] = found.get(name, frozenset()) | {self._leaf_name(x.node)}
+        found.pop("", None)
+        return found
+
+    def _factor_name(self, term: ScalarTerm) -> str:
+        """That of a leaf or a number; none of what is computed."""
+        if term.kind is TermForm.CONSTANT:
+            return repr(term.value)
+        return self._leaf_name(term.node) if term.kind is TermForm.LEAF and term.node is not None else ""
+
+    def _is_summed(self, leaf: Node) -> bool:
+        """Whether there is a sum over a label of a leaf, split or not."""
+        labels = (i for axis in self.values[leaf].axes for i in self.unifier.axis(axis))
+        return not self._reduced().isdisjoint(self.names[i] for i in labels)
 
     def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""
@@ -316,7 +343,7 @@ def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
 
 
 def _is_integer(term: ScalarTerm) -> bool:
-    return term.node is not None and term.kind is TermForm.LEAF and term.node.dtype in SMALL_INTEGERS
+    return term.node is not None and term.kind is TermForm.LEAF and term.node.dtype in BYTES
 
 
 def _named(values: Mapping[Node, LabelledValue], unifier: Unifier) -> dict[int, str]:

@@ -30,8 +30,8 @@ from taso_mirage.ir.terms import (
     Graph,
     Node,
     Tensor,
+    is_computed,
     is_constant,
-    is_float,
     is_part,
     topological,
     users,
@@ -238,7 +238,8 @@ class _Growing:
         results = members[1:] or members
         try:
             graph, leaves = canonical_region(members, results, self.sizes)
-            if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
+            types = {o.dtype if isinstance(o.type, Tensor) else "" for o in graph.outputs}
+            if not all(dtype == "bool" or is_computed(dtype) for dtype in types):
                 return None
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
@@ -265,10 +266,9 @@ class _Growing:
     def _repeating(self, graph: Graph) -> Labelled | None:
         """The labels of one that only repeats elements, which its result has where something else
         hangs on all of them."""
-        result = graph.outputs[0]
-        if len(graph.outputs) > 1 or not is_float(result.dtype):
-            return None
-        return self._labelled(Graph(graph.inputs, (term("mul", result, variable("other", result.tensor)),)))
+        result, *more = graph.outputs
+        other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
+        return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
 
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
@@ -343,7 +343,7 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if operands_read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
+        if operands_read(graph) > INPUTS * self.lanes or not all(is_computed(o.dtype) for o in graph.outputs):
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 

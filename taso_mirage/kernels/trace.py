@@ -14,7 +14,7 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, Node, Tensor, is_float
+from taso_mirage.ir.terms import Literal, Node, Tensor, is_computed
 from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes, Unifier
 from taso_mirage.kernels.derivations.base import DerivationKind
@@ -172,7 +172,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
 
     def cast(self, a: LabelledValue, dtype: str) -> LabelledValue:
         """Kernels keep what they compute in fp32: rounding is checked with numbers, not here."""
-        if not is_float(dtype) and a.dtype != dtype:
+        if not is_computed(dtype) and a.dtype != dtype:
             raise Unsupported(f"a conversion from {a.dtype} to {dtype}")
         return replace(a, dtype=dtype)
 
@@ -212,8 +212,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
 
 
 def _refuse_integers(*values: LabelledValue) -> None:
-    """Raise Unsupported where an operand is of integers: they may wrap, and kernels compute with
-    floats."""
+    """Raise Unsupported where an operand is of integers, which may wrap, or of floats that nothing
+    computes with."""
     for each in values:
-        if not is_float(each.dtype) and each.dtype != "bool":
+        if not is_computed(each.dtype) and each.dtype != "bool":
             raise Unsupported(f"arithmetic of {each.dtype}")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_computed, is_float, is_stored, numpy_dtype, topological
 from taso_mirage.kernels.field_check import Field32
-from taso_mirage.kernels.goal import SMALL_INTEGERS
+from taso_mirage.kernels.goal import BYTES
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
@@ -113,10 +113,10 @@ class Single(Reals):
     """Every float in float32, as back ends compute between the loads and stores of a tensor."""
 
     def load(self, array: Array) -> Array:
-        return array.astype(np.float32) if is_float(array.dtype.name) else array
+        return array.astype(np.float32) if is_computed(array.dtype.name) else array
 
     def cast(self, a: Array, dtype: str) -> Array:
-        return super().cast(a, "float32" if is_float(dtype) else dtype)
+        return super().cast(a, "float32" if is_computed(dtype) else dtype)
 
 
 SINGLE = Single()
@@ -220,7 +220,9 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
 
 def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
-    if type.dtype in SMALL_INTEGERS:
+    if is_stored(type.dtype):  # no rounding of them says how far float32 may be off, so they are near 1
+        return rng.normal(size=shape).astype(numpy_dtype(type.dtype))
+    if type.dtype in BYTES:
         limits = np.iinfo(type.dtype)
         return rng.integers(limits.min, limits.max + 1, shape).astype(type.dtype)
     if not is_float(type.dtype):
@@ -254,7 +256,7 @@ def _ramp(shape: tuple[int, ...], falling: bool) -> Array:
 
 
 def _nudged(array: Array, rng: np.random.Generator) -> Array:
-    return array * (1 + EPS * rng.choice([-1.0, 1.0], array.shape)) if is_float(array.dtype.name) else array
+    return array * (1 + EPS * rng.choice([-1.0, 1.0], array.shape)) if is_computed(array.dtype.name) else array
 
 
 def _evaluated(graph: Graph, xp: Reals, inputs: Mapping[Node, Array]) -> list[Any]:

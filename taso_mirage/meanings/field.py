@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, Tensor, integer_limits, is_float
+from taso_mirage.ir.terms import Literal, Tensor, integer_limits, is_float, is_stored
 from taso_mirage.meanings.arrays import Array, aligned, padded_array, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import function_of
@@ -298,10 +298,12 @@ def _mix(x: Array) -> Array:
 
 def _widens(old: str, new: str) -> bool:
     if is_float(new) and not is_float(old):
-        return True
-    return {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}.get(old, 9) < {"float32": 2, "float64": 3}.get(
-        new, 0
-    )
+        return not is_stored(new)
+    return _FROM.get(old, 9) < _TO.get(new, 0)
+
+
+_FROM = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+_TO = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 
 
 def agree(a: Residues, b: Residues) -> bool | None:

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
+from taso_mirage.ir.terms import Literal, is_computed, is_float, numpy_dtype
 from taso_mirage.meanings.arrays import Array, padded_array, pairwise, pairwise_in_parts, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 
 class Reals(Meaning[Array]):
     """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
-    hold."""
+    hold. Floats of 8 bits are what they are in both: to make one is a decision of rounding."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact
 
     def load(self, array: Array) -> Array:
         """An input or weight as this meaning computes with it."""
-        return array.astype(np.float64) if self.exact and is_float(array.dtype.name) else array
+        return array.astype(np.float64) if self.exact and is_computed(array.dtype.name) else array
 
     def shape(self, a: Array) -> Shape:
         return a.shape
@@ -47,7 +47,7 @@ class Reals(Meaning[Array]):
             return result.astype(xs[0].dtype) if narrow else result
 
     def cast(self, a: Array, dtype: str) -> Array:
-        if self.exact and is_float(dtype):
+        if self.exact and is_computed(dtype):
             return a.astype(np.float64)
         with np.errstate(all="ignore"):
             return a.astype(numpy_dtype(dtype))

@@ -50,11 +50,19 @@ import numpy as np
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.magnitudes import Magnitudes, epsilon, equal_values, least, least_normal, magnitudes, most_of
+from taso_mirage.measure.magnitudes import (
+    Magnitudes,
+    epsilon,
+    equal_values,
+    least,
+    least_normal,
+    magnitudes,
+    most_of,
+    rounds,
+)
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -181,7 +189,7 @@ def check_cases(
 
 def _tame(case: CheckCase) -> bool:
     """Whether all floats of the original are finite, and near the reference."""
-    floats = [o for o in case.original if isinstance(o, np.ndarray) and is_float(o.dtype.name)]
+    floats = [o for o in case.original if rounds(o)]
     return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and _plausible(case)
 
 
@@ -202,7 +210,7 @@ def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) 
 def _plausible(case: CheckCase) -> bool:
     """Whether every output in floats is as near the reference as rounding explains."""
     for old, exact in zip(case.original, case.reference, strict=True):
-        if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
+        if rounds(old) and exact.shape == old.shape:
             most = magnitudes(old, old, exact)
             if most is None or _implausible(most, old.dtype):
                 return False
@@ -285,7 +293,7 @@ def _usual(prepared: Sequence[CheckCase], output: int) -> float:
 def _own(case: CheckCase, output: int) -> float:
     """The error of the original in an output of floats."""
     old, exact = case.original[output], case.reference[output]
-    if not isinstance(old, np.ndarray) or not is_float(old.dtype.name) or exact.shape != old.shape:
+    if not rounds(old) or exact.shape != old.shape:
         return 0.0
     most = magnitudes(old, old, exact)
     return 0.0 if most is None else most.own
@@ -343,7 +351,7 @@ def difference(
     which the worst is given. `coarse`: no error of the original is implausible."""
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
-    if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
+    if not rounds(old):
         same = equal_values(old, new)
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
     if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
@@ -392,7 +400,7 @@ def repeatable(session: Session, case: CheckCase) -> bool:
 
 
 def _same_twice(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and is_float(a.dtype.name):
+    if rounds(a) and isinstance(b, np.ndarray):
         return a.shape == b.shape and np.allclose(
             a.astype(np.float64), b.astype(np.float64), 1e-3, 1e-3, equal_nan=True
         )

@@ -19,7 +19,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import Node, Tensor, is_computed, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
@@ -93,7 +93,7 @@ def _otherwise(node: Node, found: Any, exact: Any) -> bool:
     """Whether a result is further from float64 than rounding explains."""
     if np.shape(found) != np.shape(exact):
         return False
-    if not is_float(node.dtype):
+    if not is_computed(node.dtype):
         return not np.array_equal(found, exact)
     near, value = np.asarray(found).astype(np.float64), np.asarray(exact)
     finite = np.isfinite(near) & np.isfinite(value)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.ir.terms import is_computed, is_stored
+
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
 
@@ -70,8 +72,16 @@ def most_of(array: NDArray[Any]) -> float:
     return float(np.abs(array).max()) if array.size else 0.0
 
 
+def rounds(value: Any) -> bool:
+    """Whether an output is an array of floats, in which roundings differ; floats of 8 bits are
+    quantized numbers."""
+    return isinstance(value, np.ndarray) and is_computed(value.dtype.name)
+
+
 def equal_values(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if a.dtype == b.dtype and is_stored(a.dtype.name):
+            return np.array_equal(a.astype(np.float32), b.astype(np.float32), equal_nan=True)
         return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(equal_values(x, y) for x, y in zip(a, b, strict=True))

@@ -12,7 +12,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_computed, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
@@ -106,12 +106,7 @@ class FloatReference:
 
     def _off(self, value: Any, type: Any) -> Any:
         """A rounding off, but for whole numbers, which are exact: exponents, ones, masks."""
-        if (
-            self.rng is None
-            or not isinstance(value, np.ndarray)
-            or not isinstance(type, Tensor)
-            or not is_float(type.dtype)
-        ):
+        if self.rng is None or not _is_rounded(value, type):
             return value
         off = 1 + float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps) * self.rng.choice((-1.0, 1.0), value.shape)
         return np.where(value == np.rint(value), value, value * off)
@@ -146,12 +141,17 @@ class RoughReference(FloatReference):
         return self._off(value, node.type, traits(node).resolution)
 
     def _off(self, value: Any, type: Any, resolution: float = 0.0) -> Any:
-        if not isinstance(value, np.ndarray) or not isinstance(type, Tensor) or not is_float(type.dtype):
+        if not _is_rounded(value, type):
             return value
         assert self.rng is not None
         eps = float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps)
         off = np.where(np.isfinite(value), np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution), 0.0)
         return value + self.part * off * self.rng.choice((-1.0, 1.0), value.shape)
+
+
+def _is_rounded(value: Any, type: Any) -> bool:
+    """Whether a value is an array of floats that other roundings may move."""
+    return isinstance(value, np.ndarray) and isinstance(type, Tensor) and is_computed(type.dtype)
 
 
 class OpaqueRunner:

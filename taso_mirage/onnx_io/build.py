@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_computed, variable
 from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.walk import bodies
@@ -41,7 +41,7 @@ def isolated(
     call: OpaqueCall = node.attr("call")
     leaves: dict[Node, Node] = {}
     for arg in node.args:
-        wide = double and arg is not ABSENT and is_float(arg.dtype)
+        wide = double and arg is not ABSENT and is_computed(arg.dtype)
         if arg is not ABSENT and (wide or arg.op not in ("constant", "weight")) and arg not in leaves.values():
             type = Tensor("float64", arg.tensor.shape) if wide else arg.tensor
             leaves[variable(f"operand_{len(leaves)}", type)] = arg

@@ -36,8 +36,8 @@ SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
 weights."""
 UNIFORM = 1 << 16
-"""So do floats that are all equal, up to this many: adding zeros or multiplying by ones is then
-seen to do nothing."""
+"""So do floats that are all equal, up to this many: what adds zeros or multiplies by 1 is seen."""
+COMPARED = ("float32", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
 
 BROKEN = "the node does not fit the operator's mapping"
@@ -388,7 +388,7 @@ def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
         return False
     if count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool"))):
         return True
-    array = tensor.numpy().reshape(-1) if dtype in ("float32", "float16", "float64") and count else None
+    array = tensor.numpy().reshape(-1) if dtype in COMPARED and count else None
     return array is not None and bool(array[0] == array[-1]) and bool((array == array[0]).all())
 
 

@@ -39,7 +39,7 @@ FLAGS = 4
 """So many factors of 0 or 1 are told apart when a polynomial is bounded."""
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """Integers of at most so many bits are numbers of the float type."""
-_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+_WIDTH = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 
 
 # ---------------------------------------------------------------- dtypes
@@ -73,7 +73,7 @@ def modelled_dtype(dtype: str) -> str:
 
 def widens(old: str, new: str) -> bool:
     """Whether every number of one float type is one of the other."""
-    return old == new or (old in _WIDTH and new != "bfloat16" and _WIDTH[old] < _WIDTH.get(new, 0))
+    return old == new or (old in _WIDTH and _WIDTH[old] < _WIDTH.get(new, 0))
 
 
 # ---------------------------------------------------------------- bounds

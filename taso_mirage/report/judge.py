@@ -9,7 +9,7 @@ import numpy as np
 
 from taso_mirage import checker
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir.terms import Node, is_float
+from taso_mirage.ir.terms import Node, is_computed
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import BUDGET, proof
 from taso_mirage.report.certificate import CHECK
@@ -70,7 +70,7 @@ def _near(a: object, b: object) -> bool:
         list(zip(a, b, strict=True)) if isinstance(a, tuple) and isinstance(b, tuple) else [(a, b)]
     )
     for left, right in ((np.asarray(x), np.asarray(y)) for x, y in pairs):
-        if not is_float(left.dtype.name):
+        if not is_computed(left.dtype.name):
             same = bool((left == right).all())
         else:
             with np.errstate(all="ignore"):

@@ -8,16 +8,19 @@ of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
-from taso_mirage.ir.terms import Tensor
+from taso_mirage.ir.terms import Tensor, numpy_dtype
 from taso_mirage.kernels.packaging.register import carries_kernels, register
 from taso_mirage.targets.protocol import STANDARD, Arrays, Source
 from taso_mirage.targets.stamp import Provider
@@ -25,6 +28,12 @@ from taso_mirage.targets.stamp import Provider
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
 """Of the operators that it has."""
+EXTENSIONS = {
+    "bfloat16": (16, np.uint16),
+    "float8_e4m3fn": (17, np.uint8),
+    "float8_e5m2": (19, np.uint8),
+}
+"""Floats that numpy does not have: ONNX's numbers, and the integers of as many bits."""
 WEIGHTS = "weights"
 """The file of large weights beside a model that the runtime wrote: protobuf ends at 2 GB."""
 
@@ -93,10 +102,58 @@ def users_session(source: Source, providers: Sequence[Provider], kernels: bool |
 
 def ort_values(arrays: Arrays) -> dict[str, Any]:
     """As the runtime takes them: they stay where they are, for as long as a session has these."""
+    return {name: ort_value(array) for name, array in arrays.items()}
+
+
+def ort_value(array: Any) -> Any:
+    """An array as the runtime takes it, also of floats that numpy itself does not have."""
     from onnxruntime import OrtValue
 
-    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    return {name: OrtValue.ortvalue_from_numpy(array) for name, array in whole.items()}
+    whole = np.ascontiguousarray(array).reshape(np.shape(array))
+    if whole.dtype.name not in EXTENSIONS:
+        return OrtValue.ortvalue_from_numpy(whole)
+    number, bits = EXTENSIONS[whole.dtype.name]
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(whole.view(bits), number)
+
+
+def run_of(session: Any, inputs: Arrays, options: Any = None) -> Callable[[], Sequence[Any]]:
+    """A run whose inputs are converted already; its outputs are as the runtime gives them."""
+    given = {np.asarray(array).dtype.name for array in inputs.values()}
+    if EXTENSIONS.keys() & {*given, *map(_dtype, (each.type for each in session.get_outputs()))}:
+        return partial(session.run_with_ort_values, None, ort_values(inputs), options)
+    return partial(session.run, None, dict(inputs), options)
+
+
+def run_session(session: Any, inputs: Arrays, options: Any = None) -> list[Any]:
+    """The outputs of a run, as arrays; raises RunFailed."""
+    try:
+        values = run_of(session, inputs, options)()
+    except Exception as error:
+        raise refused("run", error) from None
+    return [_array(value, _dtype(out.type)) for value, out in zip(values, session.get_outputs(), strict=True)]
+
+
+def bind_there(binding: Any, name: str, array: Any, out: bool = False) -> Any:
+    """Bind an input to a copy of an array on the GPU, or an output to memory of its size there,
+    which is given back: the binding does not keep it."""
+    from onnxruntime import OrtValue
+
+    number, bits = EXTENSIONS.get(array.dtype.name, (array.dtype, array.dtype))
+    value = OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape).view(bits), "cuda", 0)
+    bind = binding.bind_output if out else binding.bind_input
+    bind(name, "cuda", 0, number, array.shape, value.data_ptr())
+    return value
+
+
+def _array(value: Any, dtype: str) -> Any:
+    """What a run gave as an array: from its bytes, where the runtime makes none of its dtype."""
+    if not hasattr(value, "data_ptr"):
+        return value
+    if dtype not in EXTENSIONS:
+        return value.numpy()
+    shape, whole = tuple(value.shape()), numpy_dtype(dtype)
+    content = ctypes.string_at(value.data_ptr(), prod(shape) * whole.itemsize) if prod(shape) else b""
+    return np.frombuffer(content, whole).reshape(shape)
 
 
 def fixed_input_types(session: Any) -> dict[str, Tensor]:
@@ -112,7 +169,8 @@ def fixed_input_types(session: Any) -> dict[str, Tensor]:
 def _dtype(text: str) -> str:
     """Our name of ONNX Runtime's `tensor(float)`."""
     name = text.removeprefix("tensor(").removesuffix(")")
-    return {"float": "float32", "double": "float64"}.get(name, name)
+    names = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+    return names.get(name, name)
 
 
 def runtime_nodes(content: bytes, providers: Sequence[Provider], cuda: bool) -> int:

@@ -102,7 +102,7 @@ def _compiled(
         raise Unsupported(f"{launch.name} has clusters of {launch.cluster} blocks; sm_{capability} has {most} at most")
     function: Any = getattr(module, launch.name)
     launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
-    types = [pointer(program.buffer(b).dtype) for b in launch.buffers] + ["i32"] * len(launch.sizes)
+    types = [pointer(program.buffer(b).pointed) for b in launch.buffers] + ["i32"] * len(launch.sizes)
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
     constants = dict.fromkeys(names[len(types) :], False) | launch.constants

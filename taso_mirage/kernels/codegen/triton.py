@@ -14,7 +14,7 @@ from textwrap import wrap
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.mugraph import Batch, size_names
-from taso_mirage.ir.terms import Graph, is_float
+from taso_mirage.ir.terms import Graph, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
 from taso_mirage.kernels.codegen.gpu.program import (
@@ -26,6 +26,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     output_buffers,
     tensor_buffers,
 )
+from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
 from taso_mirage.rewriting.text import show_graph
 
 
@@ -51,6 +52,7 @@ def program(
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = tuple(buffers.values())
     helpers = [SOURCE] if any(each.cluster != 1 for each in launches) else []
+    helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
     text += [options_text(launches), _launch(everything, launches, results, batch, sizes)]
     source = "\n\n".join(t.rstrip("\n") + "\n" for t in text)
@@ -117,7 +119,7 @@ def _launch(
     lines = [f"def launch({', '.join(b.name for b in inputs)}, *, options=OPTIONS):"]
     lines += [f'    """{shown} -> {made}"""']
     lines += ["    import torch", ""]
-    lines += [f"    {b.name} = {b.name}.contiguous()" for b in inputs]
+    lines += [f"    {b.name} = {b.name}.contiguous(){_as_bytes(b)}" for b in inputs]
     for name in sizes:
         place = next((b.name, i) for b in inputs for i, n in enumerate(b.shape) if str(n) == name)
         lines += [f"    {name} = {place[0]}.shape[{place[1]}]"]
@@ -137,6 +139,10 @@ def _launch(
         else:
             lines.append(f"    {each.name}[{grid}]({args}, **options[{i}])")
     return "\n".join([*lines, f"    return {', '.join(results)}"]) + "\n"
+
+
+def _as_bytes(buffer: TritonBuffer) -> str:
+    return "" if buffer.pointed == buffer.dtype else f".view(torch.{buffer.pointed})"
 
 
 def pointer(dtype: str) -> str:

@@ -231,7 +231,7 @@ class _Bench:
 def job(program: TritonProgram) -> dict[str, Any]:
     """What compiling a program takes, as JSON has it."""
     launches = [
-        [x.name, [program.buffer(b).dtype for b in x.buffers], len(x.sizes), x.options] for x in program.launches
+        [x.name, [program.buffer(b).pointed for b in x.buffers], len(x.sizes), x.options] for x in program.launches
     ]
     return {"source": program.source, "launches": launches}
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import Graph, Tensor
+from taso_mirage.ir.terms import Graph, Tensor, is_stored
 from taso_mirage.onnx_io import to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import declare
@@ -51,13 +51,15 @@ def computation(name: str, original: Graph, opsets: Opsets, attributes: Iterable
 def forward(name: str, other: str, original: Graph, opsets: Opsets, attributes: Iterable[str]) -> ir.Function:
     """A function that calls another one."""
     inputs, outputs = _values("x", len(original.inputs)), _values("y", len(original.outputs))
-    return _function(name, _body(inputs, outputs, [_node(other, inputs, outputs)], opsets), attributes)
+    nodes, given = _shown(inputs, original)
+    return _function(name, _body(inputs, outputs, [*nodes, _node(other, given, outputs)], opsets), attributes)
 
 
 def call(name: str, kernel: str, original: Graph, opsets: Opsets, attributes: Mapping[str, str]) -> ir.Function:
     """A function of one node: the kernel with its attributes."""
     inputs, outputs = _values("x", len(original.inputs)), _values("y", len(original.outputs))
-    return _function(name, _body(inputs, outputs, [_node(kernel, inputs, outputs, attributes)], opsets))
+    nodes, given = _shown(inputs, original)
+    return _function(name, _body(inputs, outputs, [*nodes, _node(kernel, given, outputs, attributes)], opsets))
 
 
 def choice(
@@ -65,13 +67,14 @@ def choice(
 ) -> ir.Function:
     """A function whose first input says whether the kernel runs, or the function `other`."""
     fits, inputs = value("fits"), _values("x", len(original.inputs))
+    nodes, shown = _shown(inputs, original)
     branches = []
     for field, op, given in (("then_branch", kernel, attributes), ("else_branch", other, {})):
         results = _values("k" if given else "p", len(original.outputs))
-        branches.append(ir.AttrGraph(field, _body([], results, [_node(op, inputs, results, given)], opsets)))
+        branches.append(ir.AttrGraph(field, _body([], results, [_node(op, shown, results, given)], opsets)))
     outputs = _values("y", len(original.outputs))
     node = ir.Node("", "If", [fits], branches, outputs=outputs, name=name)
-    return _function(name, _body([fits, *inputs], outputs, [node], opsets))
+    return _function(name, _body([fits, *inputs], outputs, [*nodes, node], opsets))
 
 
 def fitting_sizes(name: str, places: Sequence[Sequence[tuple[int, int]]], opsets: Opsets) -> ir.Function:
@@ -101,6 +104,20 @@ def fitting_sizes(name: str, places: Sequence[Sequence[tuple[int, int]]], opsets
 
 def _values(stem: str, count: int) -> list[ir.Value]:
     return [value(f"{stem}{i}") for i in range(count)]
+
+
+def _shown(inputs: Sequence[ir.Value], original: Graph) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The inputs of a function as the call in it takes them.
+
+    ONNX Runtime learns from an operator of ONNX's own that a function takes floats of 8 bits, and
+    drops that operator.
+    """
+    nodes, found = list[ir.Node](), list[ir.Value]()
+    for each, leaf in zip(inputs, original.inputs, strict=True):
+        if is_stored(leaf.dtype):
+            nodes.append(ir.Node("", "Identity", [each], outputs=[value(f"{each.name}_shown")]))
+        found.append(nodes[-1].outputs[0] if is_stored(leaf.dtype) else each)
+    return nodes, found
 
 
 def _node(

@@ -19,7 +19,9 @@ from taso_mirage.kernels.codegen.cpu.prepared import prepares
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT
 
-DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())
+DTYPES = frozenset(
+    "float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16 float8_e4m3fn float8_e5m2".split()
+)
 
 
 @dataclass(frozen=True, slots=True)

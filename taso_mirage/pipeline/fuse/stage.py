@@ -52,8 +52,7 @@ CUT = "cut short at"
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 TRIALS, HALF = 3, 0.5
-"""For so many loads of a whole model and looks at it time is kept while kernels are searched, and
-at most this part of what is left."""
+"""For so many whole models time is kept while kernels are searched: this part of it at most."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
 KEEP = 1.01

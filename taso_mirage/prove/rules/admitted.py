@@ -14,7 +14,10 @@ OPSET = 21
 """The opset whose types count; an operator that ended before has those of its last."""
 NEWEST = 23
 """The first opset of the newest operators that are known here."""
-NAMES = {"float32": "float", "float64": "double", "absent": ""}
+NAMES = {
+    **{"float32": "float", "float64": "double", "absent": ""},
+    **{"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"},
+}
 """ONNX's words for dtypes, where they are not numpy's."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
@@ -249,6 +249,8 @@ class Right:
 
 
 def _exact(tensor: Any, node: Node) -> Any:
+    if is_stored(node.dtype):
+        return tensor.float().cpu().numpy().astype(numpy_dtype(node.dtype))
     return EXACT.load((tensor.double() if is_float(node.dtype) else tensor).cpu().numpy())
 
 

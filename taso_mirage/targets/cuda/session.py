@@ -11,13 +11,19 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.cuda.libraries import load_libraries
 from taso_mirage.targets.cuda.options import GRAPH, PROVIDER
-from taso_mirage.targets.onnx_runtime import check_provider, fixed_input_types, inference_session, ort_values, refused
+from taso_mirage.targets.onnx_runtime import (
+    bind_there,
+    check_provider,
+    fixed_input_types,
+    inference_session,
+    ort_values,
+    refused,
+    run_session,
+)
 from taso_mirage.targets.protocol import Arrays, Source
 
 PLAIN = "-1"
@@ -42,10 +48,7 @@ class CudaSession:
         check_provider(self._session, PROVIDER)
 
     def run(self, inputs: Arrays) -> list[Any]:
-        try:
-            return list(self._session.run(None, dict(inputs), graph_run(PLAIN) if self.captures else None))
-        except Exception as error:
-            raise refused("run", error) from None
+        return run_session(self._session, inputs, graph_run(PLAIN) if self.captures else None)
 
     def inputs(self) -> dict[str, Tensor]:
         return fixed_input_types(self._session)
@@ -62,20 +65,12 @@ class _Bound:
     one is a graph of its own."""
 
     def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
-        import onnxruntime
-
         self.session, self.options = session, None if graph is None else graph_run(graph)
-        outputs = session.run(None, feed, None if graph is None else graph_run(PLAIN))
+        outputs = run_session(session, feed, None if graph is None else graph_run(PLAIN))
         self.binding = session.io_binding()
-        self.kept = []
-        for name, array in feed.items():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
-            self.binding.bind_ortvalue_input(name, value)
-            self.kept.append(value)
+        self.kept = [bind_there(self.binding, name, array) for name, array in feed.items()]
         for output, array in zip(session.get_outputs(), outputs, strict=True):
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
-            self.binding.bind_ortvalue_output(output.name, value)
-            self.kept.append(value)
+            self.kept.append(bind_there(self.binding, output.name, array, out=True))
         self.binding.synchronize_inputs()
         for _ in range(3):  # a graph is captured at the second run
             self()

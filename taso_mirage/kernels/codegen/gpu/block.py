@@ -24,14 +24,14 @@ from taso_mirage.kernels.codegen.gpu.block_products import (
     block_product,
     block_products,
     digits_of_words,
-    digits_of_x,
     held,
-    loaded_in_order,
+    loaded_x,
     warps,
 )
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
+from taso_mirage.kernels.codegen.gpu.explained import said_of
 from taso_mirage.kernels.codegen.gpu.lines import Lines
-from taso_mirage.kernels.codegen.gpu.names import FreeNames
+from taso_mirage.kernels.codegen.gpu.names import FreeNames, fixed_ids
 from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
@@ -50,6 +50,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     guessed,
 )
+from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.kernels.codegen.gpu.words import apart, in_words, loaded_words
@@ -341,19 +342,17 @@ class TritonBlock:
         tile = self.body.inputs[i].shape
         at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self._cuts(i))
         padded = [a for a in present if self.axes.padded(a)]
-        mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
-        code = f"tl.load({argument.name}{at}{mask}{hint})"
-        product = next((p for p in self.products.values() if leaf in self.split and p.source is leaf), None)
-        if product is not None and max(tile, key=int) == math.prod(map(int, tile)) == tile[-1]:
-            code = loaded_in_order(
-                self.tiles, argument.name, argument.buffer, tile, digits_of_x(product), self._cuts(i)
-            )
-        stage = self.stage[leaf]
-        name = self.lines.let(stage, f"{argument.name}_tile", code)
-        stored = argument.buffer.dtype
-        if is_float(stored) and stored not in (*HALF, "float32"):
+        stored, stage = argument.buffer.dtype, self.stage[leaf]
+        if is_float(stored) and stored not in (*HALF, *SMALL_FLOATS, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
-        found = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
+        mask = self.tiles.mask(present, padded) if padded else ""
+        products = self.products if leaf in self.split else {}
+        x = loaded_x(products, self.tiles, leaf, argument.name, argument.buffer, tile, self._cuts(i))
+        if x is not None:
+            name = self.lines.let(stage, f"{argument.name}_tile", x)
+        else:
+            name = loaded(self.lines, stage, argument.name, stored, at, mask, hint)
+        found = Tile(name, shape, axes, leaf.dtype, stored, stage, True, innermost=axes[-1] if axes else None)
         if stage is LoopPhase.LOOP and leaf not in self.split:
             self.in_flight += self._lanes(found) * numpy_dtype(stored).itemsize
         self.largest = max(self.largest, self._lanes(found))
@@ -430,7 +429,10 @@ class TritonBlock:
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY
         first, rest = self.lines.needed(sections[LoopPhase.INVARIANT], self.before)
-        found = [*self._ids(), *self.lines.ranges(), *first, *waiting, *rest]
+        tensors = [(a.name, a.buffer) for a in (*self.arguments, *self.results)]
+        free = [*self.sizes.blocks(), *self.sizes.rests()] if self.sizes.given else None
+        ids = fixed_ids(tensors, self.grid, self.cluster) if free is None else free
+        found = [*ids, *self.lines.ranges(), *first, *waiting, *rest]
         if looped := (*sections[LoopPhase.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
@@ -438,46 +440,8 @@ class TritonBlock:
         head = f"@triton.jit{self.sizes.specialized()}\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
 
-    def _ids(self) -> list[str]:
-        """Which block it is; and of which sample, whose tensors it moves to."""
-        batched = [a for a in (*self.arguments, *self.results) if a.buffer.batched]
-        if self.sizes.given:
-            return [*self.sizes.blocks(), *self.sizes.rests()]
-        own, block = self.grid, "tl.program_id(0)"
-        if self.cluster != 1:  # blocks of a cluster are neighbours along the first dim
-            own, block = self.grid[:-1], f"(tl.program_id(0) // {self.cluster})"
-        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(own) if n != 1}
-        ids |= {0: f"g0 = {block}"} if 0 in ids else {}
-        if self.cluster != 1:
-            ids[len(own)] = f"g{len(own)} = tl.program_id(0) % {self.cluster}"
-        if not batched:
-            return list(ids.values())
-        first, sample = int(own[0]) if own else 1, block
-        if first > 1:
-            ids[0], sample = f"g0 = {block} % {first}", f"({block} // {first})"
-        moved = [f"{a.name} += sample * {a.buffer.elements}" for a in batched]
-        return [f"sample = {sample}.to(tl.int64)", *moved, *ids.values()]
-
     def explained(self) -> list[str]:
         """Why the function is as it is."""
-        said = []
-        for stage, where in (
-            (LoopPhase.INVARIANT, "before the loop"),
-            (LoopPhase.LOOP, "in the loop"),
-            (LoopPhase.AFTER, "after the loop"),
-        ):
-            order = self.orders[stage]
-            names = [n.op for n in order.terms if n.args]
-            if names:
-                how = "the least of all orders" if order.exact else "as found"
-                where = where if self.looped else "in one pass"
-                said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
-        if self.looped:
-            said.append(f"loads: {self.in_flight} bytes an iteration, STAGES in flight; all else is in registers.")
-        if self.before:
-            weights = ", ".join(sorted(self.before))
-            said.append(f"{weights}: of weights, loaded before the kernel before ends: it must not write them.")
-        for each in (a.buffer for a in self.results):
-            if each.order != tuple(range(len(each.shape))):
-                said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
-        return [*said, *self.tiles.notes, *self.notes]
+        results = [each.buffer for each in self.results]
+        loads = self.in_flight if self.looped else None
+        return [*said_of(self.orders, loads, self.before, results), *self.tiles.notes, *self.notes]

@@ -38,7 +38,8 @@ WARPS = 32
 @dataclass(frozen=True, slots=True)
 class BlockProduct:
     """The sum over blocks of (numbers x) scale: the terms of its operands, (c, d, e), (1, d, e) and
-    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is what unpacks them."""
+    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is what unpacks
+    them."""
 
     numbers: Node
     x: Node
@@ -130,15 +131,16 @@ def _packed(numbers: Node, words: Mapping[Node, int]) -> Node | None:
     precision holds exactly: zeros that are floats are none."""
     if numbers in words:
         return numbers
-    if numbers.op in ("cast", "reshape"):
+    if traits(numbers).converts or traits(numbers).lowering is Lowering.RESHAPE:
         return _packed(numbers.args[0], words)
-    if numbers.op != "sub" or not (_is_integer(numbers.args[1]) or _packed(numbers.args[1], words)):
+    less = traits(numbers).lowering is Lowering.SUBTRACT
+    if not less or not (_is_integer(numbers.args[1]) or _packed(numbers.args[1], words)):
         return None
     return _packed(numbers.args[0], words)
 
 
 def _is_integer(x: Node) -> bool:
-    while x.op == "cast":
+    while traits(x).converts:
         x = x.args[0]
     return is_constant(x) and bool(np.all(np.isin(x.attr("value").numpy(), range(256))))
 
@@ -186,6 +188,23 @@ def loaded_in_order(
     lanes = [tiles.axes_of.lanes(a) for a in axes]
     whole = [math.prod(n for n, (d, _, _) in zip(lanes, kept, strict=True) if d == at) for at in range(dims)]
     return f"tl.reshape({code}, {whole})"
+
+
+def loaded_x(
+    products: Mapping[Node, BlockProduct],
+    tiles: Tiles,
+    leaf: Node,
+    pointer: str,
+    buffer: TritonBuffer,
+    tile: Shape,
+    cuts: Sequence[TileCut],
+) -> str | None:
+    """The code of a tile of one row that a product reads as `leaf`, in the order that this wants;
+    None of another tile."""
+    product = next((each for each in products.values() if each.source is leaf), None)
+    if product is None or [n for n in tile if n != 1] != list(tile[-1:]):
+        return None
+    return loaded_in_order(tiles, pointer, buffer, tile, digits_of_x(product), cuts)
 
 
 # ---------------------------------------------------------------- the product

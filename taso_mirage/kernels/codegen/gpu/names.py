@@ -11,6 +11,7 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product, symbols
 from taso_mirage.ir.mugraph import parts_in
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.codegen.gpu.lines import WORD
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 
 
 @dataclass
@@ -73,3 +74,23 @@ class FreeNames:
 
 def _factor(dim: Dim) -> str:
     return str(dim) if str(dim).isidentifier() or isinstance(dim, int) else f"({dim})"
+
+
+def fixed_ids(tensors: Sequence[tuple[str, TritonBuffer]], grid: Shape, cluster: int) -> list[str]:
+    """Which block it is, of a grid of fixed sizes; and of which sample, to whose tensors it
+    moves."""
+    own, block = grid, "tl.program_id(0)"
+    if cluster != 1:  # blocks of a cluster are neighbours along the first dim
+        own, block = grid[:-1], f"(tl.program_id(0) // {cluster})"
+    ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(own) if n != 1}
+    ids |= {0: f"g0 = {block}"} if 0 in ids else {}
+    if cluster != 1:
+        ids[len(own)] = f"g{len(own)} = tl.program_id(0) % {cluster}"
+    batched = [(name, buffer) for name, buffer in tensors if buffer.batched]
+    if not batched:
+        return list(ids.values())
+    first, sample = int(own[0]) if own else 1, block
+    if first > 1:
+        ids[0], sample = f"g0 = {block} % {first}", f"({block} // {first})"
+    moved = [f"{name} += sample * {buffer.elements}" for name, buffer in batched]
+    return [f"sample = {sample}.to(tl.int64)", *moved, *ids.values()]

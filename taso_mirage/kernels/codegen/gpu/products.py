@@ -18,7 +18,8 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, largest_size
 from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
-from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles, known_count
+from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
+from taso_mirage.kernels.codegen.gpu.tiles import HALF, Tile, Tiles, known_count
 from taso_mirage.operators.ops import traits
 
 Letters = dict[str, int]
@@ -175,21 +176,21 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
     batch = [c for c in left if c in right and c not in inner]
     rows, columns = [c for c in left if c not in right], [c for c in right if c not in left]
     axes = {**left, **right}
+    wanted = _multiplied_as(xp, a, b, {left[inner[-1]], right[inner[-1]]})
     for group in (rows, columns, inner):
         others = math.prod(power_of_two(xp.axes_of.largest(axes[c])) for c in group[:-1])
-        xp.axes_of.demand(axes[group[-1]], LEAST // others)
-    half = a.dtype == b.dtype and a.dtype in ("float16", "bfloat16")
+        least = 2 * LEAST if group is inner and wanted in SMALL_FLOATS else LEAST
+        xp.axes_of.demand(axes[group[-1]], least // others)
     sides = " x ".join(str(math.prod(xp.axes_of.lanes(axes[c]) for c in group)) for group in (rows, inner, columns))
-    xp.notes.append(f"{xp.hint}: a dot of {sides} lanes, {a.dtype if half else 'fp32'} operands, fp32 sums.")
+    xp.notes.append(f"{xp.hint}: a dot of {sides} lanes, {wanted.replace('float32', 'fp32')} operands, fp32 sums.")
     codes = []
     for x, own, groups in ((a, left, (batch, rows, inner)), (b, right, (batch, inner, columns))):
-        wanted = a.dtype if half else "float32"
         x = xp.masked(x, [own[c] for c in inner], 0.0)
         x = replace(x, code=_as(xp, x, wanted))
         code = _arranged(xp, x, own, [c for group in groups for c in group])
         codes.append(_grouped(xp, x, code, [[axes[c] for c in group] for group in groups if group]))
     stage = max(a.stage, b.stage)
-    precision = "" if half else ', input_precision="ieee"'
+    precision = ', input_precision="ieee"' if wanted == "float32" else ""
     code = xp.lines.let(stage, xp.hint, f"tl.dot({codes[0]}, {codes[1]}{precision})")
     order = [*batch, *rows, *columns]
     found = tuple(axes[c] for c in order)
@@ -199,6 +200,20 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
     shape = tuple(xp.axes_of.size(x) for x in found)
     zero = a.zero and b.zero
     return replace(a, code=code, shape=shape, axes=found, stored="float32", stage=stage, zero=zero, number=None), order
+
+
+def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
+    """The dtype of a dot's operands: that of the model, in single precision its own.
+
+    Numbers of 8 bits stay what they are in a model of half precision, where both lie along the
+    sum in memory: tensor cores take no others, and on an H100 they sum such products to 14 bits or
+    so. Elsewhere halves, which hold them exactly, are as good as any floats.
+    """
+    if a.stored in SMALL_FLOATS and b.stored in SMALL_FLOATS:
+        roots = {xp.axes_of.find(x) for x in inner}
+        along = all(x.innermost is not None and xp.axes_of.find(x.innermost) in roots for x in (a, b))
+        return a.stored if along and a.stored == b.stored and a.dtype in HALF else "float16"
+    return a.dtype if a.dtype == b.dtype and a.dtype in HALF else "float32"
 
 
 def _vector_dot(

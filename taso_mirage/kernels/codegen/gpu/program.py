@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names, usual_size
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, strides, usual_shape
+from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
@@ -36,6 +37,11 @@ class TritonBuffer:
     role: str
     order: tuple[int, ...]
     batched: bool = False
+
+    @property
+    def pointed(self) -> str:
+        """The dtype that its pointer is to: floats of 8 bits are bytes to a program."""
+        return "uint8" if is_stored(self.dtype) else self.dtype
 
     @property
     def strides(self) -> Shape:
@@ -236,6 +242,7 @@ RESERVED = frozenset(
         "launch",
         "launch_clusters",
         "exchange",
+        *NAMES,
         "exchanged",
         "registers",
         "elements_of_a_thread",

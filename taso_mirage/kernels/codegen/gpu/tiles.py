@@ -18,7 +18,7 @@ import numpy as np
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, broadcast_shapes, dim_product
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.ir.terms import Literal, is_float
+from taso_mirage.ir.terms import Literal, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
@@ -51,6 +51,7 @@ class Tile:
     until after the loop."""
     together: tuple[int, int] | None = None
     """An axis of which a thread has so many neighbouring elements at least."""
+    innermost: int | None = None  # of what is loaded: along it, elements lie side by side in memory
 
     @property
     def present(self) -> list[int]:
@@ -265,7 +266,7 @@ class Tiles(Meaning[Tile]):
     def computed(self, x: Tile) -> Tile:
         """x as arithmetic wants it: half precisions widened."""
         x = self.ready(x)
-        if x.number is not None or x.stored not in HALF:
+        if x.number is not None or (x.stored not in HALF and not is_stored(x.stored)):
             return x
         return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", f"{x.code}.to(tl.float32)"), stored="float32")
 
@@ -295,12 +296,10 @@ class Tiles(Meaning[Tile]):
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)
-        if is_float(a.stored) and is_float(dtype) and not is_float(a.dtype):
-            return replace(a, dtype=dtype)
-        if is_float(a.dtype) and is_float(dtype) and (a.stored == "float32" or a.stored == dtype):
+        if is_float(a.stored) and is_float(dtype) and (not is_float(a.dtype) or is_stored(a.stored)):
             return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype):
-            return replace(self.computed(a), dtype=dtype)
+            return replace(a if a.stored in ("float32", dtype) else self.computed(a), dtype=dtype)
         stored = self._computed_as(dtype)
         code = f"{a.code} != 0" if stored == "bool" else f"{a.code}.to(tl.{stored})"
         return replace(a, code=self.lines.let(a.stage, self.hint, code), dtype=dtype, stored=stored)

@@ -59,8 +59,8 @@ def loaded_words(
     cuts: Sequence[TileCut],
     digits: Digits | None = None,
 ) -> Tile:
-    """The words of `leaf`, a tile of the argument `name`, loaded in the order of a product of blocks
-    where that has one."""
+    """The words of `leaf`, a tile of the argument `name`, loaded in the order of a product of
+    blocks where that has one."""
     shape = (*leaf.shape[:-1], known_count(leaf.shape[-1:]) // WORD_BYTES)
     buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
     axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))

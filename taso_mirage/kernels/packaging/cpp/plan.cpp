@@ -24,6 +24,7 @@ struct Named {
 constexpr Named DTYPES[] = {
     {"float32", 1, 4}, {"uint8", 2, 1},    {"int8", 3, 1},    {"uint16", 4, 2},  {"int16", 5, 2},   {"int32", 6, 4},    {"int64", 7, 8},
     {"bool", 9, 1},    {"float16", 10, 2}, {"float64", 11, 8}, {"uint32", 12, 4}, {"uint64", 13, 8}, {"bfloat16", 16, 2},
+    {"float8_e4m3fn", 17, 1}, {"float8_e5m2", 19, 1},
 };
 
 std::string quoted(std::string_view text) {
