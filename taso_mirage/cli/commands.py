@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from taso_mirage.cli import cache, partial, plugin, substitutions, verify
 from taso_mirage.cli import kernels as cli_kernels
-from taso_mirage.cli import partial, plugin, substitutions, verify
 from taso_mirage.cli.options import FIXES, JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import OutputError, TasoMirageError
 from taso_mirage.system.terminal import one_line, say, say_lines
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 
 app.add_typer(substitutions.app, name="substitutions")
+app.add_typer(cache.cache_app, name="cache")
 app.command("kernels")(cli_kernels.kernels_command)
 app.command("mutants")(partial.mutants_command)
 app.command()(plugin.export_plugin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from taso_mirage.system.store import Store
@@ -30,6 +31,14 @@ class CostCache:
     def entries(self) -> int:
         """How many measurements the file has."""
         return self._store.count()
+
+    def measurements(self) -> list[tuple[str, str, float]]:
+        """All of the file: target, signature, seconds."""
+        return [(str(target), str(signature), float(seconds)) for target, signature, seconds in self._store.rows()]
+
+    def add(self, measurements: Sequence[tuple[str, str, float]]) -> int:
+        """Keep those of another file that this one has not; how many these are."""
+        return self._store.add(measurements)
 
     def close(self) -> None:
         self._store.close()

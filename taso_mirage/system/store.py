@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ class Store:
     def put(self, *row: Any) -> None:
         """Keep a row, if it can be kept."""
         self._asked(f"INSERT OR REPLACE INTO {self._table} VALUES ({', '.join('?' for _ in row)})", row)
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Keep many rows, but those whose keys are there already; how many are new."""
+        before = self.count()
+        if self._database is not None:
+            places = ", ".join("?" for _ in self._names)
+            with suppress(sqlite3.Error, OverflowError, UnicodeError), self._database:
+                self._database.executemany(f"INSERT OR IGNORE INTO {self._table} VALUES ({places})", rows)
+        return self.count() - before
 
     def _asked(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         if self._database is None:

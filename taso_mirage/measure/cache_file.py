@@ -1,0 +1,131 @@
+"""The cache of measured costs, of searched kernels and of mutants as one file, for other machines
+of the same kind.
+
+A zip archive: `manifest.json`, the costs as lines of JSON, and the files of `kernels/` and
+`mutants/`. All is data with the device and the versions in its key, so that what is of another
+device lies there and is not used. Verdicts of the prover are no part of it: they are found anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.measure.cost_cache import CostCache, cache_path
+from taso_mirage.system.files import write_file
+from taso_mirage.version import __version__
+
+FORMAT = 1
+MANIFEST, COSTS = "manifest.json", "costs.jsonl"
+FOLDERS = ("kernels", "mutants")
+_NAME = re.compile(rf"({'|'.join(FOLDERS)})/[0-9a-f]{{32}}\.json")
+_NO_ARCHIVE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+LARGEST, LONGEST = 1 << 29, 1 << 16
+"""Bytes of all that an archive holds, and characters of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContents:
+    """How many measurements there are of each device (with its runtime and versions), and files of
+    each folder; of an import `new` are those that were not there."""
+
+    devices: Mapping[str, int]
+    files: Mapping[str, int]
+    new: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"devices": dict(self.devices), **self.files, "new": self.new}
+
+
+def contents(folder: Path | None = None) -> CacheContents:
+    """What a cache folder has."""
+    place = folder or cache_path().parent
+    devices = Counter(target for target, *_ in _measured(place))
+    return CacheContents(dict(devices), {kind: len(list(_files(place, kind))) for kind in FOLDERS})
+
+
+def export_cache(target: Path, folder: Path | None = None) -> CacheContents:
+    """Write the archive; the file is written whole or not at all.
+
+    Raises OutputError where it cannot be, InvalidOption where there is nothing to write.
+    """
+    place = folder or cache_path().parent
+    found = contents(place)
+    if not found.devices and not any(found.files.values()):
+        raise InvalidOption(f"the cache in {place} is empty; optimize a model first")
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "taso-mirage": __version__, **found.as_dict()}))
+        archive.writestr(COSTS, "".join(json.dumps(row) + "\n" for row in _measured(place)))
+        for kind in FOLDERS:
+            for file in _files(place, kind):
+                archive.write(file, f"{kind}/{file.name}")
+    write_file(target, buffer.getvalue())
+    return found
+
+
+def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
+    """Add what an archive has to the cache; what is there already stays.
+
+    Raises InvalidOption for a file that is no such archive; then nothing was added.
+    """
+    try:
+        with zipfile.ZipFile(source) as archive:
+            costs, files = _checked(archive)
+    except _NO_ARCHIVE as error:
+        raise InvalidOption(f"{source} is no cache that `taso-mirage cache export` wrote: {error}") from None
+    place = folder or cache_path().parent
+    with closing(CostCache(place / cache_path().name)) as cache:
+        new = cache.add(costs)
+    for name, content in files.items():
+        if not (place / name).exists():
+            write_file(place / name, content)
+            new += 1
+    devices = Counter(target for target, *_ in costs)
+    return CacheContents(dict(devices), dict(Counter(name.partition("/")[0] for name in files)), new)
+
+
+def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], dict[str, bytes]]:
+    """The costs and files of an archive, read and looked at before anything is written."""
+    if sum(each.file_size for each in archive.infolist()) > LARGEST:
+        raise ValueError(f"it holds more than {LARGEST >> 20} MB")
+    manifest = json.loads(archive.read(MANIFEST))
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"its format is {manifest['format']!r}, this version reads {FORMAT}; update taso-mirage")
+    costs = [_cost(json.loads(line)) for line in archive.read(COSTS).decode().splitlines()]
+    names = [name for name in archive.namelist() if name not in (MANIFEST, COSTS)]
+    if strange := [name for name in names if not _NAME.fullmatch(name)]:
+        raise ValueError(f"it has a file {strange[0]!r}, which is none of a cache")
+    files = {name: archive.read(name) for name in names}
+    for content in files.values():
+        json.loads(content)
+    return costs, files
+
+
+def _cost(row: Any) -> tuple[str, str, float]:
+    target, signature, seconds = row
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in (target, signature))
+    if not texts or not isinstance(seconds, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"a measurement {str(row)[:80]} is none")
+    return target, signature, seconds
+
+
+def _measured(place: Path) -> list[tuple[str, str, float]]:
+    path = place / cache_path().name
+    with closing(CostCache(path if path.exists() else None)) as cache:
+        return cache.measurements()
+
+
+def _files(place: Path, kind: str) -> Iterator[Path]:
+    return (file for file in sorted((place / kind).glob("*.json")) if _NAME.fullmatch(f"{kind}/{file.name}"))

@@ -1,0 +1,110 @@
+"""The cache as one file: what was exported is imported once; what is no such file changes
+nothing."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from commandline import run
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.measure.cache_file import COSTS, FORMAT, MANIFEST, contents, export_cache, import_cache
+from taso_mirage.measure.cost_cache import CostCache
+
+KERNEL = f"kernels/{'0a' * 16}.json"
+ROWS = [("cpu | one", "relu", 1e-6), ("cpu | one", "add", 2e-6), ("cuda | two", "relu", 3e-6)]
+
+
+def cache(folder: Path) -> Path:
+    with closing(CostCache(folder / "costs.sqlite")) as costs:
+        costs.add(ROWS)
+    (folder / "kernels").mkdir()
+    (folder / KERNEL).write_text('{"mugraph": 1}')
+    (folder / "kernels/made.so").write_text("no data")
+    return folder
+
+
+def archive(path: Path, files: Mapping[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+    return path
+
+
+def test_what_is_exported_is_imported_once(tmp_path: Path) -> None:
+    there, file = tmp_path / "there", tmp_path / "cache.zip"
+    (tmp_path / "here").mkdir()
+    found = export_cache(file, cache(tmp_path / "here"))
+    assert found.devices == {"cpu | one": 2, "cuda | two": 1}
+    assert found.files == {"kernels": 1, "mutants": 0}
+    assert import_cache(file, there).new == 4
+    assert (there / KERNEL).read_text() == '{"mugraph": 1}'
+    assert not (there / "kernels/made.so").exists()
+    with closing(CostCache(there / "costs.sqlite")) as costs:
+        assert sorted(costs.measurements()) == sorted(ROWS)
+    assert import_cache(file, there).new == 0
+    assert contents(there) == found
+
+
+def test_what_is_there_already_stays(tmp_path: Path) -> None:
+    there, file = tmp_path / "there", tmp_path / "cache.zip"
+    (tmp_path / "here").mkdir()
+    export_cache(file, cache(tmp_path / "here"))
+    (there / "kernels").mkdir(parents=True)
+    (there / KERNEL).write_text('{"mugraph": 2}')
+    with closing(CostCache(there / "costs.sqlite")) as costs:
+        costs.put("cpu | one", "relu", 5e-6)
+    assert import_cache(file, there).new == 2
+    assert (there / KERNEL).read_text() == '{"mugraph": 2}'
+    with closing(CostCache(there / "costs.sqlite")) as costs:
+        assert costs.get("cpu | one", "relu") == 5e-6
+
+
+MADE = {MANIFEST: json.dumps({"format": FORMAT}), COSTS: json.dumps(ROWS[0]) + "\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"other.txt": "x"}, "manifest.json"),
+        (MADE | {MANIFEST: json.dumps({"format": 99})}, "its format is 99, this version reads 1"),
+        (MADE | {"kernels/../../outside.json": "{}"}, "which is none of a cache"),
+        (MADE | {f"cpp/{'0a' * 16}.so": "code"}, "which is none of a cache"),
+        (MADE | {KERNEL: "no json"}, "Expecting value"),
+        (MADE | {COSTS: json.dumps(["cpu", "relu", -1.0])}, "a measurement .* is none"),
+        (MADE | {COSTS: '["cpu", "relu", NaN]'}, "a measurement .* is none"),
+        (MADE | {COSTS: json.dumps(["cpu", "relu"])}, "not enough values"),
+    ],
+    ids=["strange", "newer", "outside", "code", "damaged", "negative", "nan", "short"],
+)
+def test_what_is_no_cache_changes_nothing(tmp_path: Path, files: Mapping[str, str], said: str) -> None:
+    there = tmp_path / "there"
+    with pytest.raises(InvalidOption, match=f"is no cache that `taso-mirage cache export` wrote: .*{said}"):
+        import_cache(archive(tmp_path / "strange.zip", files), there)
+    assert not there.exists()
+
+
+def test_other_files_and_empty_caches(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(InvalidOption, match="not a zip file"):
+        import_cache(tmp_path / "text", tmp_path / "there")
+    with pytest.raises(InvalidOption, match="No such file"):
+        import_cache(tmp_path / "missing", tmp_path / "there")
+    with pytest.raises(InvalidOption, match="is empty; optimize a model first"):
+        export_cache(tmp_path / "cache.zip", tmp_path / "nothing")
+    assert not (tmp_path / "cache.zip").exists()
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(cache(tmp_path / "here")))
+    file = str(tmp_path / "cache.zip")
+    assert "2 measurements: cpu | one" in run("cache", "export", file).stdout
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "there"))
+    assert "4 of these are new" in run("cache", "import", file).stdout
+    assert json.loads(run("cache", "show", "--json").stdout)["kernels"] == 1
