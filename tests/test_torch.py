@@ -268,7 +268,9 @@ def test_training_is_one_clear_error() -> None:
 
 def test_options() -> None:
     captured = torch.fx.symbolic_trace(LINEAR)
-    with pytest.raises(InvalidOption, match="'budgett' is not known here; the options are: alpha, budget"):
+    with pytest.raises(
+        InvalidOption, match="'budgett' is not known here; the options are: allow_rounding, alpha, budget"
+    ):
         backend(captured, (), options={"budgett": 1})
     with pytest.raises(InvalidOption, match="has no modes"):
         backend(captured, (), mode="max-autotune")

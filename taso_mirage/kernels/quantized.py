@@ -12,7 +12,7 @@ def of_integers(node: Node, gpu: bool) -> bool:
     floats, and all else as the model has it, for they load weights before the kernel before ends.
     """
     activations = [a for a in node.args if a is not ABSENT and not is_weight(a)]
-    held = all(a is ABSENT or a.op == "weight" or is_constant(a) for a in node.args[1:])
+    held = all(a is ABSENT or is_constant(a) or (is_weight(a) and not a.args) for a in node.args[1:])
     return traits(node).quantized and not (gpu and held and all(is_float(a.dtype) for a in activations))
 
 
