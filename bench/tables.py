@@ -249,10 +249,10 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
 
 def quantized_h100(found: dict[str, Any]) -> list[str]:
     """Products alone, then the model, whose floor is that of all bytes of a run."""
-    names = ("onnxruntime", "torch float16", "torchao")
+    names = ("onnxruntime", "torch float16")
     lines = [
-        "| case, us | ours | ONNX Runtime | PyTorch float16 | torchao | over ONNX Runtime | of the floor |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| case, us | ours | ONNX Runtime | PyTorch float16 | over ONNX Runtime | of the floor |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:
         peers = [f"{v:.2f}" if (v := row["baselines"].get(name)) is not None else "" for name in names]

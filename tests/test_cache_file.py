@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from commandline import run
 
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import InvalidOption, SyntaxProblem
+from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.measure.cache_file import COSTS, FORMAT, MANIFEST, contents, export_cache, import_cache
 from taso_mirage.measure.cost_cache import CostCache
 
@@ -93,7 +94,7 @@ def test_other_files_and_empty_caches(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(InvalidOption, match="not a zip file"):
         import_cache(tmp_path / "text", tmp_path / "there")
-    with pytest.raises(InvalidOption, match="No such file"):
+    with pytest.raises(InvalidOption, match="missing: no such file"):
         import_cache(tmp_path / "missing", tmp_path / "there")
     with pytest.raises(InvalidOption, match="is empty; optimize a model first"):
         export_cache(tmp_path / "cache.zip", tmp_path / "nothing")
@@ -108,3 +109,13 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "there"))
     assert "4 of these are new" in run("cache", "import", file).stdout
     assert json.loads(run("cache", "show", "--json").stdout)["kernels"] == 1
+
+
+@pytest.mark.parametrize("name", ["n0\\nabort(); //", "n0; abort()", "system(1)", "n0 /* ", "n0 = 1"])
+def test_a_kernel_of_an_archive_brings_no_code(name: str) -> None:
+    """Names of dims are written into C++ and Triton as they are."""
+    program = ["def graph(x0: input('x', float32['NAME', 4])):", "    v0 = exp(x0)", "    return v0"]
+    plain = {"mugraph": 1, "program": [line.replace("NAME", "n0") for line in program]}
+    assert from_json(plain).outputs[0].op == "exp"
+    with pytest.raises(SyntaxProblem):
+        from_json({"mugraph": 1, "program": [line.replace("NAME", name) for line in program]})

@@ -3,7 +3,9 @@ never executed."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
 
 VERSION = 1
+_TEXT, _CALL = re.compile(r"[A-Za-z0-9_' .,>()*+/-]*"), re.compile(r"\w\s*\(|/\*")
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
@@ -34,9 +37,19 @@ def from_json(value: Any) -> Graph:
     if value.get("mugraph") != VERSION:
         raise SyntaxProblem(f"a muGraph of version {value.get('mugraph')!r}; this program reads version {VERSION}")
     try:
-        return parse_graph("\n".join(lines))
+        graph = parse_graph("\n".join(lines))
+        _refuse_code(ast.parse("\n".join(lines)))
+        return graph
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise SyntaxProblem(f"the program of a checkpoint: {error}") from None
+
+
+def _refuse_code(program: ast.Module) -> None:
+    """Names of dims stand as they are in the code that is generated, which is compiled: a file may
+    be anybody's, so its texts are names and sums of products, and call nothing."""
+    texts = (n.value for n in ast.walk(program) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    if wrong := next((t for t in texts if not _TEXT.fullmatch(t) or _CALL.search(t)), None):
+        raise SyntaxProblem(f"the program of a checkpoint has the text {wrong[:80]!r}, which is no name of a dim")
 
 
 class Checkpoint:

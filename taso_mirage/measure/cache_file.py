@@ -80,6 +80,8 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
 
     Raises InvalidOption for a file that is no such archive; then nothing was added.
     """
+    if not source.is_file():
+        raise InvalidOption(f"{source}: no such file")
     try:
         with zipfile.ZipFile(source) as archive:
             costs, files = _checked(archive)
