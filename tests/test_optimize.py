@@ -184,7 +184,7 @@ def measured_again(
     slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
     monkeypatch.setattr(runtime, "interleaved", clock)
     monkeypatch.setattr(choice.Choosing, "_what_pays", lambda self, best, timing, pace: (best, timing))
-    result = optimize_model(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
+    result = optimize_model(slow, Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
     assert (len(seen), result.changed) == (asked, kept)
     assert len({id(s) for s in seen}) == asked
     assert result.changed or choice.KEPT in result.notes[-1]
@@ -412,11 +412,11 @@ def test_other_options_of_the_provider_are_candidates(monkeypatch: pytest.Monkey
     )
     image = x(1, 4, 8, 8)
     conv = term("conv", image, w(4, 4, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
-    result = optimize_model(model((image,), (conv,)), Config(budget=1, seconds=0.1))
+    result = optimize_model(model((image,), (conv,)), Config(budget=60, seconds=0.1))
     assert result.target == other
     assert result.timing is not None
     assert result.timing.ratio == pytest.approx(2)
-    plain = optimize_model(model((image,), (term("relu", image),)), Config(budget=1, seconds=0.1))
+    plain = optimize_model(model((image,), (term("relu", image),)), Config(budget=60, seconds=0.1))
     assert plain.target == CPU  # nothing there is run in another way
 
 
@@ -433,7 +433,7 @@ def test_measured_run_is_never_slower_and_says_so(monkeypatch: pytest.MonkeyPatc
     a = x(8, 8)
     original = model((a,), (term("relu", term("relu", a)),))
     monkeypatch.setattr(choice, "KEEP_BELOW", 1e9)
-    result = optimize_model(original, Config(seconds=0.1, budget=2))
+    result = optimize_model(original, Config(seconds=0.1, budget=60))
     assert not result.changed
     assert result.model.graph == original.graph
     assert "times as fast" in result.notes[0]

@@ -176,7 +176,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float, **optio
     clock = Clock()
     monkeypatch.setattr(runtime, "interleaved", clock)
     shapes = (({"n": 2}, 1 - share), (LARGE, share))
-    return optimize_model(twice(), Config(shapes=shapes, cache=tmp_path / "costs.sqlite", budget=2, **options)), clock
+    return optimize_model(twice(), Config(shapes=shapes, cache=tmp_path / "costs.sqlite", budget=60, **options)), clock
 
 
 def test_whole_models_are_compared_by_the_weighted_sum(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_every_size_is_a_cuda_graph_of_its_own() -> None:
 
 def test_one_set_has_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtime, "interleaved", Clock())
-    result = optimize_model(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=2))
+    result = optimize_model(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=60))
     assert result.timing is not None
     assert result.timing.each == ()
     found = summary.result_data(result, Path("m.onnx"), [])
