@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/benchmarks.md and bench/README.md from bench/results:
+"""Writes the tables of README.md, docs/benchmarks.md and docs/measured/ from bench/results:
 `python bench/tables.py` (--check: fail if they differ)."""
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ def from_torch(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{said} {found['device']}, {found['threads']} threads; {versions}."]
 
 
-PAGES = ("README.md", "docs/benchmarks.md", "bench/README.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "measured").glob("*.md")))
 TABLES = {
     "extraction-cpu2": extraction,
     "soundness-cpu2": soundness,
@@ -453,7 +453,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    pages = {ROOT / name: (ROOT / name).read_text() for name in PAGES}
+    pages = {page: page.read_text() for page in PAGES}
     if "--check" in sys.argv:
         return int(any(filled(text) != text for text in pages.values()))
     for path, text in pages.items():

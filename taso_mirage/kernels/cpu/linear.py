@@ -4,7 +4,7 @@ are read.
 A runtime's product of one row waits for its weights, and those for the translation of their
 addresses: they come 1.2 times as fast from large pages, in which a kernel may keep them, and twice
 as fast where they are numbers of half the width, as a checkpoint's often are. One of more rows is
-bound by arithmetic, which a runtime is good at, but not at every size (bench/README.md).
+bound by arithmetic, which a runtime is good at, but not at every size (docs/measured/cpu.md).
 
 Weights of few bits in blocks stay what they are: few rows multiply integers, for which a row is
 digits, more rows multiply floats that are made of a strip of the weights (`block_linear.h`).
