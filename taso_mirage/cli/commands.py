@@ -25,6 +25,7 @@ from taso_mirage.cli import cache, partial, plugin, substitutions, verify
 from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli.options import FIXES, JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import OutputError, TasoMirageError
+from taso_mirage.system.memory import reuse_memory
 from taso_mirage.system.terminal import one_line, say, say_lines
 from taso_mirage.version import __version__
 
@@ -373,6 +374,7 @@ def main() -> None:
     logging.getLogger().addHandler(logging.NullHandler())  # what libraries log of a model is not escaped
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    reuse_memory()
     try:
         try:
             app()
