@@ -1,7 +1,7 @@
-"""A command again and again, of whose calls to the system another one fails each time; run by
+"""A command again and again, of whose calls to the system another one fails each time (each STEP-th); run by
 tests/test_faults.py with faults.cpp.
 
-    LD_PRELOAD=faults.so python faults.py FOLDER ERRNO LASTS COMMAND ...
+    LD_PRELOAD=faults.so python faults.py FOLDER ERRNO LASTS STEP COMMAND ...
 
 Each run is a fork, so that what is imported is imported once. Prints a JSON object a line: which
 call failed, the exit code, what was said, and the files of the folder afterwards by their digests.
@@ -60,11 +60,11 @@ def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -
         os._exit(code)
 
 
-def main(folder: Path, error: int, lasts: int, command: list[str]) -> None:
+def main(folder: Path, error: int, lasts: int, step: int, command: list[str]) -> None:
     # The runtime works in this process: no other one is started for each run.
     session.in_child = lambda function, *args: function(*args)
     (folder / "cache").mkdir()
-    for call in range(MOST):  # the first without a fault; it fills the cache that the others begin with
+    for call in range(0, MOST, step):  # the first without a fault; it fills the cache that the others begin with
         work = folder / "run" / "work"
         shutil.copytree(folder / "given", work)
         shutil.copytree(folder / "cache", folder / "run" / "cache")
@@ -83,4 +83,4 @@ def main(folder: Path, error: int, lasts: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

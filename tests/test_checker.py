@@ -284,7 +284,7 @@ def tamper(count: int, seed: int) -> None:
 
 
 def test_tampered_steps() -> None:
-    tamper(150, 0)
+    tamper(60, 0)
 
 
 @pytest.mark.slow

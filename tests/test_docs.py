@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -81,14 +81,17 @@ def environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(checkout)}
 
 
-def run(page: Path, marks: tuple[str, ...], checkout: Path) -> None:
+SECONDS = re.compile(r"(--budget |budget=|\"budget\": )\d+")
+
+
+def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> None:
     """The blocks of a page with one of these marks, from the first to the last, as a user would
-    type them."""
+    type them; with another budget, if one is given."""
     for block in (b for b in blocks(page) if b.mark in marks):
         if block.language == "python" and "import torch" in block.text:
             pytest.importorskip("torch")
         done = subprocess.run(
-            block.command(),
+            (replace(block, text=SECONDS.sub(rf"\g<1>{budget}", block.text)) if budget else block).command(),
             cwd=checkout,
             env=environment(checkout),
             stdout=subprocess.PIPE,
@@ -103,7 +106,7 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path) -> None:
 
 @pytest.mark.parametrize("page", QUICK, ids=named)
 def test_the_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
-    run(page, ("",), checkout)
+    run(page, ("",), checkout, budget=3)
 
 
 @pytest.mark.slow

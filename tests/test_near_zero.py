@@ -27,7 +27,7 @@ from taso_mirage.operators.ops import term
 
 Array = NDArray[Any]
 ROWS, INNER, CLASSES = 12, 24, 10
-SEEDS = range(12)
+SEEDS = range(3)
 
 
 class Head:
@@ -237,7 +237,18 @@ def compared(pair: tuple[Build, Build], dtype: str, numbers: Numbers) -> list[ch
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_heads_pass(name: str, dtype: str) -> None:
-    for seed in SEEDS:
+    passing(name, dtype, SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_heads_pass_often(name: str, dtype: str) -> None:
+    passing(name, dtype, range(3, 12))
+
+
+def passing(name: str, dtype: str, seeds: range) -> None:
+    for seed in seeds:
         for low in (-7.0, -8.5, -11.0, -14.0):
             numbers = Numbers(seed, low / 2 if "softmax" in name else low)
             assert [str(d) for d in compared(RIGHT[name], dtype, numbers) if not d.passed] == []
@@ -248,7 +259,7 @@ def test_right_heads_pass(name: str, dtype: str) -> None:
 def test_wrong_heads_fail(name: str, dtype: str) -> None:
     if dtype == "float16" and name in FINE:
         pytest.skip("less than a rounding of half precision")
-    for seed in SEEDS[:3]:
+    for seed in SEEDS:
         numbers = Numbers(seed, -4.5 if "softmax" in name else -8.5)
         found = compared(WRONG[name], dtype, numbers)
         assert not all(d.passed for d in found), str(found[0])
