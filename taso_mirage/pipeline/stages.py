@@ -27,6 +27,7 @@ from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
 from taso_mirage.report.result import Result
+from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
@@ -94,10 +95,12 @@ def fuse(job: Job, result: Result) -> Result:
 
 
 def explain(job: Job, result: Result) -> Result:
-    """The result with an explanation of every change, where that was asked for."""
+    """The result with an explanation of every change and where the time goes, where that was asked
+    for."""
     if not job.config.explain:
         return result
-    return replace(result, explanations=tuple(explained(result, job.config, job.progress)))
+    listed = tuple(explained(result, job.config, job.progress))
+    return replace(result, explanations=listed, times=operator_times(result, job.config))
 
 
 def write(job: Job, result: Result, output: Path) -> Result:

@@ -214,10 +214,10 @@ def _attribute_lines(node: Node) -> Iterator[str]:
         if key == REST:
             yield f"**{value}"
         elif value is not None and value != defaults[key]:
-            yield from textwrap.wrap(f"{key}={_value(value)}", 34, subsequent_indent="  ", max_lines=8)
+            yield from textwrap.wrap(f"{key}={shown_value(value)}", 34, subsequent_indent="  ", max_lines=8)
 
 
-def _value(value: Any) -> str:
+def shown_value(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
 
 

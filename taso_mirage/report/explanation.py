@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from taso_mirage.ir.terms import Node
 from taso_mirage.report.changes import ReportedChange
 
 
@@ -39,3 +41,25 @@ class Explanation:
     def gain(self) -> float:
         """Predicted seconds won at all places."""
         return self.change.count * (self.predicted[0] - self.predicted[1])
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPeaks:
+    """What the runtime reached on this machine: operations a second in one large product, bytes a
+    second in one large sum, both of this dtype."""
+
+    flops: float
+    bandwidth: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Predicted seconds of every term that runs, in the original and in the result.
+
+    `peaks`: None where nothing was measured; the seconds are then a roofline of described numbers.
+    """
+
+    before: Mapping[Node, float]
+    after: Mapping[Node, float]
+    peaks: MeasuredPeaks | None = None

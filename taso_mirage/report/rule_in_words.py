@@ -136,10 +136,11 @@ def _conditions(equation: Equation) -> Iterator[str]:
     """The parts of the guard, in words where they have any."""
     if equation.where is None:
         return
-    yield from map(_condition, conjuncts(equation.where.source))
+    yield from map(condition, conjuncts(equation.where.source))
 
 
-def _condition(tree: ast.expr) -> str:
+def condition(tree: ast.expr) -> str:
+    """A part of a guard in words, where there are any."""
     match tree:
         case ast.Call(func=ast.Name(id="is_weight"), args=[x]):
             return f"{ast.unparse(x)} is known before the model runs (a weight)"

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -77,18 +77,20 @@ class Cost:
     _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
+        return sum(seconds for _, seconds in self.each(outputs))
+
+    def each(self, outputs: Sequence[Node]) -> Iterator[tuple[Node, float]]:
+        """Every term that runs, operands first, and the seconds that it adds to the graph."""
         order = topological(outputs)
         uses = Counter(a for n in order for a in set(n.args))
         uses.update(outputs)
         settings: dict[Node, FusionContext] = {}
-        total = 0.0
         for node in order:
             if not _runs(node):
                 continue
             sole = tuple([settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings])
             settings[node], seconds = self._placed.get((node, sole)) or self._place(node, sole)
-            total += seconds
-        return total
+            yield node, seconds
 
     def of(self, node: Node) -> float:
         """Seconds of one term alone."""

@@ -1,0 +1,250 @@
+"""Equations as mathematics: trees that the template `math.html` writes as MathML.
+
+How a term is written follows from the first line of its operator's docstring, which is the type in
+mathematics: what gives `x + y` is a sum. What none of these forms fits is a function with its
+attributes below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import ABSENT, Node, topological
+from taso_mirage.operators.expressions import conjuncts
+from taso_mirage.operators.ops import get
+from taso_mirage.report.drawing import shown_value
+from taso_mirage.report.rule_in_words import condition
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.patterns import REST
+from taso_mirage.rewriting.text import parse_equation
+
+WIDE, SHORT = 40, 10
+"""Letters up to which a line is filled, and from which a term may get a name and a line of its
+own."""
+LOOSE, SUM, PRODUCT, DOT, TIGHT, ATOM = range(6)
+"""How tightly a term binds: one that binds less than its place asks for stands in parentheses."""
+UNREADABLE = (TasoMirageError, SyntaxError, LookupError, TypeError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class MathTree:
+    """A piece of a formula.
+
+    `name`, `word`, `number` and `sign` have a text; `row`, `fraction`, `root`, `above` and `below`
+    (a base with its exponent, or its index) have parts.
+    """
+
+    kind: str
+    text: str = ""
+    parts: tuple[MathTree, ...] = ()
+    binds: int = ATOM
+
+    @property
+    def width(self) -> int:
+        """About how many letters it takes on a line."""
+        widths = [part.width for part in self.parts]
+        return max(widths) if self.kind == "fraction" else len(self.text) + sum(widths)
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """An equation as mathematics: both sides, and the names in them that stand for long terms."""
+
+    left: MathTree
+    right: MathTree
+    names: tuple[tuple[MathTree, MathTree], ...]
+
+
+def formula(text: str) -> Formula | None:
+    """What an equation's text says; None where it is prose."""
+    try:
+        return stated_formula(parse_equation(text))
+    except UNREADABLE:
+        return None
+
+
+def stated_formula(equation: Equation) -> Formula:
+    """Both sides, and a line of its own for what would not fit, or is there twice."""
+    sides = equation.lhs.outputs, equation.rhs.outputs
+    order = topological((*sides[0], *sides[1]))
+    uses = Counter(a for node in order for a in node.args)
+    writer = _Writer({str(n.attr("name")) for n in order if n.op == "input"})
+    for node in order:
+        writer.write(node, often=uses[node] > 1)
+    left, right = (writer.side(side) for side in sides)
+    return Formula(left, right, tuple(writer.names))
+
+
+def conditions(where: str) -> tuple[str, ...]:
+    """A guard in words, part by part; as it is where it cannot be read."""
+    try:
+        return tuple(condition(each) for each in conjuncts(where))
+    except UNREADABLE:
+        return (where,)
+
+
+class _Writer:
+    """Terms as mathematics, operands first."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.letters = (letter for letter in _letters() if letter not in taken)
+        self.done: dict[Node, MathTree] = {}
+        self.names: list[tuple[MathTree, MathTree]] = []
+
+    def write(self, node: Node, often: bool) -> None:
+        """Where a line would be too long, the longest operand gets a name."""
+        while (tree := _term(node, [self.done[a] for a in node.args])).width > WIDE:
+            widest = max(node.args, key=lambda a: self.done[a].width, default=node)
+            if widest is node or self.done[widest].width <= SHORT:
+                break
+            self._name(widest)
+        self.done[node] = tree
+        if often and tree.width > SHORT:
+            self._name(node)
+
+    def side(self, outputs: Sequence[Node]) -> MathTree:
+        found = [self.done[o] for o in outputs]
+        return _at(SUM, found[0]) if len(found) == 1 else _row("(", *_listed(found), ")")
+
+    def _name(self, node: Node) -> None:
+        name = MathTree("name", next(self.letters))
+        self.names.append((name, self.done[node]))
+        self.done[node] = name
+
+
+def _letters() -> Iterator[str]:
+    """Greek letters that look like no Latin ones, then numbered ones."""
+    yield from "αβγδεζηθλμξπρστφχψω"
+    yield from (f"τ{i}" for i in range(1, 1 << 16))
+
+
+# ---------------------------------------------------------------- terms
+
+Form = Callable[[Node, Sequence[MathTree]], MathTree]
+
+
+def _term(node: Node, args: Sequence[MathTree]) -> MathTree:
+    if node.op == "input":
+        return MathTree("name", str(node.attr("name")))
+    if node is ABSENT:
+        return MathTree("sign", "\N{EN DASH}")
+    if node.op == "splat":
+        return _number(node.attr("value"))
+    said = re.split(r"; | in |, booleans", get(node.op).doc.partition("\n")[0])[0]
+    count, form = FORMS.get(said, (0, _function))
+    return form(node, args) if count in (0, len(args)) else _function(node, args)
+
+
+def _function(node: Node, args: Sequence[MathTree]) -> MathTree:
+    return _row(_indexed(MathTree("word", node.op), node), "(", *_listed(args), ")")
+
+
+def _infix(sign: str, binds: int, node: Node, args: Sequence[MathTree]) -> MathTree:
+    """The second operand binds more tightly: signs are read from the left."""
+    return _row(_at(binds, args[0]), sign, _at(binds + 1, args[1]), binds=binds)
+
+
+def _around(texts: Sequence[str], binds: int, inner: int, node: Node, args: Sequence[MathTree]) -> MathTree:
+    """Signs, with the operands where their numbers stand."""
+    return _row(*(_at(inner, args[int(t)]) if t.isdigit() else t for t in texts), binds=binds)
+
+
+def _quotient(node: Node, args: Sequence[MathTree]) -> MathTree:
+    over = args[0] if len(args) == 2 else _number(1)
+    return MathTree("fraction", "", (over, args[-1]), TIGHT)
+
+
+def _root(node: Node, args: Sequence[MathTree]) -> MathTree:
+    return MathTree("root", "", tuple(args))
+
+
+def _power(node: Node, args: Sequence[MathTree]) -> MathTree:
+    base, exponent = (MathTree("name", "e"), args[0]) if len(args) == 1 else (_at(ATOM, args[0]), args[1])
+    return MathTree("above", "", (base, exponent), TIGHT)
+
+
+def _turned(node: Node, args: Sequence[MathTree]) -> MathTree:
+    power = MathTree("word", " ".join(("T", *_attributes(node))))
+    return MathTree("above", "", (_at(ATOM, args[0]), power), TIGHT)
+
+
+def _joined(node: Node, args: Sequence[MathTree]) -> MathTree:
+    return _indexed(_row("[", *_listed(args), "]"), node)
+
+
+def _part(node: Node, args: Sequence[MathTree]) -> MathTree:
+    return _indexed(args[0], node)
+
+
+def _total(node: Node, args: Sequence[MathTree]) -> MathTree:
+    return _row(_indexed(MathTree("sign", "\N{N-ARY SUMMATION}"), node), _at(PRODUCT, args[0]), binds=PRODUCT)
+
+
+FORMS: Mapping[str, tuple[int, Form]] = {
+    "x, y -> x + y": (2, partial(_infix, "+", SUM)),
+    "x, y -> x - y": (2, partial(_infix, "\N{MINUS SIGN}", SUM)),
+    "x, y -> x * y": (2, partial(_infix, "⊙", PRODUCT)),
+    "(...,m,k), (...,k,n) -> (...,m,n)": (2, partial(_infix, "·", DOT)),
+    "x, y -> x = y": (2, partial(_infix, "=", LOOSE)),
+    "x, y -> x > y": (2, partial(_infix, ">", LOOSE)),
+    "x, y -> x < y": (2, partial(_infix, "<", LOOSE)),
+    "x, y -> x >= y": (2, partial(_infix, "≥", LOOSE)),
+    "x, y -> x <= y": (2, partial(_infix, "≤", LOOSE)),
+    "x, y -> x and y": (2, partial(_infix, "∧", LOOSE)),
+    "x, y -> x or y": (2, partial(_infix, "\N{LOGICAL OR}", LOOSE)),
+    "x -> not x": (1, partial(_around, ("¬", "0"), TIGHT, ATOM)),
+    "x -> -x": (1, partial(_around, ("\N{MINUS SIGN}", "0"), SUM, PRODUCT)),
+    "x -> |x|": (1, partial(_around, ("|", "0", "|"), ATOM, LOOSE)),
+    "c, x, y -> x where c, else y": (3, partial(_around, ("1", " where ", "0", ", else ", "2"), LOOSE, SUM)),
+    "x, y -> x / y": (2, _quotient),
+    "x -> 1 / x": (1, _quotient),
+    "x -> sqrt(x)": (1, _root),
+    "x -> e^x": (1, _power),
+    "x, y -> x^y": (2, _power),
+    "axis i of the result is axis perm[i] of the operand": (1, _turned),
+    "(...,n,...), (...,m,...), ... -> (...,n+m+...,...) along `axis`": (0, _joined),
+    "(a, b, ...) -> the part at `index`": (1, _part),
+    "x -> the sum over `axes`": (1, _total),
+}
+"""How a term is written by what its operator's docstring says, and for how many operands (0: any)."""
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def _row(*pieces: MathTree | str, binds: int = ATOM) -> MathTree:
+    return MathTree("row", "", tuple(MathTree("sign", p) if isinstance(p, str) else p for p in pieces), binds)
+
+
+def _at(binds: int, tree: MathTree) -> MathTree:
+    """A term in a place that asks to bind so tightly."""
+    return tree if tree.binds >= binds else _row("(", tree, ")")
+
+
+def _listed(trees: Sequence[MathTree]) -> Iterator[MathTree]:
+    for i, tree in enumerate(trees):
+        yield from (MathTree("sign", ", "), tree) if i else (tree,)
+
+
+def _indexed(base: MathTree, node: Node) -> MathTree:
+    said = ", ".join(_attributes(node))
+    return MathTree("below", "", (base, MathTree("word", said))) if said else base
+
+
+def _attributes(node: Node) -> Iterator[str]:
+    """The attributes that say something: no defaults, and no name before the only one."""
+    defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
+    own = [(name, value) for name, value in node.attrs if name == REST or value not in (None, defaults[name])]
+    for name, value in own:
+        bare = name == REST or len(own) == 1
+        yield shown_value(value) if bare else f"{name}={shown_value(value)}"
+
+
+def _number(value: float) -> MathTree:
+    text = f"{value:g}".replace("inf", "∞").replace("-", "\N{MINUS SIGN}")
+    return MathTree("number", text, binds=SUM if value < 0 else ATOM)

@@ -1,0 +1,136 @@
+"""Both models side by side, section by section: what a value needs that no section before it
+computed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable, weight, with_args
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.report.changes import BARE, carried
+from taso_mirage.report.explanation import OperatorTimes
+from taso_mirage.report.result import Result
+
+LEAST, MOST, SECTIONS = 8, 6, 300
+"""Terms of a section at least, and so many times as many at most; sections of a model, at most."""
+Anchor = tuple[tuple[Node, Node], ...]
+"""Values of the original, each with the term that computes it in the result."""
+
+
+@dataclass(slots=True)
+class ModelSection:
+    """A piece of both models, over leaves with canonical names, wherever it stands.
+
+    `places` has, for each place, the names of the original's values that it computes, the last one
+    first; `seconds` are predicted, for all places together, before and after.
+    """
+
+    before: Graph
+    after: Graph
+    places: list[tuple[str, ...]] = field(default_factory=list)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def gain(self) -> float:
+        return self.seconds[0] - self.seconds[1]
+
+
+def model_sections(result: Result, times: OperatorTimes) -> list[ModelSection]:
+    """The sections in the order of the model, equal ones as one.
+
+    A model is cut at values that the result computes as well. Linear in the number of terms.
+    """
+    names = carried(result.original, result.steps)
+    found: dict[tuple[Graph, Graph], ModelSection] = {}
+    done: set[Node] = set()
+    for anchor in _anchors(result, names):
+        sides = [_computed([pair[k] for pair in anchor], done) for k in (0, 1)]
+        for side in sides:
+            done.update(side)
+        before, after = _canonical(anchor, sides, names)
+        section = found.setdefault((before, after), ModelSection(before, after))
+        section.places.append(tuple(names[n] for n in reversed(sides[0]) if n in names))
+        spent = [
+            sum(table.get(n, 0.0) for n in side) for table, side in zip((times.before, times.after), sides, strict=True)
+        ]
+        section.seconds = (section.seconds[0] + spent[0], section.seconds[1] + spent[1])
+    return list(found.values())
+
+
+def _anchors(result: Result, names: Mapping[Node, str]) -> Iterator[Anchor]:
+    """Values of both models where few others are live, and then the outputs."""
+    there = {names[n]: n for n in topological(result.model.graph.outputs) if n in names}
+    outputs = result.original.graph.outputs
+    order = [n for n in topological(outputs) if n.args and not is_weight(n)]
+    common = [i for i, n in enumerate(order) if isinstance(n.type, Tensor) and names.get(n) in there]
+    for i in _ends(common, _live(order, outputs), max(LEAST, len(order) // SECTIONS)):
+        yield ((order[i], there[names[order[i]]]),)
+    yield tuple(zip(outputs, result.model.graph.outputs, strict=True))
+
+
+def _live(order: Sequence[Node], outputs: Sequence[Node]) -> list[int]:
+    """How many values computed up to each place are used after it."""
+    place = {node: i for i, node in enumerate(order)}
+    last = dict(place)
+    for i, node in enumerate(order):
+        last.update((arg, i) for arg in node.args if arg in place)
+    last |= dict.fromkeys(outputs, len(order))
+    change = Counter(range(len(order)))
+    change.subtract(last[node] for node in order)
+    return list(accumulate(change[i] for i in range(len(order))))
+
+
+def _ends(common: Sequence[int], live: Sequence[int], least: int) -> Iterator[int]:
+    """Where sections end, by a rule that looks only ahead, so that equal layers are cut alike: at
+    the narrowest place, or else the first one."""
+    start = 0
+    while (first := bisect_left(common, start + least - 1)) < len(common):
+        window = common[first : max(first + 1, bisect_left(common, start + MOST * least))]
+        end = min(window, key=lambda i: (live[i], i))
+        yield end
+        start = end + 1
+
+
+def _computed(ends: Sequence[Node], done: set[Node]) -> list[Node]:
+    """What the ends need, less what is there already and what hangs on weights alone."""
+    return [n for n in topological(ends, stop=done) if n.args and n not in done and not is_weight(n)]
+
+
+def _canonical(anchor: Anchor, sides: Sequence[Sequence[Node]], names: Mapping[Node, str]) -> tuple[Graph, Graph]:
+    """Both sides over leaves that are named in the order in which they are met: the same value has
+    one name on both."""
+    leaves: dict[Node | str, Node] = {}
+    counts = {"x": 0, "w": 0}
+    graphs = []
+    for k, side in enumerate(sides):
+        new: dict[Node, Node] = {}
+        for node in side:
+            for arg in node.args:
+                if arg not in new:
+                    new[arg] = _leaf(arg, leaves, counts, names)
+            new[node] = with_args(node, tuple(new[a] for a in node.args))
+        ends = [pair[k] for pair in anchor]
+        outputs = tuple(new.get(end) or _leaf(end, leaves, counts, names) for end in ends)
+        graphs.append(outputs)
+    inputs = tuple(n for n in leaves.values() if n.op == "input")
+    return Graph(inputs, graphs[0]), Graph(inputs, graphs[1])
+
+
+def _leaf(node: Node, leaves: dict[Node | str, Node], counts: dict[str, int], names: Mapping[Node, str]) -> Node:
+    if node is ABSENT or node.op in BARE or not isinstance(node.type, Tensor):
+        return node
+    key = names.get(node, node)
+    if key not in leaves:
+        letter = "w" if is_weight(node) else "x"
+        counts[letter] += 1
+        name = f"{letter}{counts[letter]}"
+        leaves[key] = weight(name, node.type) if letter == "w" else variable(name, node.type)
+    return leaves[key]

@@ -1,0 +1,108 @@
+"""Where the time goes: predicted seconds of every operator of both models, and what the machine
+reached, for a roofline (Williams et al., CACM'09)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
+from taso_mirage.operators.ops import get
+from taso_mirage.operators.work import work
+from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config, measuring
+from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.passes import Context
+from taso_mirage.targets.device import Device
+
+LONG, LARGEST = 3e-3, 1 << 26
+"""Seconds that the work of a peak should take by what is described of the device, and elements of
+its operands at most."""
+SECONDS = 0.5
+"""For how long the peaks are measured."""
+
+
+@dataclass(slots=True)
+class OperatorTotals:
+    """What all terms of one operator do together: how many there are, their predicted seconds,
+    operations, and bytes."""
+
+    count: int = 0
+    seconds: float = 0.0
+    flops: int = 0
+    bytes: int = 0
+
+    def add(self, seconds: float, flops: int, moved: int) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.flops += flops
+        self.bytes += moved
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPair:
+    """Both models' totals of one operator."""
+
+    name: str
+    before: OperatorTotals = field(default_factory=OperatorTotals)
+    after: OperatorTotals = field(default_factory=OperatorTotals)
+
+    @property
+    def seconds(self) -> float:
+        return self.before.seconds + self.after.seconds
+
+
+def operator_times(result: Result, config: Config) -> OperatorTimes:
+    """The predicted seconds of both models, by term, and the peaks of the machine that measures."""
+    opsets = {"com.microsoft": 1, **result.original.opsets}
+    context = Context(opsets, result.original.sizes, target=result.target)
+    with measuring(config) as (cache, executor):
+        term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        cost = Cost(term)
+        before, after = (dict(cost.each(m.graph.outputs)) for m in (result.original, result.model))
+        return OperatorTimes(before, after, measured_peaks(term, _dtype(before), result.target.device))
+
+
+def _dtype(times: Mapping[Node, float]) -> str:
+    """Of the floats in which most of the time is spent."""
+    spent: dict[str, float] = {}
+    for node, seconds in times.items():
+        if isinstance(node.type, Tensor) and is_float(node.type.dtype):
+            spent[node.type.dtype] = spent.get(node.type.dtype, 0.0) + seconds
+    return max(spent, key=spent.__getitem__, default="float32")
+
+
+def measured_peaks(term: Weighted, dtype: str, device: Device) -> MeasuredPeaks | None:
+    """One product and one sum that are large for the device; None where nothing is measured."""
+    if not term.measured:
+        return None
+    side = 64 * max(1, round((device.flops * LONG / 2) ** (1 / 3) / 64))
+    elements = int(device.bandwidth * LONG / numpy_dtype(dtype).itemsize / 3)
+    products = [variable(name, Tensor(dtype, (side, side))) for name in ("x", "y")]
+    summands = [variable(name, Tensor(dtype, (min(elements, LARGEST),))) for name in ("x", "y")]
+    large = get("matmul").term(*products), get("add").term(*summands)
+    times = term.in_turn([[each] for each in large], SECONDS)
+    if times is None:
+        return None
+    done = [work(each, {}) for each in large]
+    return MeasuredPeaks(done[0].flops / times[0], done[1].bytes / times[1], dtype)
+
+
+def by_operator(times: OperatorTimes, sizes: Mapping[str, int]) -> list[OperatorPair]:
+    """Every operator that runs, the one with the most time in both models first."""
+    found: dict[str, OperatorPair] = {}
+    for side, nodes in (("before", times.before), ("after", times.after)):
+        for node, seconds in nodes.items():
+            pair = found.setdefault(node.op, OperatorPair(node.op))
+            getattr(pair, side).add(seconds, *_work(node, sizes))
+    return sorted(found.values(), key=lambda pair: -pair.seconds)
+
+
+def _work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
+    try:
+        counted = work(node, sizes)
+    except (TasoMirageError, LookupError, TypeError, ValueError):
+        return 0, 0
+    return counted.flops, counted.bytes
