@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class _Box:
     below: list[_Box] = field(default_factory=list)
     x: float = 0.0
     y: float = 0.0
+    marked: bool = False
 
     @property
     def width(self) -> float:
@@ -133,12 +134,13 @@ def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "")
     )
 
 
-def draw_graph(graph: Graph) -> Drawing:
+def draw_graph(graph: Graph, marked: Collection[Node] = ()) -> Drawing:
     """A graph of typed terms for a page, which has the template `graph.svg` write it.
 
-    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes.
+    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes, with
+    `marked` behind that of some terms.
     """
-    return replace(_layout(graph, {node: node.type for node in graph}), x=GAP, y=GAP)
+    return replace(_layout(graph, {node: node.type for node in graph}, marked), x=GAP, y=GAP)
 
 
 def _types(rule: Rule) -> dict[Node, Any]:
@@ -157,7 +159,7 @@ def _types(rule: Rule) -> dict[Node, Any]:
 # ---------------------------------------------------------------- boxes
 
 
-def _boxes(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
+def _boxes(side: Graph, types: Mapping[Node, Any], marked: Collection[Node] = ()) -> list[_Box]:
     """A box for every term and every output; an operand stands just above its first use."""
     found: dict[Node, _Box] = {}
     for node in side:
@@ -165,7 +167,7 @@ def _boxes(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
             continue
         above = [found[a] for a in node.args if a is not ABSENT]
         layer = 1 + max((b.layer for b in above), default=-1)
-        found[node] = _Box(_kind(node), _lines(node, types.get(node)), layer, above)
+        found[node] = _Box(_kind(node), _lines(node, types.get(node)), layer, above, marked=node in marked)
     several = len(side.outputs) > 1
     outputs = [
         _Box("output", (f"output {i + 1}" if several else "output",), found[o].layer + 1, [found[o]])
@@ -208,26 +210,32 @@ def _lines(node: Node, type: Any) -> tuple[str, ...]:
 
 
 def _attribute_lines(node: Node) -> Iterator[str]:
-    """The attributes that are not the operator's default, one a line."""
+    for text in attribute_texts(node):
+        yield from textwrap.wrap(text, 34, subsequent_indent="  ", max_lines=8)
+
+
+def attribute_texts(node: Node) -> Iterator[str]:
+    """The attributes that are not the operator's default."""
     defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
     for key, value in node.attrs:
         if key == REST:
             yield f"**{value}"
         elif value is not None and value != defaults[key]:
-            yield from textwrap.wrap(f"{key}={shown_value(value)}", 34, subsequent_indent="  ", max_lines=8)
+            yield f"{key}={shown_value(value)}"
 
 
 def shown_value(value: Any) -> str:
+    """The value of an attribute."""
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
 
 
 # ---------------------------------------------------------------- places
 
 
-def _layout(side: Graph, types: Mapping[Node, Any]) -> Drawing:
+def _layout(side: Graph, types: Mapping[Node, Any], marked: Collection[Node] = ()) -> Drawing:
     """All boxes of one side, bends included, with their places; the left upper corner is the
     origin."""
-    boxes = _boxes(side, types)
+    boxes = _boxes(side, types, marked)
     boxes += _bends(boxes)
     layers: list[list[_Box]] = [[] for _ in range(1 + max(b.layer for b in boxes))]
     for box in boxes:

@@ -1,4 +1,5 @@
-"""The report of an optimization as one self-contained page: no script, no network.
+"""The report of an optimization as one self-contained page: no network, and no script but that of
+its search box.
 
 `templates/report.html` says how it looks, this module what is in it.
 """
@@ -15,23 +16,24 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.measure.timing import Timing
+from taso_mirage.report.charts import RooflinePoint, operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.drawing import Drawing, draw_graph
-from taso_mirage.report.explanation import Explanation
+from taso_mirage.report.explanation import Explanation, MeasuredPeaks, StatedEquation
 from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
+from taso_mirage.report.notation import Formula, conditions, formula
+from taso_mirage.report.outline import DRAWN, shown_sections
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
+from taso_mirage.report.sections import model_sections
 from taso_mirage.report.summary import by_sizes, search_facts
+from taso_mirage.report.times import OperatorPair, by_operator
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
 OPEN = 3
 """Changes that are unfolded when the page opens."""
-DRAWN = 48
-"""Terms up to which a graph is drawn; a larger one is printed."""
-BAR = 420.0
-"""Width of the longest bar of the diagram of times."""
 
 
 def write_page(
@@ -61,21 +63,20 @@ def page(
 
     `command` is the command line to repeat, `used` the versions and the device, by name.
     """
-    names = list(dict.fromkeys(name for each in explained for name in each.change.equations))
+    pairs = [] if result.times is None else by_operator(result.times, result.original.sizes)
     return rendered(
         "report.html",
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
-        facts=_facts(result),
+        headline=headline(result),
+        most=most_of_it(explained),
+        facts=_facts(result, explained),
         standing=_standing(result),
         notes=result.notes,
-        **_times(result),
-        changes=[_change(each) for each in explained],
-        measured=any(each.measured for each in explained),
-        open=OPEN,
-        anchors={name: i for i, name in enumerate(names, 1)},
-        equations=[(statement(name, result), result.equations.get(name, 0)) for name in names],
-        operators=_operators(result),
+        **_times(result, pairs),
+        **_changes(result, explained),
+        **_roofline(result, pairs),
+        operators=_operators(result, pairs),
         sizes=shown_sizes(result.original.sizes),
         differences=_differences(result),
         let_through=result.let_through,
@@ -85,6 +86,28 @@ def page(
         written=written,
         used=list(used.items()),
     )
+
+
+def headline(result: Result) -> str:
+    """What was gained, in one sentence."""
+    if not result.changed:
+        return f"The model is {_verdict(result)}."
+    timing = result.timing
+    before, after = (result.cost_before, result.cost_after) if timing is None else _seconds(timing)
+    how = f"measured on {result.target.name}" if timing is not None else "by prediction alone: nothing was measured"
+    return f"The model is {_verdict(result)}: {duration(after)} instead of {duration(before)}, {how}."
+
+
+def most_of_it(explained: Sequence[Explanation]) -> str:
+    """Which change wins most by prediction, and its share; empty where none wins anything."""
+    won = sum(each.gain for each in explained if each.gain > 0)
+    largest = max(explained, key=lambda each: each.gain, default=None)
+    if largest is None or won <= 0:
+        return ""
+    count = largest.change.count
+    places = f"in {count} places" if count > 1 else "in one place"
+    what = _arrows(explanation_lines(largest.change))
+    return f"Most of it ({largest.gain / won:.0%} of what was predicted to be won) comes from: {what}, {places}."
 
 
 def _standing(result: Result) -> str:
@@ -116,31 +139,26 @@ def _gained(result: Result) -> str:
     return f"predicted {ratio:.2f} times as fast"
 
 
-def _facts(result: Result) -> list[str]:
-    facts = [_verdict(result), f"{result.terms_before} operators before, {result.terms_after} after"]
+def _facts(result: Result, explained: Sequence[Explanation]) -> list[str]:
+    facts = [f"{result.terms_before} operators before, {result.terms_after} after"]
+    if explained:
+        proved = sum(each.ground.startswith("proved") or each.ground.startswith("computed") for each in explained)
+        facts.append(f"{proved} of {len(explained)} distinct changes proved")
     if result.differences:
         passed = sum(d.passed for d in result.differences)
         facts.append(f"{passed} of {len(result.differences)} outputs within the bound of the check")
     return facts
 
 
-def _times(result: Result) -> dict[str, Any]:
-    """The diagram of times, measured or else predicted, with the line that shows their spread."""
-    timing, predicted = result.timing, (result.cost_before, result.cost_after)
-    before, after = predicted if timing is None else _seconds(timing)
-    spread = None if timing is None else (timing.original / timing.high, timing.original / timing.low)
-    scale = BAR / max(before, after, *(spread or ()), 1e-12)
+def _times(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
+    """The diagrams of times: whole models, measured or else predicted, and by operator."""
+    by_kind, legend = operator_bars(pairs)
     return {
-        "timing": timing,
-        "predicted": [duration(seconds) for seconds in predicted],
-        "bars": [
-            {"kind": kind, "name": name, "time": duration(seconds), "width": seconds * scale}
-            for kind, name, seconds in (
-                ("before", "original", before),
-                ("after" if result.failure is None else "failed", "optimized", after),
-            )
-        ],
-        "spread": spread and [seconds * scale for seconds in spread],
+        "timing": result.timing,
+        "predicted": [duration(seconds) for seconds in (result.cost_before, result.cost_after)],
+        "bars": whole_bars(result),
+        "by_kind": by_kind if pairs else [],
+        "legend": legend if pairs else [],
         "times_by_sizes": _times_by_sizes(result),
     }
 
@@ -163,19 +181,61 @@ def _times_by_sizes(result: Result) -> list[list[str]]:
     ]
 
 
-def _change(each: Explanation) -> dict[str, Any]:
+def _changes(result: Result, explained: Sequence[Explanation]) -> dict[str, Any]:
+    """The changes, the sections of the model that they are in, and their equations."""
+    sections = [] if result.times is None else model_sections(result, result.times)
+    where = {name: i for i, each in enumerate(sections, 1) for names in each.places for name in names}
+    names = list(dict.fromkeys(name for each in explained for name in each.change.equations))
+    equations = {name: statement(name, result) for name in names}
+    formulas = {name: formula(each.text) for name, each in equations.items()}
+    return {
+        "changes": [_change(each, formulas, where) for each in explained],
+        "measured": any(each.measured for each in explained),
+        "open": OPEN,
+        "anchors": {name: i for i, name in enumerate(names, 1)},
+        "equations": [
+            _equation(each, formulas[name], result.equations.get(name, 0)) for name, each in equations.items()
+        ],
+        "sections": shown_sections(sections, _numbers(explained, where)),
+    }
+
+
+def _numbers(explained: Sequence[Explanation], where: Mapping[str, int]) -> dict[int, list[int]]:
+    """The changes of each section, by their numbers."""
+    found: dict[int, list[int]] = {}
+    for number, each in enumerate(explained, 1):
+        for section in dict.fromkeys(where[place] for place in each.change.places if place in where):
+            found.setdefault(section, []).append(number)
+    return found
+
+
+def _equation(each: StatedEquation, written: Formula | None, count: int) -> dict[str, Any]:
+    return {"stated": each, "formula": written, "conditions": conditions(each.where), "count": count}
+
+
+def _change(each: Explanation, formulas: Mapping[str, Formula | None], where: Mapping[str, int]) -> dict[str, Any]:
     change = each.change
+    equations = dict.fromkeys(change.equations)
     return {
         "count": change.count,
         "operators": _arrows(explanation_lines(change)),
         "gain": _short_gain(each),
         "gains": _arrows(gains(each).capitalize()),
-        "equations": list(dict.fromkeys(change.equations)),
+        "equations": [(name, formulas[name]) for name in equations],
         "places": shortened(change.places, 12),
+        "sections": list(dict.fromkeys(where[place] for place in change.places if place in where)),
+        "proof": _proof(each.ground),
         "ground": each.ground[:1].upper() + each.ground[1:],
         "before": _side(change.before),
         "after": _side(change.after),
     }
+
+
+def _proof(ground: str) -> str:
+    """How the verdict on a change looks: proved, checked with the whole model, or nothing said."""
+    if not ground:
+        return ""
+    return "checked" if ground.startswith("not proved") else "proved"
 
 
 def _arrows(text: str) -> str:
@@ -193,17 +253,50 @@ def _side(side: Graph) -> tuple[Drawing | None, str]:
     return (None, show_graph(side)) if sum(1 for _ in side) > DRAWN else (draw_graph(side), "")
 
 
-def _operators(result: Result) -> list[list[str]]:
-    """Counts, operations and bytes by operator; opaque nodes have counts only."""
+def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
+    """The roofline, or why there is none."""
+    peaks = None if result.times is None else result.times.peaks
+    points = roofline_points(pairs)
+    why = "Times are sums over several sets of sizes, each with work of its own." if len(result.workloads) > 1 else ""
+    if peaks is None:
+        why = "Nothing was measured on this machine, so its peaks are not known."
+    elif not points:
+        why = "No operator with known work was measured."
+    if why or peaks is None:
+        return {"roofline": None, "no_roofline": why, "reached": [], "peaks": None}
+    rows = [
+        [
+            p.name,
+            p.kind,
+            f"{p.intensity:.3g}",
+            quantity(p.reached, "FLOP/s"),
+            f"{_share(p, peaks):.0%}",
+            duration(p.seconds),
+        ]
+        for p in points
+    ]
+    shown = quantity(peaks.flops, "FLOP/s"), quantity(peaks.bandwidth, "B/s"), peaks.dtype
+    return {"roofline": roofline_chart(points, peaks), "no_roofline": "", "reached": rows, "peaks": shown}
+
+
+def _share(point: RooflinePoint, peaks: MeasuredPeaks) -> float:
+    return point.reached / min(peaks.flops, point.intensity * peaks.bandwidth)
+
+
+def _operators(result: Result, pairs: Sequence[OperatorPair]) -> list[list[str]]:
+    """Counts, predicted times, operations and bytes by operator; opaque nodes have counts only."""
     sizes = result.original.sizes
     before, after = (inspection(m, sizes)["operators"] for m in (result.original, result.model))
+    seconds = {p.name: (p.before.seconds, p.after.seconds) for p in pairs}
     none = {"count": 0, "flops": 0, "bytes": 0}
     rows = []
-    for op in dict.fromkeys((*before, *after)):
+    for op in sorted({*before, *after}, key=lambda op: -sum(seconds.get(op, (0.0,)))):
         pair = (before.get(op, none), after.get(op, none))
-        rows.append([op, *(_amount(row[key], key) for key in none for row in pair)])
+        spent = [duration(s) for s in seconds[op]] if op in seconds else ["", ""]
+        rows.append([op, *spent, *(_amount(row[key], key) for key in none for row in pair)])
     totals = [{key: sum(row[key] for row in side.values()) for key in none} for side in (before, after)]
-    rows.append(["all", *(_amount(row[key], key) for key in none for row in totals)])
+    spent = [duration(sum(s)) for s in zip(*seconds.values(), strict=True)] if seconds else ["", ""]
+    rows.append(["all", *spent, *(_amount(row[key], key) for key in none for row in totals)])
     return rows
 
 

@@ -1,0 +1,83 @@
+"""The sections of a model as a page shows them: drawn, or listed where there are too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from taso_mirage.ir.dims import show_shape
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
+from taso_mirage.report.drawing import attribute_texts, draw_graph
+from taso_mirage.report.explanations import duration, shortened
+from taso_mirage.report.sections import ModelSection
+
+DRAWN = 64
+"""Terms up to which a graph is drawn; a larger one is listed."""
+PICTURES = 24
+"""Sections that are drawn: those with a change and the largest gain first. The others are listed."""
+SPARK = 100.0
+"""Units of the longest bar beside a section."""
+
+
+def shown_sections(sections: Sequence[ModelSection], numbers: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    """What the template says of each, in their order; `numbers` are those of its changes."""
+    longest = max((each.seconds[0] for each in sections), default=0.0) or 1e-12
+    order = sorted(range(len(sections)), key=lambda i: (not sections[i].changed, -abs(sections[i].gain)))
+    drawn = set(order[:PICTURES])
+    return [
+        {
+            "title": _title(each),
+            "places": len(each.places),
+            "ends": shortened([names[0] if names else "" for names in each.places], 4),
+            "changed": each.changed,
+            "times": [duration(seconds) for seconds in each.seconds],
+            "spark": [seconds / longest * SPARK for seconds in each.seconds],
+            "changes": numbers.get(i + 1, ()),
+            "before": _side(each.before, each.after, i in drawn),
+            "after": _side(each.after, each.before, i in drawn) if each.changed else None,
+            "names": [", ".join(names) for names in each.places],
+        }
+        for i, each in enumerate(sections)
+    ]
+
+
+def _title(each: ModelSection) -> str:
+    """The commonest operators, and how many there are."""
+    sides = [Counter(n.op for n in side if n.args and n.op != "item") for side in (each.before, each.after)]
+    counts = [str(side.total()) for side in sides]
+    listed = ", ".join(name for name, _ in sides[0].most_common(4)) or "nothing"
+    more = ", ..." if len(sides[0]) > 4 else ""
+    total = counts[0] if not each.changed else " \N{RIGHTWARDS ARROW} ".join(counts)
+    return f"{total} operators: {listed}{more}"
+
+
+def _side(side: Graph, other: Graph, drawn: bool) -> dict[str, Any]:
+    """A drawing or a list; terms that the other side does not have are marked."""
+    own = set(side) - set(other)
+    if drawn and sum(1 for _ in side) <= DRAWN:
+        return {"drawing": draw_graph(side, own), "rows": ()}
+    return {"drawing": None, "rows": list(_rows(side, own))}
+
+
+def _rows(side: Graph, own: set[Node]) -> Iterator[tuple[bool, str, str]]:
+    """Of each term whether it is marked, what it is made of, and its shape; numbers are rows."""
+    names: dict[Node, str] = {ABSENT: "none"}
+    number = 0
+    for node in side:
+        if not node.args:
+            names[node] = str(node.attr("name")) if node.op in ("input", "weight") else node.op
+            continue
+        number += 1
+        names[node] = str(number)
+        yield node in own, _row(node, [names[a] for a in node.args]), _shape(node)
+
+
+def _row(node: Node, args: Sequence[str]) -> str:
+    if node.op == "opaque":
+        return f"{node.attr('call')}({', '.join(args)})"
+    return f"{node.op}({', '.join([*args, *attribute_texts(node)])})"
+
+
+def _shape(node: Node) -> str:
+    return show_shape(node.type.shape) if isinstance(node.type, Tensor) and node.type.shape is not None else ""
