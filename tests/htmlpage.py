@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 
+from taso_mirage.report.pages import rendered
+
 
 class Page(HTMLParser):
-    """Tags that do not close, ids, links, and what would leave the page."""
+    """Tags that do not close, ids, links, what would leave the page, and scripts: none but that of
+    the search box, which the policy of the page names by its digest."""
 
-    VOID = frozenset({"meta", "br"})
+    VOID = frozenset({"meta", "br", "input"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -18,17 +23,25 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.text: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
         self.feed(text)
         self.close()
         assert self.open == []
         assert len(set(self.ids)) == len(self.ids)
         assert {link[1:] for link in self.links} <= set(self.ids)
-        assert not {"script", "link", "img", "iframe", "object", "base"} & set(self.tags)
+        assert not {"link", "img", "iframe", "object", "base"} & set(self.tags)
+        assert self.scripts == [rendered("page.js")] * ("script-src" in self.policy)
+        digest = base64.b64encode(hashlib.sha256("".join(self.scripts).encode()).digest()).decode()
+        named = f"; script-src 'sha256-{digest}'" if self.scripts else ""
+        assert self.policy in ("", f"default-src 'none'; style-src 'unsafe-inline'{named}")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
+        if tag == "meta" and ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"] or ""
         for name, value in attrs:
             assert not name.startswith("on")
             assert name not in ("src", "srcset", "xlink:href", "action")
@@ -50,4 +63,4 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        (self.scripts if self.open[-1:] == ["script"] else self.text).append(data)

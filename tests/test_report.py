@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from browser import CHROMIUM, NO_BROWSER, chromium
 from commandline import one_line, run
 from htmlpage import Page
 from onnx import TensorProto, helper
@@ -46,7 +45,6 @@ from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def x(*shape: Any, name: str = "x") -> Node:
@@ -265,10 +263,12 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
     page = Page(content)
     text = " ".join(" ".join(page.text).split())
     assert not re.search(r"https?:|@import|url\((?!#arrow)", content)
-    assert page.tags.count("details") == len(found["changes"])
-    assert page.tags.count("figure") == 2 * len(found["changes"])
-    for section in ("Time", "What changed", "Equations", "Operators", "Check", "Search", "To repeat it"):
+    assert content.count('<details class="fold change"') == len(found["changes"])
+    assert page.tags.count("figure") >= 2 * len(found["changes"]) + 2
+    for section in ("Time", "What changed", "The model", "Roofline", "Equations", "Operators", "Check", "Search"):
         assert f"<h2>{section}</h2>" in content
+    assert "<h2>To repeat it</h2>" in content
+    assert "its peaks are not known" in text
     for name in found["equations"]:
         assert name in text
     for row in found["check"]:
@@ -329,7 +329,7 @@ def many(count: int) -> list[Explanation]:
     for i in range(1, count + 1):
         a = x(i, 3, name="x1")
         old = term("relu", a)
-        for _ in range(60 if i == count else 3):
+        for _ in range(html.DRAWN if i == count else 3):
             old = term("tanh", old)
         change = ReportedChange((f"law.{i}",), Graph((a,), (old,)), Graph((a,), (term("relu", a),)), tuple("abc") * 50)
         made.append(Explanation(change, (1e-3, 1e-4), None))
@@ -340,8 +340,8 @@ def test_three_hundred_changes_are_folded_and_capped(mini: Result) -> None:
     content = html.page(mini, many(300), Path("m.onnx"), [], ["taso-mirage"], {})
     page = Page(content)
     assert page.tags.count("details") == 300
-    assert content.count('<details class="change" open>') == html.OPEN
-    assert page.tags.count("svg") == 2 * 300 - 1 + 2  # all but one are drawn; the arrow and the bars
+    assert len(re.findall(r'<details class="fold change" id="change-\d+" open>', content)) == html.OPEN
+    assert page.tags.count("svg") == 2 * 300 - 1 + 3  # all but one are drawn; the arrow and the two bars
     assert "and 138 more" in content
     assert len(content) < 3_000_000
 
@@ -368,15 +368,7 @@ def test_graphs_are_drawn_for_a_page() -> None:
 # ---------------------------------------------------------------- a browser
 
 
-def chromium(path: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    assert CHROMIUM is not None
-    fixed = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    size = ["--window-size=1200,1600", "--enable-logging=stderr"]
-    command = [CHROMIUM, *fixed, *size, *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
     assert "<h2>To repeat it</h2>" in done.stdout
@@ -385,7 +377,7 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
     assert values_of(shot) > 100
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """What the test above relies on: an error of the page is printed, the page allows no script,
     and a blank picture is seen."""

@@ -225,8 +225,10 @@ def attribute_texts(node: Node) -> Iterator[str]:
 
 
 def shown_value(value: Any) -> str:
-    """The value of an attribute."""
-    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
+    """The value of an attribute; numbers to the digits of single precision."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return f"({', '.join(map(shown_value, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
 
 
 # ---------------------------------------------------------------- places
@@ -335,5 +337,8 @@ def _curve(points: list[tuple[float, float]]) -> str:
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         half = (y0 + y1) / 2
+        if x0 == x1:
+            path += f" V{y1:.1f}"
+            continue
         path += f" C{x0:.1f},{half:.1f} {x1:.1f},{half:.1f} {x1:.1f},{y1:.1f}"
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from taso_mirage.ir.dims import show_shape
@@ -16,6 +17,8 @@ DRAWN = 64
 """Terms up to which a graph is drawn; a larger one is listed."""
 PICTURES = 24
 """Sections that are drawn: those with a change and the largest gain first. The others are listed."""
+LONG = 160
+"""Letters of a listed term at most."""
 SPARK = 100.0
 """Units of the longest bar beside a section."""
 
@@ -49,12 +52,12 @@ def _title(each: ModelSection) -> str:
     listed = ", ".join(name for name, _ in sides[0].most_common(4)) or "nothing"
     more = ", ..." if len(sides[0]) > 4 else ""
     total = counts[0] if not each.changed else " \N{RIGHTWARDS ARROW} ".join(counts)
-    return f"{total} operators: {listed}{more}"
+    return f"{total} operator{'s' * (total != '1')}: {listed}{more}"
 
 
 def _side(side: Graph, other: Graph, drawn: bool) -> dict[str, Any]:
     """A drawing or a list; terms that the other side does not have are marked."""
-    own = set(side) - set(other)
+    own = {n for n in set(side) - set(other) if n.args}
     if drawn and sum(1 for _ in side) <= DRAWN:
         return {"drawing": draw_graph(side, own), "rows": ()}
     return {"drawing": None, "rows": list(_rows(side, own))}
@@ -76,7 +79,7 @@ def _rows(side: Graph, own: set[Node]) -> Iterator[tuple[bool, str, str]]:
 def _row(node: Node, args: Sequence[str]) -> str:
     if node.op == "opaque":
         return f"{node.attr('call')}({', '.join(args)})"
-    return f"{node.op}({', '.join([*args, *attribute_texts(node)])})"
+    return shorten(f"{node.op}({', '.join([*args, *attribute_texts(node)])})", LONG, placeholder=" ...")
 
 
 def _shape(node: Node) -> str:
