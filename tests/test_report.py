@@ -312,7 +312,8 @@ def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:
     run("optimize", path, "-o", tmp_path / "o.onnx", "--no-measure", "--report", tmp_path / "o.html")
     content = (tmp_path / "o.html").read_text()
     page = Page(content)
-    assert {"b", "i", "script"}.isdisjoint(page.tags)
+    assert {"b", "i"}.isdisjoint(page.tags)
+    assert page.tags.count("script") == 1
     assert f"{evil}y" in "".join(page.text)
 
 

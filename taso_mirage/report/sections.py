@@ -71,7 +71,7 @@ def _anchors(result: Result, names: Mapping[Node, str]) -> Iterator[Anchor]:
     outputs = result.original.graph.outputs
     order = [n for n in topological(outputs) if n.args and not is_weight(n)]
     common = [i for i, n in enumerate(order) if isinstance(n.type, Tensor) and names.get(n) in there]
-    for i in _ends(common, _live(order, outputs), max(LEAST, len(order) // SECTIONS)):
+    for i in _ends(common, _live(order, outputs), max(LEAST, -(-len(order) // SECTIONS))):
         yield ((order[i], there[names[order[i]]]),)
     yield tuple(zip(outputs, result.model.graph.outputs, strict=True))
 
