@@ -1,12 +1,15 @@
 """Draws the pictures of the README and of these pages: `python docs/pictures.py [FOLDER]`.
 
 Each is drawn from what it shows: a change that `optimize` makes to the model of the repository, a
-rule of the library, a kernel that the search finds.
+rule of the library, a kernel that the search finds. With `--report`, Chromium takes the picture of
+a report instead; its times are those of the machine.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +57,20 @@ def kernel() -> str:
 PICTURES: dict[str, Callable[[], str]] = {"attention": attention, "rule": rule, "kernel": kernel}
 
 
+def report(picture: Path) -> None:
+    """The first screen of what `optimize --report` writes of the model of the repository."""
+    model = ROOT / "models" / "mini_transformer.onnx"
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        taso_mirage.optimize(model, output=Path(folder) / model.name, report=page, kernels="off")
+        size = ["--window-size=1200,1500", "--hide-scrollbars", f"--screenshot={picture}"]
+        subprocess.run(["chromium", "--headless", "--no-sandbox", *size, page.as_uri()], check=True)
+
+
 def main() -> None:
+    if "--report" in sys.argv:
+        report(Path(__file__).parent / "report.png")
+        return
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, drawn in PICTURES.items():
