@@ -16,7 +16,7 @@ from browser import CHROMIUM, NO_BROWSER, chromium
 from htmlpage import Page
 from test_report import MINI, model, w, x
 
-from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.expressions import is_weight
@@ -247,6 +247,16 @@ def test_why_there_is_no_roofline_is_said(mini: Result) -> None:
     measured = replace(mini, times=replace(times_of(mini), peaks=PEAKS))
     assert "no peak of a data sheet" in text(measured)
     assert "several sets of sizes" in text(replace(measured, workloads=(({"n": 1}, 0.5), ({"n": 2}, 0.5))))
+
+
+def test_what_has_no_time_is_said(mini: Result) -> None:
+    """Kernels and other opaque terms are in no bar by operator."""
+    a = x(2, 3)
+    opaque = Node("opaque", (term("relu", a),), (("call", "f"),), lambda: a.type)
+    with_one = replace(mini.model, graph=Graph((a,), (opaque,)))
+    content = report.page(replace(mini, model=with_one), [], Path("m"), [], ["x"], {})
+    assert "0 in the original and 1 in the result" in " ".join("".join(Page(content).text).split())
+    assert "in the result." not in "".join(Page(report.page(mini, [], Path("m"), [], ["x"], {})).text)
 
 
 def test_measured_results_have_peaks() -> None:

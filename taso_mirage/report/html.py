@@ -163,6 +163,7 @@ def _times(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
         "by_kind": by_kind if pairs else [],
         "legend": legend if pairs else [],
         "times_by_sizes": _times_by_sizes(result),
+        "untimed": [sum(n.op == "opaque" for n in m.graph) for m in (result.original, result.model)],
     }
 
 
