@@ -137,8 +137,8 @@ def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "")
 def draw_graph(graph: Graph, marked: Collection[Node] = ()) -> Drawing:
     """A graph of typed terms for a page, which has the template `graph.svg` write it.
 
-    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes, with
-    `marked` behind that of some terms.
+    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes;
+    terms that are `marked` have that class, too.
     """
     return replace(_layout(graph, {node: node.type for node in graph}, marked), x=GAP, y=GAP)
 

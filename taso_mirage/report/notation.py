@@ -211,7 +211,7 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     "(a, b, ...) -> the part at `index`": (1, _part),
     "x -> the sum over `axes`": (1, _total),
 }
-"""How a term is written by what its operator's docstring says, and for how many operands (0: any)."""
+"""How a term is written by what its operator's docstring says; for how many operands (0: any)."""
 
 
 # ---------------------------------------------------------------- pieces

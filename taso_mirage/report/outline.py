@@ -16,7 +16,7 @@ from taso_mirage.report.sections import ModelSection
 DRAWN = 64
 """Terms up to which a graph is drawn; a larger one is listed."""
 PICTURES = 24
-"""Sections that are drawn: those with a change and the largest gain first. The others are listed."""
+"""Sections that are drawn: those with a change and the largest gain first; others are listed."""
 LONG = 160
 """Letters of a listed term at most."""
 SPARK = 100.0
