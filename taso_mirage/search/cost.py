@@ -77,7 +77,7 @@ class Cost:
     _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
-        return sum(seconds for _, seconds in self.each(outputs))
+        return sum((seconds for _, seconds in self.each(outputs)), 0.0)
 
     def each(self, outputs: Sequence[Node]) -> Iterator[tuple[Node, float]]:
         """Every term that runs, operands first, and the seconds that it adds to the graph."""
