@@ -15,13 +15,14 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.measure.timing import Timing
+from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
-from taso_mirage.report.summary import by_sizes, search_facts
+from taso_mirage.report.summary import search_facts
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
