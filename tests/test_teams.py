@@ -1,5 +1,5 @@
-"""What teams use beside the command line: the GitHub Action, the pre-commit hooks, the containers and
-the shell's completion. Their commands run here as they stand in the files."""
+"""What teams use beside the command line: the GitHub Action, the pre-commit hooks, the containers
+and the shell's completion. Their commands run here as they stand in the files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shell(command: list[str], environment: dict[str, str], cwd: Path) -> subproc
 
 
 def expanded(text: str, inputs: dict[str, str]) -> str:
-    """What GitHub makes of `${{ ... }}`; anything that the action does not have is an error here."""
+    """What GitHub makes of `${{ ... }}`; what the action does not have is an error here."""
     known = {f"inputs.{name}": value for name, value in inputs.items()} | {"github.action_path": str(ROOT)}
     return re.sub(r"\$\{\{ *([^ ]+) *\}\}", lambda found: known[found[1]], text)
 
