@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -92,7 +93,7 @@ class Folder:
         names = list(self._found())
         if not names:
             raise InvalidOption(f"{source} has no .onnx files; name a folder that has")
-        known = self._known()
+        self._before = known = self._known()
         self.rows = {name: self._row(name, known.get(name)) for name in names}
 
     def _found(self) -> Iterator[str]:
@@ -170,8 +171,20 @@ class Folder:
             row = _row(name, "failed", self._digest) | {"error": said[:400], "exit_code": 1}
         row["seconds"] = time.monotonic() - begun
         self.rows[name] = row
+        if row["state"] == "failed":
+            self._remove_earlier(name)
         self.write()
         return row, result
+
+    def _remove_earlier(self, name: str) -> None:
+        """Remove what an earlier run wrote for a model that fails now: it is the result of another
+        file, or of other options. What somebody changed since stays."""
+        inside = self.output.resolve()
+        with suppress(LookupError, TypeError, AttributeError, ValueError, OSError):
+            for each, digest in self._before[name]["written"].items():
+                path = self.output / each
+                if path.resolve().is_relative_to(inside) and _digests(self.output, [path]) == {each: digest}:
+                    path.unlink()
 
     def _optimized(self, name: str, heard: Mapping[str, Any]) -> Result:
         source, output = self.source / name, self.output / name

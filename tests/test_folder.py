@@ -3,6 +3,7 @@ not done again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -120,6 +121,23 @@ def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Pa
     done = run(*command, "--portable", check=3)
     assert len(asked) == 5  # with other options nothing is done
     assert "5 models, 0 of them done before" in done.stderr
+
+
+def test_the_result_of_a_model_that_fails_now_does_not_stay(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("optimize", models, "-o", out, *QUICK)
+    run(*command, check=3)
+    (tmp_path / "kept.onnx").write_bytes(b"of somebody")
+    index = json.loads((out / "index.json").read_text())
+    index["models"][0]["written"]["../kept.onnx"] = hashlib.sha256(b"of somebody").hexdigest()
+    (out / "index.json").write_text(json.dumps(index))
+    for name in ("a.onnx", "one.onnx"):
+        (models / name).write_text("no model any more")
+    (out / "one.onnx").write_bytes(b"changed since")
+    run(*command, check=3)
+    assert not (out / "a.onnx").exists()
+    assert (out / "one.onnx").exists()
+    assert (tmp_path / "kept.onnx").exists()
 
 
 def test_rules_and_inputs_are_part_of_what_is_done_by_their_content(models: Path, tmp_path: Path) -> None:
