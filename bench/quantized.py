@@ -14,7 +14,6 @@ original / ours, and whether both give the same bits on the inputs of the timing
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from peers import ALONE, OURS, opened, timed  # noqa: E402
-from real import run, told, versions  # noqa: E402
+from real import last_line, run, told, versions  # noqa: E402
 from rows import Rows  # noqa: E402
 
 from models.quantized import ORIGINALS, QUANTIZED, size  # noqa: E402
@@ -62,7 +61,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "load": round(os.getloadavg()[0], 1),
             "mb": {ALONE: round(size(file) / 1e6, 2), FLOAT32: round(size(wide) / 1e6, 2)},
         }
-        changed = done.code == 0 and json.loads(done.output)["changed"]
+        changed = done.code == 0 and last_line(done.output)["changed"]
         found["mb"] |= {OURS: round(size(ours) / 1e6, 2)} if changed else {}
         files = {ALONE: file, FLOAT32: wide, **({OURS: ours} if changed else {})}
         return {**found, **beside(model, files, sizes, options)}

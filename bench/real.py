@@ -152,7 +152,7 @@ def row(known: Known, options: argparse.Namespace) -> dict[str, Any]:
             "model_mb": round(size(file) / 1e6, 3),
         }
         if options.peers and done.code == 0:
-            found |= beside(known, file, ours, json.loads(done.output), options)
+            found |= beside(known, file, ours, last_line(done.output), options)
     return found
 
 
@@ -178,13 +178,19 @@ def beside(
     return {"times": figures(times), "peers": "; ".join(notes)}
 
 
+def last_line(output: str) -> dict[str, Any]:
+    """The result, which `optimize --json` prints last."""
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
 def told(done: Run) -> dict[str, Any]:
     """What the run says of itself."""
     if done.code != 0:
         lines = [line for line in done.errors.strip().splitlines() if line.strip()]
         ended = TOO_SLOW if done.code is None else f"exit {done.code}"
         return {"ended": ended, "checked": None, "ratio": None, "note": " / ".join(lines[-3:])[:400]}
-    said = json.loads(done.output)
+    said = last_line(done.output)
     passed = [each["passed"] for each in said["check"]]
     timed = said["time"] or {}
     return {

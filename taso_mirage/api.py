@@ -24,7 +24,7 @@ from taso_mirage.report import certificate as certificates
 from taso_mirage.report import html
 from taso_mirage.report.result import Result
 from taso_mirage.search.arrays import fitting, read_inputs
-from taso_mirage.search.config import Config, Progress, Stop, quiet
+from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet, unseen
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
 
@@ -71,8 +71,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 class Options:
     """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
 
-    `command` is what a report says to repeat; `progress` is called with what is going on, `stop`
-    ends the searches.
+    `command` is what a report says to repeat; `progress` is called with what is going on,
+    `candidates` with every model that is tried; `stop` ends the searches.
     """
 
     output: str | Path | None = None
@@ -96,6 +96,7 @@ class Options:
     allow_rounding: str | float | None = None
     rules: RuleSet | Sequence[str | Path] | None = None
     progress: Progress = quiet
+    candidates: Candidates = unseen
     stop: Stop | None = None
     command: Sequence[str] = ()
 
@@ -120,6 +121,7 @@ class Options:
             kernels=self.kernels or "off",
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
+            candidates=self.candidates,
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))

@@ -71,3 +71,5 @@ class Unsupported(TasoMirageError):
 
 class SyntaxProblem(TasoMirageError):
     """A text that cannot be read as a term, graph, law or substitution."""
+
+    exit_code = 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -50,3 +52,10 @@ def one_line(done: Done) -> str:
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("taso-mirage: ")
     return lines[0]
+
+
+def result_of(done: Done) -> dict[str, Any]:
+    """What `optimize --json` says of the result."""
+    (found,) = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "result")
+    result: dict[str, Any] = found
+    return result

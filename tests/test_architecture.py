@@ -40,11 +40,12 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"pipeline.fuse", "kernels.tensorrt"},
     {"pipeline"},
     {"api"},
+    {"folder"},
     {"torch"},
     {"front"},
     {"cli"},
 ]
-LOOSE = {"errors", "verdicts", "version", "plugins", "api", "front"}
+LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "front"}
 """Modules at the top."""
 DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
 """Modules of `targets/` that only describe: a folder of it has all of one target, so its modules

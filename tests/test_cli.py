@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from commandline import one_line, run, run_apart
+from commandline import one_line, result_of, run, run_apart
 from onnx import TensorProto, helper
 
 from taso_mirage.measure.session import working_providers
@@ -51,7 +51,7 @@ def test_optimize_writes_an_equal_model_and_a_table(dynamic: Path, tmp_path: Pat
 
 
 def test_json_and_default_output_name(dynamic: Path) -> None:
-    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", "--shape", "batch:3").stdout)
+    found = result_of(run("optimize", dynamic, "--no-measure", "--json", "--shape", "batch:3"))
     assert found["changed"] is True
     assert found["nodes"] == {"before": 2, "after": 1}
     assert all(row["passed"] for row in found["check"])
@@ -60,7 +60,7 @@ def test_json_and_default_output_name(dynamic: Path) -> None:
 
 def test_several_sets_of_sizes(dynamic: Path) -> None:
     shapes = ["--shape", "batch:3@3", "--shape", "x:5,8@1"]
-    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", *shapes).stdout)
+    found = result_of(run("optimize", dynamic, "--no-measure", "--json", *shapes))
     assert [(row["sizes"], row["share"]) for row in found["sizes"]] == [({"batch": 3}, 0.75), ({"batch": 5}, 0.25)]
     assert "random inputs at batch=5" in {row["case"] for row in found["check"]}
     assert "only `optimize` takes weights" in one_line(run("inspect", dynamic, "--shape", "batch:3@3", check=2))
@@ -68,7 +68,7 @@ def test_several_sets_of_sizes(dynamic: Path) -> None:
 
 def test_inputs_from_a_file(dynamic: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
-    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", "--inputs", tmp_path / "in.npz").stdout)
+    found = result_of(run("optimize", dynamic, "--no-measure", "--json", "--inputs", tmp_path / "in.npz"))
     assert found["check"][0]["case"] == "the given inputs 1"
 
 
@@ -209,7 +209,7 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
     """The command line where `start()` is called inside of `main`, once it takes signals."""
     code = (
         "import os, signal, sys, threading, time\n"
-        "from taso_mirage.cli import commands as cli\n"
+        "from taso_mirage.cli import commands as cli, interrupt\n"
         "def press():\n    os.kill(os.getpid(), signal.SIGINT)\n"
         f"{start}\n"
         "cli.app = lambda run=cli.app: (start(), run())\n"
@@ -281,7 +281,7 @@ def test_an_interrupt_before_the_search_gives_up(tmp_path: Path) -> None:
     (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
     begun = (
         f"sys.path.append({str(tmp_path)!r})\ndef start():\n    sys.press = press\n"
-        "    with cli._interruptible() as stop:\n        import module_in_c\n"
+        "    with interrupt.interruptible() as stop:\n        import module_in_c\n"
         "        stop.began = True\n        time.sleep(20)\n        os.abort()"
     )
     done = interrupted(begun, "--version")
@@ -343,7 +343,7 @@ def test_saturation_is_a_strategy(tmp_path: Path) -> None:
     done = run(
         "optimize", MINI, "--strategy", "saturate", "--no-measure", "--budget", 5, "--json", "-o", tmp_path / "out.onnx"
     )
-    found = json.loads(done.stdout)
+    found = result_of(done)
     assert found["changed"]
     assert all(c["passed"] for c in found["check"])
 

@@ -19,9 +19,9 @@ from taso_mirage.measure.rounding import output_rounding, parse_rounding
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_ir, from_proto, load, serialize
 from taso_mirage.pipeline import checking, optimize_model
+from taso_mirage.report.data import result_data
 from taso_mirage.report.html import page
 from taso_mirage.report.result import Result
-from taso_mirage.report.summary import result_data
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import RuleSet

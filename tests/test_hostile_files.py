@@ -91,7 +91,8 @@ def test_a_model_is_a_regular_file(tmp_path: Path, kind: Callable[[Path], None])
         kind(tmp_path / "m.onnx")
     except PermissionError:
         pytest.skip("only root makes devices")
-    one_line(run("optimize", tmp_path / "m.onnx", *QUICK, check=3))
+    code = 2 if (tmp_path / "m.onnx").is_dir() else 3  # a folder is one of models; this has none
+    one_line(run("optimize", tmp_path / "m.onnx", *QUICK, check=code))
 
 
 def nested(location: str) -> onnx.ModelProto:

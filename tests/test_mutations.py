@@ -26,10 +26,11 @@ from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import candidates, optimize_model
+from taso_mirage.report.data import result_data
 from taso_mirage.report.explanations import as_lines, explained, explanation_data
 from taso_mirage.report.html import page
 from taso_mirage.report.result import Result
-from taso_mirage.report.summary import result_data, search_facts
+from taso_mirage.report.summary import search_facts
 from taso_mirage.search import mutations
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, Weighted

@@ -3,7 +3,6 @@ from a model unescaped."""
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from browser import CHROMIUM, NO_BROWSER, chromium
-from commandline import one_line, run
+from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
 
@@ -31,6 +30,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
 from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, statement
@@ -191,7 +191,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     options = ["--no-measure", "--explain", "--json", "--report", folder / "out.html"]
     done = run("optimize", MINI, "-o", folder / "out.onnx", *options)
     assert sorted(p.name for p in folder.iterdir()) == ["out.html", "out.onnx"]
-    return json.loads(done.stdout), folder / "out.html"
+    return result_of(done), folder / "out.html"
 
 
 def test_explain_as_json(written: tuple[dict[str, Any], Path]) -> None:
@@ -290,7 +290,7 @@ def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]
     statistics = replace(exact.statistics, ended={"saturated": 2, "time": 1}, gaps=(0.0, 0.25, 0.0))
     saturated = replace(exact, statistics=statistics)
     expected = {"parts": 3, "exact": 2, "gap": 0.25}
-    data = [summary.result_data(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
+    data = [result_data(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
     assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
     assert data[1]["ended"] == {"saturated": 2, "time": 1}
     assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commandline import result_of
 from test_ops import build, opsets
 from test_runtime_shipped import with_kernel
 
@@ -241,7 +242,7 @@ def test_the_optimizer_itself_works(runtime: Runtime, tmp_path: Path) -> None:
     command = ("-m", "taso_mirage.cli", "optimize", str(given), "-o", str(out), "--budget", "10", "--json")
     done = runtime.python(*command, more=str(ROOT))
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = result_of(done)
     assert said["failure"] is None
     assert all(each["passed"] for each in said["check"])
     model, inputs = mini()

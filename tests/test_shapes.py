@@ -23,6 +23,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
+from taso_mirage.report.data import result_data
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, Roofline, Weighted
@@ -208,7 +209,7 @@ def test_the_report_has_the_times_of_every_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, _ = timed(monkeypatch, tmp_path, 0.9)
-    rows = summary.result_data(result, Path("m.onnx"), [])["sizes"]
+    rows = result_data(result, Path("m.onnx"), [])["sizes"]
     assert [(r["sizes"], r["share"], r["time"]["ratio"]) for r in rows] == [
         (LARGE, pytest.approx(0.9), 2.0),
         ({"n": 2}, pytest.approx(0.1), 0.5),
@@ -238,6 +239,6 @@ def test_one_set_has_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     result = optimize_model(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=60))
     assert result.timing is not None
     assert result.timing.each == ()
-    found = summary.result_data(result, Path("m.onnx"), [])
+    found = result_data(result, Path("m.onnx"), [])
     assert found["sizes"] == [{"sizes": LARGE, "share": 1.0, "time": found["time"]}]
     assert "by their shares" not in html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})

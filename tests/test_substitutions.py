@@ -164,7 +164,7 @@ def test_a_captured_rest_is_sorted_and_dims_are_symbols() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("operators = 3\n", "", "rule taso.concat_to_conv.9cd5: the field operators is missing"),
+        ('lhs = "', 'left = "', "no field is called left"),
         ("operators = 3", "operators = true", "field operators: True is no int"),
         ("operators = 3", "operator = 3", "no field is called operator"),
         ("(o, c, 3, 3)", "(o, c, 3.5, 3)", "field given: 3.5 is no size"),
@@ -175,8 +175,8 @@ def test_a_captured_rest_is_sorted_and_dims_are_symbols() -> None:
         ("shape(v)", "shape(q)", r"names q, which the left side does not have"),
         ('lhs = "concat(', 'lhs = "concatt(', "field lhs: no operator concatt"),
         ("strides: (1, 1)", "strides: (1, 1", "field attributes"),
-        ('proof = "symbolic"', 'proof = "trust"', "field evidence: the proof 'trust' is none of symbolic"),
-        ("cases = 16", "casis = 16", "field evidence: no part of evidence is called casis"),
+        ('proof = "symbolic"', 'proof = "trust"', "field evidence, field proof: 'trust' is none of symbolic"),
+        ("cases = 16", "casis = 16", "field evidence: no field is called casis"),
         ("[[rule]]", "[[rules]]", r"only \[\[rule\]\] is expected, not rules"),
         ('name = "', 'name = ', "Invalid value"),
     ],

@@ -3,7 +3,6 @@ OpenVINO from end to end."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commandline import result_of
 
 import taso_mirage
 from taso_mirage.errors import InvalidModel, InvalidOption, RunRefused, RuntimeUnavailable
@@ -302,7 +302,7 @@ def test_openvino_from_end_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(TRANSFORMER), "--target", "openvino", "--json"]
     out = tmp_path / "out.onnx"
     done = subprocess.run([*command, "--budget", "3", "-o", str(out)], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = result_of(done)
     assert found["target"] == {"name": "openvino", "provider": None, "options": dict(OPENVINO.options)}
     assert found["open"] == f"taso_mirage.session({str(out)!r})"
     assert all(case["passed"] for case in found["check"])

@@ -1,19 +1,24 @@
-"""The wheel: what is in it, and that it works away from the checkout, with its own operators and
-substitutions."""
+"""The wheel and the sdist: what is in them, and that the wheel works away from the checkout, with
+its own operators and substitutions."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import onnx
 import pytest
+
+from taso_mirage.version import __version__
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,14 +48,27 @@ def _python(*args: object, cwd: Path, path: Path | None = None) -> subprocess.Co
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy, so that no file appears in the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, so that no file appears there."""
     hidden = shutil.ignore_patterns(".*", "__pycache__", "results")
-    source = shutil.copytree(ROOT, folder / "source", ignore=hidden)
-    _python("-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source, cwd=folder)
-    (built,) = (folder / "dist").glob("*.whl")
-    return built
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("wheel") / "source", ignore=hidden))
+
+
+def built(source: Path, kind: str, folder: Path) -> Path:
+    """The wheel or sdist of a folder."""
+    _python("-m", "build", f"--{kind}", "--no-isolation", "--outdir", folder, source, cwd=folder.parent)
+    (found,) = (path for path in folder.iterdir() if path.suffix == {"wheel": ".whl", "sdist": ".gz"}[kind])
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    return built(source, "wheel", source.parent / "dist")
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path) -> Path:
+    return built(source, "sdist", source.parent / "dist_source")
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +117,60 @@ def test_installed_copy_optimizes_a_model(installed: Path, tmp_path: Path) -> No
 def test_installed_copy_reports_on_itself(installed: Path, tmp_path: Path) -> None:
     found = json.loads(run(installed, tmp_path, "doctor", "--json"))
     assert "CPUExecutionProvider" in json.dumps(found)
+
+
+def test_the_archives_are_what_an_index_takes(wheel: Path, sdist: Path) -> None:
+    done = _python("-m", "twine", "check", "--strict", wheel, sdist, cwd=wheel.parent)
+    assert done.stdout.count("PASSED") == 2
+    assert wheel.name == f"taso_mirage-{__version__}-py3-none-any.whl"
+    assert sdist.name == f"taso_mirage-{__version__}.tar.gz"
+
+
+def test_the_sdist_holds_what_the_wheel_is_made_of_and_no_tests(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    tops = {path.name for path in folder.iterdir()}
+    described = {"README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
+    assert tops - {".gitignore"} == {"taso_mirage", "op_specs", "substitutions", "docs"} | described
+    again = built(folder, "wheel", tmp_path / "dist")
+    assert contents(again) == contents(wheel)
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """The checksum of every file but the record of them."""
+    entries = zipfile.ZipFile(wheel).infolist()
+    return {each.filename: each.CRC for each in entries if not each.filename.endswith("RECORD")}
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", __version__]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment, with the dependencies that an index gives, beside nothing of the
+    checkout but the model."""
+    (tmp_path / "models").mkdir()
+    shutil.copy(ROOT / "models" / "mini_transformer.onnx", tmp_path / "models")
+    venv.create(tmp_path / ".venv", with_pip=True)
+    folder = tmp_path / ".venv" / "bin"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    kept |= {"PATH": f"{folder}{os.pathsep}{kept['PATH']}", "TASO_MIRAGE_CACHE": str(tmp_path / "cache")}
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    run(folder / "python", "-m", "pip", "install", "--quiet", wheel)
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (setup,) = (text for kind, text in blocks if kind == "sh" and "optimize models/" in text)
+    command = setup.split("&&")[-1].strip()
+    assert command.startswith(".venv/bin/taso-mirage optimize")
+    assert "wrote" in run("bash", "-euc", command)
+    (program,) = (text for kind, text in blocks if kind == "python" and "import torch" not in text)
+    run(folder / "python", "-c", program)
+    assert (tmp_path / "faster.onnx").exists()
+    assert f"taso-mirage {__version__}" in run(folder / "taso-mirage", "--version")

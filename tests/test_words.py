@@ -22,6 +22,7 @@ from taso_mirage.operators.work import count
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse.stage import _Stage
 from taso_mirage.report import html, summary
+from taso_mirage.report.data import result_data
 from taso_mirage.report.inspection import inspection, show_inspection
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import Config
@@ -69,8 +70,8 @@ def test_the_table_and_the_data_say_that_the_check_failed(result: Result, capsys
     for each, head in ((result, "optimized"), (failed, "without what failed")):
         summary.show(each, Path("m.onnx"), [])
         assert head in capsys.readouterr().out
-    assert summary.result_data(failed, Path("m.onnx"), [])["failure"] == "the check failed"
-    assert summary.result_data(result, Path("m.onnx"), [])["failure"] is None
+    assert result_data(failed, Path("m.onnx"), [])["failure"] == "the check failed"
+    assert result_data(result, Path("m.onnx"), [])["failure"] is None
 
 
 def test_the_line_of_the_search_is_plain(result: Result, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,20 +5,82 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
+from typing_extensions import TypedDict
+
+from taso_mirage.errors import IllTyped, InvalidOption, SyntaxProblem, Undecidable, Unsupported
 from taso_mirage.ir.dims import Symbolic, parse_dim, symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.library import MALFORMED
 from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.system.toml import checked_entry, read_text
 
 FOLDER = Path(__file__).parent / "families"
+
+
+class InputEntry(TypedDict):
+    """`count` inputs of one kind, called `name` with a number; they may be exchanged."""
+
+    name: str
+    count: NotRequired[int]
+    kind: str
+    """A label: what an operand of an operator may be."""
+    dtype: NotRequired[str]
+    """float32 if left out."""
+    shape: str
+    """Sizes by letters: `(n, 2, s, d)`."""
+
+
+class OperatorEntry(TypedDict):
+    """A pattern over operands, see `Operator`."""
+
+    term: str
+    """Calls, as in a rule: `transpose(a, perm=(0, 1, 3, 2))`; letters that are no operands are
+    sizes."""
+    symbol: NotRequired[str]
+    """Its name where kinds are forgotten; the operator's own if left out."""
+    kinds: NotRequired[dict[str, str]]
+    """The labels that operands must have."""
+    where: NotRequired[str]
+    """An expression over the operands that must hold."""
+    result: NotRequired[str]
+    """The label of the result; that of the first operand if left out."""
+    commutative: NotRequired[bool]
+    inputs_only: NotRequired[bool]
+    """Operands are inputs."""
+    cut: NotRequired[int]
+    """The axis along which the result is cut between its operands."""
+    part_of: NotRequired[int]
+    """The axis along which the operand is cut, of which the result is one half."""
+
+
+class AssignmentEntry(TypedDict):
+    """Sizes of the letters, and how many trials to make at them."""
+
+    trials: int
+    sizes: dict[str, int]
+
+
+FamilyFile = TypedDict(
+    "FamilyFile",
+    {
+        "$schema": NotRequired[str],
+        "about": str,
+        "assignments": list[AssignmentEntry],
+        "recheck": list[AssignmentEntry],
+        "elements": int,
+        "inputs": list[InputEntry],
+        "operators": dict[str, OperatorEntry],
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,30 +208,56 @@ def load_family(name: str) -> Family:
 
 
 def read_family(path: Path) -> Family:
-    """A family from its file."""
-    data = tomllib.loads(path.read_text())
-    inputs = []
-    for group, row in enumerate(data["inputs"]):
-        kind = TermKind(row["kind"], Tensor(row.get("dtype", "float32"), _shape(row["shape"])))
-        count = row.get("count", 1)
-        inputs += [(row["name"] + (str(i + 1) if count > 1 else ""), group, kind) for i in range(count)]
-    operators = tuple(_operator(path, name, row) for name, row in data["operators"].items())
-    assignments, recheck = (
-        tuple(Assignment(row["sizes"], row["trials"]) for row in data[key]) for key in ("assignments", "recheck")
-    )
+    """A family from its file.
+
+    InvalidOption names the file, the entry and the field that is wrong.
+    """
+    try:
+        data = checked_entry(str(path), tomllib.loads(read_text(path)), FamilyFile, "family")
+        assignments, recheck = (tuple(_assignments(path, key, data[key])) for key in ("assignments", "recheck"))
+        inputs = [each for group, row in enumerate(data["inputs"]) for each in _inputs(path, group, row)]
+        operators = tuple(_operator(path, name, row) for name, row in data["operators"].items())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidOption(f"{path}: {error}") from None
+    except SyntaxProblem as error:
+        raise InvalidOption(str(error)) from None
     return Family(path.stem, data["about"], tuple(inputs), operators, assignments, recheck, data["elements"])
 
 
-def _operator(path: Path, name: str, row: Mapping[str, Any]) -> Operator:
-    more = dict(row)
-    pattern = parse_equation(f"{more.pop('term')} == 0").lhs
-    where = more.pop("where", None)
+def _assignments(path: Path, key: str, rows: Sequence[Any]) -> Iterator[Assignment]:
+    for i, row in enumerate(rows, 1):
+        checked_entry(f"{path}: {key} number {i}", row, AssignmentEntry, "family")
+        yield Assignment(row["sizes"], row["trials"])
+
+
+def _inputs(path: Path, group: int, row: Any) -> Iterator[tuple[str, int, TermKind]]:
+    label = f"{path}: inputs number {group + 1}"
+    checked_entry(label, row, InputEntry, "family")
+    with _naming(f"{label}, field shape"):
+        kind = TermKind(row["kind"], Tensor(row.get("dtype", "float32"), _shape(row["shape"])))
+    count = row.get("count", 1)
+    for i in range(count):
+        yield row["name"] + (str(i + 1) if count > 1 else ""), group, kind
+
+
+def _operator(path: Path, name: str, row: Any) -> Operator:
+    label = f"{path}: operator {name}"
+    more = dict(checked_entry(label, row, OperatorEntry, "family"))
+    with _naming(f"{label}, field term"):
+        pattern = parse_equation(f"{more.pop('term')} == 0").lhs
+    with _naming(f"{label}, field where"):
+        where = Expr(more.pop("where")) if "where" in more else None
+    return Operator(name, pattern, more.pop("symbol", name), where=where, **more)
+
+
+@contextmanager
+def _naming(label: str) -> Iterator[None]:
+    """What a text of a file means nothing by, with where it stands."""
     try:
-        return Operator(
-            name, pattern, more.pop("symbol", name), where=Expr(where) if where is not None else None, **more
-        )
-    except TypeError as error:
-        raise InvalidOption(f"{path}: operator {name}: {error}") from None
+        yield
+    except MALFORMED as error:
+        said = f"{label}: {error or type(error).__name__}"
+        raise SyntaxProblem(f"{said}; `taso-mirage schema family` says what it is") from None
 
 
 def _shape(text: str) -> tuple[Any, ...]:

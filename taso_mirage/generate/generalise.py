@@ -17,7 +17,7 @@ from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import Typing, typings
 from taso_mirage.prove.rules.guards import TRIALS, Settled, infer_guard, judged, weakest
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, rule_name
+from taso_mirage.rewriting.library import Rule, operator_count, rule_name
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
@@ -71,18 +71,13 @@ def generalise(
             settled = replace(verdict.equation, name=name, evidence="library")
             kept = guards.stated_values(settled, attributes)
             kept = tuple((n, partly(v, work.sizes)) for n, v in kept)
-            return Rule(name, operators or _operators(equation), work.at(work.given), kept, settled, evidence)
+            return Rule(name, operators or operator_count(equation), work.at(work.given), kept, settled, evidence)
     assert isinstance(verdict, Failure)
     return replace(verdict, equation=show_equation(equation))
 
 
 def _excluded(equation: Equation, reason: str) -> Failure:
     return Failure(FailureKind.EXCLUDED, reason, equation=show_equation(equation))
-
-
-def _operators(equation: Equation) -> int:
-    sides = (equation.lhs_terms, equation.rhs_terms)
-    return max(sum(1 for n in side if n.args and n.op != "item") for side in sides)
 
 
 class _Search:

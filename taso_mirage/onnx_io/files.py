@@ -402,6 +402,20 @@ def data_files(model: Model) -> set[Path]:
     return found
 
 
+def files_of(path: Path) -> list[Path]:
+    """A model's file, and those beside it that its weights lie in, by name; InvalidModel where it
+    cannot be read."""
+    places: set[str] = set()
+
+    def look(tensor: Any) -> Any:
+        if isinstance(tensor, ir.ExternalTensor):
+            places.add(str(tensor.location))
+        return tensor
+
+    change_tensors(_read(path), look)
+    return [path, *(path.parent / place for place in sorted(places))]
+
+
 def checked(proto: bytes | str) -> None:
     """onnx's own checker on a serialized model or a path; InvalidModel with its first line."""
     try:

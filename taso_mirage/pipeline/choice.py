@@ -83,6 +83,8 @@ class Choosing:
         """The one that is predicted to cost the least, if that is no more than the original."""
         best = min(candidates, key=lambda c: c.cost)
         before = self.problem.cost(self.problem.model.graph.outputs)
+        for candidate in candidates:
+            self.job.config.candidates(candidate.name, candidate.cost, None, None)
         if best.cost <= before:
             return Choice(self._surviving(best)[0])
         self.job.kept = f"predicted slower ({best.cost:.3g} s against {before:.3g} s): {KEPT}"
@@ -97,6 +99,8 @@ class Choosing:
         times = self._times(sessions)
         pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
         timings = self._compared(times)
+        for candidate, each in zip(alive, timings, strict=True):
+            self.job.config.candidates(candidate.name, candidate.cost, each, None)
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
         normal = next(usable, None)
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
@@ -180,6 +184,7 @@ class Choosing:
                 options = [
                     f" {k}={v}" for k, v in candidate.target.options if (k, v) not in self.problem.target.options
                 ]
+                self.job.config.candidates(candidate.name, candidate.cost, None, str(error))
                 self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
         return sessions, alive
 

@@ -26,7 +26,7 @@ from taso_mirage.pipeline.shares import search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
-from taso_mirage.search.config import OFF
+from taso_mirage.search.config import OFF, unseen
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 LEAST = 0.02
@@ -161,6 +161,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
         may_grow=True,
         allow_rounding=None,
         part=place.reached,
+        candidates=unseen,
     )
     try:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)

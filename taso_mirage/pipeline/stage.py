@@ -20,7 +20,7 @@ Values = Mapping[str, Any]
 """What stages gave so far, by name."""
 
 
-BUDGET = "budget"
+SPENT = "budget"
 """What progress calls the whole: the seconds of it that were spent before a stage."""
 
 
@@ -75,7 +75,7 @@ class Stage:
     def __call__(self, job: Job, values: Values) -> dict[str, Any]:
         """The values that the stage gives; its seconds are noted."""
         if job.deadline.seconds < math.inf:
-            job.progress(BUDGET, int(job.deadline.spent), int(job.deadline.seconds))
+            job.progress(SPENT, int(job.deadline.spent), int(job.deadline.seconds))
         job.progress(self.name, 0, 0)
         start = time.perf_counter()
         made = self.work(job, *(values[name] for name in self.takes))

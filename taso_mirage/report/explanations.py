@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.cost_cache import proofs_path
@@ -152,7 +153,20 @@ def known() -> Mapping[str, Equation]:
 # ---------------------------------------------------------------- as data and text
 
 
-def explanation_data(listed: Sequence[Explanation], result: Result | None = None) -> list[dict[str, Any]]:
+class ChangeData(TypedDict):
+    """One distinct change of a model; seconds are of one place. Graphs are printed as functions."""
+
+    count: int
+    places: list[str]
+    equations: list[dict[str, str]]
+    predicted: dict[str, float]
+    measured: dict[str, float] | None
+    ground: str
+    before: str
+    after: str
+
+
+def explanation_data(listed: Sequence[Explanation], result: Result | None = None) -> list[ChangeData]:
     """The changes as JSON data; seconds are of one place."""
     return [
         {

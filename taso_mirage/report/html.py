@@ -18,6 +18,7 @@ from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.charts import RooflinePoint, operator_bars, roofline_chart, roofline_points, whole_bars
+from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
 from taso_mirage.report.explanation import Explanation, MeasuredPeaks, StatedEquation
 from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
@@ -27,7 +28,7 @@ from taso_mirage.report.outline import DRAWN, shown_sections
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.report.sections import model_sections
-from taso_mirage.report.summary import by_sizes, search_facts
+from taso_mirage.report.summary import search_facts
 from taso_mirage.report.times import OperatorPair, by_operator
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file

@@ -1,36 +1,28 @@
-"""What users see: the progress of the stages, and the results as tables or JSON."""
+"""What users see: the progress of the stages, and the results as tables; `data.py` has them as
+data."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from taso_mirage.kernels.packaging.register import FORMAT_KEY
 from taso_mirage.measure.check import shown_sizes
-from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
+from taso_mirage.report.data import by_sizes, opened_with
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
-from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.console import Console
 from taso_mirage.system.terminal import one_line
-from taso_mirage.targets.packaging import opening
-from taso_mirage.targets.stamp import PROVIDERS
-from taso_mirage.version import __version__
 
 
 class Stages:
@@ -82,99 +74,6 @@ class Stages:
     def _finish(self) -> None:
         if self.current is not None:
             self.progress.update(self.tasks[self.current], completed=1, total=1)
-
-
-def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[str, Any]:
-    """The result as JSON data; times in seconds."""
-    timing = result.timing
-    return {
-        "model": str(source),
-        "written": [str(p) for p in written],
-        "open": _opening(result, written) if written else None,
-        "changed": result.changed,
-        "failure": None if result.failure is None else str(result.failure),
-        "target": {
-            "name": result.target.name,
-            "provider": PROVIDERS.get(result.target.name),
-            "options": dict(result.target.options),
-        },
-        "nodes": {"before": result.terms_before, "after": result.terms_after},
-        "cost": {"before": result.cost_before, "after": result.cost_after},
-        "time": None if timing is None else _timing_data(timing),
-        "sizes": [
-            {"sizes": dict(sizes), "share": share, "time": None if each is None else _timing_data(each)}
-            for sizes, share, each in by_sizes(result)
-        ],
-        "integers": dict(result.original.integers),
-        "equations": dict(result.equations),
-        "check": [
-            {
-                "case": d.case,
-                "output": d.output,
-                "error": d.error if math.isfinite(d.error) else None,
-                "own_error": d.own,
-                "bound": d.bound,
-                "passed": d.passed,
-            }
-            for d in result.differences
-        ],
-        "let_through": None if result.let_through is None else _rounding_data(result.let_through),
-        "search": {
-            "parts": result.statistics.parts,
-            "distinct_parts": result.statistics.distinct,
-            "states": result.statistics.states,
-            "matches": result.statistics.matches,
-            "ended": dict(result.statistics.ended),
-            "extraction": _extraction_data(result.statistics),
-        },
-        "partial": _mutations_data(result),
-        "seconds": dict(result.seconds),
-        "notes": list(result.notes),
-        "version": __version__,
-    }
-
-
-def _rounding_data(found: LetThrough) -> dict[str, Any]:
-    allowed = {"steps": found.allowed.steps, "rules": list(found.allowed.rules)}
-    return {"rules": list(found.rules), "allowed": allowed, "outputs": [asdict(each) for each in found.outputs]}
-
-
-def _timing_data(timing: Timing) -> dict[str, Any]:
-    return {
-        "before": timing.original,
-        "after": timing.optimized,
-        "ratio": timing.ratio,
-        "quartiles": [timing.low, timing.high],
-        "runs": timing.runs,
-    }
-
-
-def _mutations_data(result: Result) -> dict[str, Any]:
-    """What mutants were looked at, those that pay on their own, and how often each was taken."""
-    made = result.mutations
-    counts = {name: getattr(made, name) for name in ("programs", "known", "late", "mutants", "refused", "seconds")}
-    paying = [
-        {
-            "equation": m.equation.name,
-            "right": m.right,
-            "seconds": {"before": m.seconds[0], "after": m.seconds[1]},
-            "taken": result.equations.get(m.equation.name, 0),
-        }
-        for m in made.found
-    ]
-    return counts | {"paying": paying}
-
-
-def _extraction_data(statistics: SearchStatistics) -> dict[str, Any] | None:
-    gaps = statistics.gaps
-    return {"parts": len(gaps), "exact": gaps.count(0.0), "gap": max(gaps)} if gaps else None
-
-
-def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing | None]]:
-    """Every set of sizes, its share, and the times there."""
-    each = () if result.timing is None else result.timing.each or (result.timing,)
-    for (sizes, share), timing in zip_longest(result.workloads, each):
-        yield sizes, share, timing
 
 
 def search_facts(result: Result) -> dict[str, str]:
@@ -235,12 +134,7 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
     if written:
-        console.print(f"open it with {_opening(result, written)}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _opening(result: Result, written: Sequence[Path]) -> str:
-    """The line of Python that opens what was written."""
-    return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))
+        console.print(f"open it with {opened_with(result, written)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _times(timing: Timing | None) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, get_args
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol
@@ -23,10 +24,11 @@ from taso_mirage.operators.ops import data_folder
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.text import parse_equation, parse_value, show_equation
 from taso_mirage.system.files import write_file
-from taso_mirage.system.toml import comment, read_text, table
+from taso_mirage.system.toml import checked_entry, comment, read_text, table
 from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Proof
 
-PROOF_KINDS = ("symbolic", "bounded")
+ProofKind = Literal["symbolic", "bounded"]
+PROOF_KINDS: tuple[str, ...] = get_args(ProofKind)
 LIBRARY = "library"
 """The `evidence` of a rule's equation."""
 _NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
@@ -34,7 +36,59 @@ MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
 """What is raised where a text of a file is read that means nothing."""
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
-FIELDS = {"name", "operators", "given", "attributes", "lhs", "rhs", "where", "evidence"}
+SCHEMA = "$schema"
+"""The key that tells an editor where the schema of a file is; nothing else reads it."""
+_MORE = "`taso-mirage schema rules` says how a rule is written"
+
+
+class EvidenceEntry(TypedDict):
+    """How a rule was judged. Nothing is believed of it where the rule is applied."""
+
+    cases: NotRequired[int]
+    """Kinds of typings that it holds in."""
+    typings: NotRequired[int]
+    """Random legal typings that it was tried on."""
+    bounded: NotRequired[int]
+    excluded: NotRequired[int]
+    trials: NotRequired[int]
+    """Of version 0.1; it is not read."""
+    proof: NotRequired[ProofKind]
+    bound: NotRequired[str]
+    """What the proof covers."""
+    steps: NotRequired[int]
+
+
+class RuleEntry(TypedDict):
+    """A rule: `lhs` may be replaced by `rhs` wherever `where` holds."""
+
+    name: str
+    """The family, a dot, and a name of its own: `mine.twice`."""
+    operators: NotRequired[int]
+    """The most that a side has; counted if left out."""
+    given: str
+    """An example of the types of the variables: `x: (m, n), i: int64 (2*n)`; float32 unless it is
+    said."""
+    attributes: NotRequired[str]
+    """Values of attributes that have names, at that example: `a: 1, p: (1, 0)`."""
+    lhs: str
+    """Calls of operators, as in Python: `add(x, x)`. A number is a constant, whose elements all
+    equal it."""
+    rhs: str
+    where: NotRequired[str]
+    """The guard, an expression: `rank(x) == 2`."""
+    evidence: NotRequired[EvidenceEntry]
+
+
+class RejectedEntry(TypedDict):
+    """A candidate that was refuted, and by what."""
+
+    equation: str
+    why: str
+    counterexample: NotRequired[dict[str, Any]]
+
+
+RuleFile = TypedDict("RuleFile", {"$schema": NotRequired[str], "rule": NotRequired[list[RuleEntry]]})
+RejectedFile = TypedDict("RejectedFile", {"$schema": NotRequired[str], "rejected": NotRequired[list[RejectedEntry]]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,43 +298,42 @@ def _entries_of(text: str, path: str, table: str) -> list[dict[str, Any]]:
         raise SyntaxProblem(f"{path}: {error}") from None
     except (RecursionError, MemoryError):
         raise SyntaxProblem(f"{path}: its brackets are too deep, or it is too large") from None
+    content.pop(SCHEMA, None)
     entries = content.pop(table, [])
     if content or not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-        raise SyntaxProblem(f"{path}: only [[{table}]] is expected, not {', '.join(content) or table}")
+        raise SyntaxProblem(f"{path}: only [[{table}]] is expected, not {', '.join(content) or table}; {_MORE}")
     return entries
 
 
 def _read_rule(path: str, i: int, entry: Mapping[str, Any]) -> Rule:
     label = f"{path}: rule {entry.get('name', f'number {i + 1}')}"
-    if unknown := sorted(entry.keys() - FIELDS):
-        raise SyntaxProblem(f"{label}: no field is called {unknown[0]}; the fields are {', '.join(sorted(FIELDS))}")
+    checked_entry(label, entry, RuleEntry, "rules")
+    evidence = checked_entry(f"{label}, field evidence", entry.get("evidence", {}), EvidenceEntry, "rules")
     field = ""
     try:
-        field = "name"
-        name = _typed(entry[field], str)
-        field = "operators"
-        operators = _typed(entry[field], int)
         field = "given"
-        given = parse_given(_typed(entry[field], str))
+        given = parse_given(entry[field])
         field = "attributes"
-        attributes = parse_attributes(_typed(entry.get(field, ""), str))
+        attributes = parse_attributes(entry.get(field, ""))
         field = "lhs"
-        equation = _read_equation(name, entry)
+        equation = _read_equation(entry)
         field = "where"
         _check_names(equation, dict(given), dict(attributes))
-        field = "evidence"
-        evidence = _read_evidence(entry.get(field, {}))
-    except KeyError as error:
-        raise SyntaxProblem(f"{label}: the field {error.args[0]} is missing") from None
     except MALFORMED as error:
-        raise SyntaxProblem(f"{label}, field {field}: {error or type(error).__name__}") from None
-    return Rule(name, operators, given, attributes, equation, evidence)
+        raise SyntaxProblem(f"{label}, field {field}: {error or type(error).__name__}; {_MORE}") from None
+    operators = entry.get("operators", operator_count(equation))
+    return Rule(entry["name"], operators, given, attributes, equation, _read_evidence(evidence))
 
 
-def _read_equation(name: str, entry: Mapping[str, Any]) -> Equation:
-    text = f"{_typed(entry['lhs'], str)} == {_typed(entry['rhs'], str)}"
-    guard = _typed(entry["where"], str) if "where" in entry else ""
-    return parse_equation(text + (f" where {guard}" if guard else ""), name, LIBRARY)
+def operator_count(equation: Equation) -> int:
+    """Operators of the larger side."""
+    sides = (equation.lhs_terms, equation.rhs_terms)
+    return max(sum(1 for n in side if n.args and n.op != "item") for side in sides)
+
+
+def _read_equation(entry: Mapping[str, Any]) -> Equation:
+    text, guard = f"{entry['lhs']} == {entry['rhs']}", entry.get("where", "")
+    return parse_equation(text + (f" where {guard}" if guard else ""), entry["name"], LIBRARY)
 
 
 def _check_names(equation: Equation, given: Iterable[str], attributes: Iterable[str]) -> None:
@@ -307,35 +360,17 @@ def _listed(found: Iterable[str]) -> str:
 
 
 def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
-    given = dict(entry)
-    counts = {key: _typed(given.pop(key, 0), int) for key in ("cases", "typings", "bounded", "excluded")}
-    given.pop("trials", None)  # files of version 0.1 count trials in finite fields
-    kind = given.pop("proof", None)
-    if kind is None:
-        proof = None
-    elif kind in PROOF_KINDS:
-        proof = Proof(kind, _typed(given.pop("bound", ""), str), _typed(given.pop("steps", 0), int))
-    else:
-        raise SyntaxProblem(f"the proof {kind!r} is none of {', '.join(PROOF_KINDS)}")
-    if given:
-        raise SyntaxProblem(f"no part of evidence is called {sorted(given)[0]}")
-    return Evidence(proof=proof, **counts)
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise SyntaxProblem(f"{value!r} is no {kind.__name__}")
-    return value
+    counts = {key: entry.get(key, 0) for key in ("cases", "typings", "bounded", "excluded")}
+    kind = entry.get("proof")
+    return Evidence(proof=kind and Proof(kind, entry.get("bound", ""), entry.get("steps", 0)), **counts)
 
 
 def read_rejected(path: Path) -> tuple[RejectedRule, ...]:
     """What `write_rejected` wrote."""
     found: list[RejectedRule] = []
     for i, entry in enumerate(_entries_of(_text_of(path), str(path), "rejected")):
-        try:
-            found.append(RejectedRule(entry["equation"], entry["why"], entry.get("counterexample", {})))
-        except KeyError as error:
-            raise SyntaxProblem(f"{path}: rejected number {i + 1}: the field {error.args[0]} is missing") from None
+        checked_entry(f"{path}: rejected number {i + 1}", entry, RejectedEntry, "rejected")
+        found.append(RejectedRule(entry["equation"], entry["why"], entry.get("counterexample", {})))
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads, learned, workloads
 from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
+from taso_mirage.measure.timing import Timing
 from taso_mirage.search.passes import runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
@@ -37,8 +38,17 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
 
 
+Candidates = Callable[[str, float, Timing | None, str | None], None]
+"""Called with the name of each model that is tried, its predicted seconds, its times against the
+original (None: not measured), and why it was dropped (None: it was not)."""
+
+
 def quiet(stage: str, done: int, total: int) -> None:
     """Progress that nobody looks at."""
+
+
+def unseen(name: str, cost: float, timing: Timing | None, dropped: str | None) -> None:
+    """A candidate that nobody looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,8 @@ class Config:
     may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
     one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
     file may become much larger, or what asks a user that. `allow_rounding`: which rewrites may turn
-    decisions of quantizers, and how far that may move the outputs.
+    decisions of quantizers, and how far that may move the outputs. `candidates` hears of every
+    model that is tried.
     """
 
     budget: float = 60.0
@@ -78,6 +89,7 @@ class Config:
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: AllowedRounding | None = None
     part: bool = False
+    candidates: Candidates = unseen
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -1,4 +1,4 @@
-"""Plain values as TOML."""
+"""Plain values as TOML, and entries of files by the types of their fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, get_args, get_origin
+
+from typing_extensions import get_type_hints, is_typeddict
+
+from taso_mirage.errors import SyntaxProblem
 
 
 def table(head: str, fields: Mapping[str, Any]) -> str:
@@ -45,6 +49,41 @@ def _key(key: str) -> str:
 def _escaped(c: str) -> str:
     short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return short.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
+
+
+def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, Any]:
+    """A table of a file that has the fields of a TypedDict, each of its type.
+
+    SyntaxProblem begins with the label, and names the field and the schema that has all of them.
+    """
+    more = f"`taso-mirage schema {schema}` says what each is"
+    if not isinstance(entry, dict):
+        raise SyntaxProblem(f"{label} is no table of fields; {more}")
+    hints = get_type_hints(kind)
+    if unknown := sorted(entry.keys() - hints.keys()):
+        fields = ", ".join(sorted(hints))
+        raise SyntaxProblem(f"{label}: no field is called {unknown[0]}; the fields are {fields}, and {more}")
+    # `__required_keys__` does not know what is NotRequired where annotations are texts
+    required = [
+        field
+        for field, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is not NotRequired  # type: ignore[comparison-overlap]
+    ]
+    if missing := [field for field in required if field not in entry]:
+        raise SyntaxProblem(f"{label}: the field {missing[0]} is missing; add it, and {more}")
+    for field, value in entry.items():
+        _check_type(f"{label}, field {field}", value, hints[field], more)
+    return entry
+
+
+def _check_type(label: str, value: Any, hint: Any, more: str) -> None:
+    """The plain type of a value; what tables and lists in it have is looked at by themselves."""
+    kind: Any = get_origin(hint) or hint
+    if kind is Literal:
+        if value not in get_args(hint):
+            raise SyntaxProblem(f"{label}: {value!r} is none of {', '.join(get_args(hint))}; {more}")
+    elif type(value) is not kind and hint is not Any and not is_typeddict(hint):
+        raise SyntaxProblem(f"{label}: {value!r} is no {kind.__name__}; {more}")
 
 
 def read_text(path: Path) -> str:

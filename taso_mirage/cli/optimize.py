@@ -1,0 +1,241 @@
+"""The command `taso-mirage optimize`: of one model, or of all below a folder."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
+from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
+from taso_mirage.errors import InvalidOption
+from taso_mirage.system.terminal import say, say_lines
+
+if TYPE_CHECKING:
+    from taso_mirage.cli.log import Log
+    from taso_mirage.report.summary import Stages
+
+# ---------------------------------------------------------------- options
+
+_Given = Annotated[Path, typer.Argument(help="The ONNX model, or a folder of models.", metavar="MODEL.onnx")]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where to write; MODEL.optimized.onnx if left out. Of a folder the folder, FOLDER.optimized if left out: "
+        "models have the same paths there, beside index.html and index.json.",
+    ),
+]
+_TargetName = Annotated[
+    str,
+    typer.Option(
+        help="Where the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs), or openvino."
+    ),
+]
+_Portable = Annotated[
+    bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
+]
+_Strategy = Annotated[str, typer.Option(help="best-first, or saturate (equality saturation and extraction).")]
+_WeightedShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME:DIMS[+...][@WEIGHT]",
+        help=f"{FIXES} For several sets of sizes give each its weight, how often it is run: "
+        "--shape batch:1+seq:512@3 --shape batch:8+seq:128@1; what has no weight holds in every set.",
+    ),
+]
+_InputFiles = Annotated[
+    list[Path] | None,
+    typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
+]
+_Seconds = Annotated[
+    float, typer.Option(min=0, help="Seconds that all may take but reading and writing; of a folder, for each model.")
+]
+_RunLimit = Annotated[
+    float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
+]
+_KernelMode = Annotated[
+    str | None,
+    typer.Option(
+        help="off, search (fused kernels for regions), or cached (what was searched here before); search if left out, unless the "
+        "model is to be portable, or nothing is measured here. Kernels run where taso_mirage.register was called; elsewhere the "
+        "model runs without them."
+    ),
+]
+_Mutants = Annotated[
+    bool, typer.Option("--partial/--no-partial", help="Try mutants with corrections of costly operators (PET).")
+]
+_Alpha = Annotated[
+    float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
+]
+_Measure = Annotated[
+    bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
+]
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Measure operators on the workers of this Dask scheduler (tcp://host:8786)."),
+]
+_Explain = Annotated[
+    bool, typer.Option("--explain", help="Say of every change where, how much it wins, and what proves it.")
+]
+_Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="OUT.html",
+        help="Write a page with times, pictures and proofs. Of a folder there is always one of each model.",
+    ),
+]
+_CertificateFile = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
+]
+_MayGrow = Annotated[
+    bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
+]
+_Rounding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STEPS[:RULE,...]",
+        help="Quantized models: let rewrites that are right in float64 but round otherwise turn roundings of quantizers, "
+        "where that moves no output further than STEPS quantization steps (one of a quantized output; of floats, a 255th "
+        "of their range). With names, let these rules alone. What was let through is said, with its measured error.",
+    ),
+]
+_RuleFiles = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."),
+]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def optimize(
+    model: _Given,
+    output: _Output = None,
+    target: _TargetName = "cpu",
+    portable: _Portable = False,
+    strategy: _Strategy = "best-first",
+    shape: _WeightedShapes = None,
+    inputs: _InputFiles = None,
+    budget: _Seconds = 60.0,
+    run_limit: _RunLimit = 300.0,
+    kernels: _KernelMode = None,
+    partial: _Mutants = True,
+    alpha: _Alpha = 1.05,
+    measure: _Measure = True,
+    scheduler: _Scheduler = None,
+    explain: _Explain = False,
+    report: _Page = None,
+    certificate: _CertificateFile = None,
+    trust_kernels: TrustKernels = False,
+    may_grow: _MayGrow = False,
+    allow_rounding: _Rounding = None,
+    rules: _RuleFiles = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make MODEL.onnx faster, or every model below a folder.
+
+    The result computes the same, is never slower, and is checked before it is written.
+    """
+    options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
+    del options["model"], options["as_json"]
+    options |= {"shape": shape or (), "inputs": inputs or ()}
+    log = _log(model) if as_json else None
+    with nullcontext() if log is None else log.failing():
+        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log)
+
+
+def _log(model: Path) -> Log:
+    from taso_mirage.cli.log import Log
+
+    return Log(model)
+
+
+def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) -> None:
+    from taso_mirage import api
+    from taso_mirage.report import data, explanations, summary
+
+    if log is not None:
+        log.start(1, options["budget"])
+    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+        own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
+        own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        if log is None and not options["may_grow"] and asking():
+            own["may_grow"] = stages.asked
+        _, result = api.optimize(model, return_result=True, **{**options, **own})
+    explained = options["explain"]
+    if log is None:
+        summary.show(result, model, result.written)
+        say_lines(explanations.as_lines(result.explanations, result) if explained else ())
+    else:
+        found = data.result_data(result, model, result.written)
+        if explained:
+            found["changes"] = explanations.explanation_data(result.explanations, result)
+        log.result(found)
+    if result.failure is not None:
+        raise result.failure
+
+
+def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) -> None:
+    """One model after the other. What was done stays, and is not done again, however it ends."""
+    from taso_mirage.folder import PAGE, Folder, row_text
+    from taso_mirage.report import data, summary
+
+    for name in ("report", "certificate"):
+        if options[name] is not None:
+            raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
+    folder = Folder(source, options["output"], options)
+    folder.write()
+    names = folder.waiting
+    if log is not None:
+        log.start(len(names), options["budget"])
+    say(folder.plan, err=True)
+    for i, name in enumerate(names, 1):
+        if log is not None:
+            log.begin(source / name)
+        try:
+            with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+                row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
+        except CtrlC:
+            raise CtrlC("interrupted; what was done before stays, and the same command goes on from there") from None
+        if log is None:
+            say_lines([f"{i}/{len(names)} {row_text(row)}"])
+        elif result is not None:
+            log.result(data.result_data(result, source / name, result.written))
+        if log is not None and row["error"] is not None:
+            log.error(row["error"], row["exit_code"])
+        if stop.asked:
+            raise CtrlC("interrupted; the same command goes on from here")
+    if log is not None:
+        log.folder(folder.as_data(), folder.exit_code)
+    else:
+        say_lines(folder.said())
+    if folder.exit_code:
+        raise typer.Exit(folder.exit_code)
+
+
+def _heard(stages: Stages, log: Log | None, writing: Callable[[], object]) -> dict[str, Any]:
+    """Options of `api.optimize` for what is heard of its work. `writing` is done before a file is
+    written: from there on it could not be said that nothing was."""
+    show = stages if log is None else log.progress
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "write":
+            writing()
+        show(stage, done, total)
+
+    return {"progress": progress} | ({} if log is None else {"candidates": log.candidates})
+
+
+def asking() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,0 +1,339 @@
+"""A folder of models: each is optimized by itself, and one report has a row for each.
+
+What the report has of a model also tells whether something is left to do for it: the digests of all
+that was read and written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import quote
+
+from typing_extensions import TypedDict
+
+from taso_mirage import api
+from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, TasoMirageError
+from taso_mirage.onnx_io.files import files_of
+from taso_mirage.report.explanations import duration
+from taso_mirage.report.pages import rendered
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
+from taso_mirage.version import __version__
+
+PAGE, DATA = "index.html", "index.json"
+APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command"}
+"""Options that change nothing of a result, or that a folder has for each model."""
+
+ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]
+
+
+class ModelRow(TypedDict):
+    """What became of one model of a folder. Paths are from the folder, or from that of the
+    results."""
+
+    model: str
+    state: ModelState
+    """`check failed`: a rewrite was left out, the rest is written. `interrupted`: the best until
+    then is written, and the next run does it again. `failed`: nothing is written."""
+    before: float | None
+    """Seconds of a run of the original."""
+    after: float | None
+    ratio: float | None
+    """How many times as fast the result is."""
+    measured: bool
+    """Whether these are measured, or predicted."""
+    report: str | None
+    notes: list[str]
+    error: str | None
+    exit_code: int
+    seconds: float
+    """That it took."""
+    options: str
+    """The digest of the options and of the version."""
+    read: dict[str, str]
+    """SHA-256 of the files that were read."""
+    written: dict[str, str]
+
+
+class FolderReport(TypedDict):
+    """`index.json`: one report of all models below a folder."""
+
+    taso_mirage: str
+    """The version."""
+    folder: str
+    budget: float
+    """Seconds that each model may take."""
+    models: list[ModelRow]
+
+
+class Folder:
+    """The models below `source`, whose results go to the same paths below `output`; `options` are
+    those of `optimize`, for each of them.
+
+    `rows` has what is known of each: what an earlier run did with these options, and what has not
+    changed since, is done. InvalidOption where there are no models, or where the results would be
+    written over something else.
+    """
+
+    def __init__(self, source: Path, output: Path | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.source, self.output = source, output or source.with_name(f"{source.resolve().name}.optimized")
+        self.options = {k: v for k, v in (options or {}).items() if k not in APART}
+        self._digest = _digest_of(self.options)
+        if self.source.resolve().is_relative_to(self.output.resolve()):
+            raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
+        names = list(self._found())
+        if not names:
+            raise InvalidOption(f"{source} has no .onnx files; name a folder that has")
+        self._before = known = self._known()
+        self.rows = {name: self._row(name, known.get(name)) for name in names}
+
+    def _found(self) -> Iterator[str]:
+        """The paths of all models, those of results not among them."""
+        inside = self.output.resolve()
+        for path in sorted(self.source.rglob("*.onnx")):
+            if not path.is_dir() and not path.resolve().is_relative_to(inside):
+                yield path.relative_to(self.source).as_posix()
+
+    def _known(self) -> dict[str, ModelRow]:
+        """The rows of an earlier run."""
+        page, data = self.output / PAGE, self.output / DATA
+        try:
+            report = cast(FolderReport, read_json(data))
+            return {row["model"]: row for row in report["models"]}
+        except (OSError, ValueError, LookupError, TypeError):
+            if page.exists() or data.exists():
+                raise InvalidOption(
+                    f"--output {self.output} has an index that is not of an earlier run; name another folder"
+                ) from None
+            return {}
+
+    def _row(self, name: str, known: ModelRow | None) -> ModelRow:
+        if known is not None and self._done(name, known):
+            return known
+        return _row(name, "waiting", self._digest)
+
+    def _done(self, name: str, row: ModelRow) -> bool:
+        """Whether a row's result is there, and nothing that it was made from has changed."""
+        try:
+            return (
+                row["state"] in ("faster", "kept", "check failed")
+                and row["options"] == self._digest
+                and row["read"] == self._read(name)
+                and row["written"] == _digests(self.output, [self.output / each for each in row["written"]])
+            )
+        except (InvalidModel, LookupError, TypeError, ValueError, OSError):
+            return False
+
+    def _read(self, name: str) -> dict[str, str]:
+        return _digests(self.source, files_of(self.source / name))
+
+    def _readable(self, name: str) -> dict[str, str]:
+        """The same; nothing where a file is not there: the reader says what is wrong."""
+        try:
+            return self._read(name)
+        except (InvalidModel, OSError, ValueError):
+            return {}
+
+    # ------------------------------------------------------------ the work
+
+    @property
+    def waiting(self) -> list[str]:
+        """The models that are still to be done, in their order."""
+        return [name for name, row in self.rows.items() if row["state"] == "waiting"]
+
+    def optimize(
+        self, name: str, progress: Progress = quiet, stop: Stop | None = None, candidates: Candidates = unseen
+    ) -> tuple[ModelRow, Result | None]:
+        """Do one model; what goes wrong with it is in its row.
+
+        The report is written anew. OutputError where that fails.
+        """
+        begun, result = time.monotonic(), None
+        try:
+            read = self._readable(name)
+            result = self._optimized(name, {"progress": progress, "stop": stop, "candidates": candidates})
+            row = self._row_of(name, result, stop) | {"read": read}
+        except TasoMirageError as error:
+            row = _row(name, "failed", self._digest) | {"error": str(error), "exit_code": error.exit_code}
+        except MemoryError:
+            row = _row(name, "failed", self._digest) | {"error": "not enough memory for this model", "exit_code": 1}
+        except Exception as error:  # a bug; it must not cost the other models
+            said = f"internal error: {type(error).__name__}: {error} (please report it)"
+            row = _row(name, "failed", self._digest) | {"error": said[:400], "exit_code": 1}
+        row["seconds"] = time.monotonic() - begun
+        self.rows[name] = row
+        if row["state"] == "failed":
+            self._remove_earlier(name)
+        self.write()
+        return row, result
+
+    def _remove_earlier(self, name: str) -> None:
+        """Remove what an earlier run wrote for a model that fails now: it is the result of another
+        file, or of other options. What somebody changed since stays."""
+        inside = self.output.resolve()
+        with suppress(LookupError, TypeError, AttributeError, ValueError, OSError):
+            for each, digest in self._before[name]["written"].items():
+                path = self.output / each
+                if path.resolve().is_relative_to(inside) and _digests(self.output, [path]) == {each: digest}:
+                    path.unlink()
+
+    def _optimized(self, name: str, heard: Mapping[str, Any]) -> Result:
+        source, output = self.source / name, self.output / name
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot make {output.parent}: {error.strerror or error}") from None
+        page = output.with_name(f"{output.name}.html")
+        command = ["taso-mirage", "optimize", str(source), "-o", str(output)]
+        files = {"output": output, "report": page, "command": command}
+        _, result = api.optimize(source, return_result=True, **self.options, **files, **heard)
+        return result
+
+    def _row_of(self, name: str, result: Result, stop: Stop | None) -> ModelRow:
+        timing = result.timing
+        cost = (result.cost_before, result.cost_after)
+        before, after = cost if timing is None else (timing.original, timing.optimized)
+        ratio = timing.ratio if timing is not None else before / after if after else 1.0
+        page = f"{name}.html"
+        row = _row(name, "faster" if result.changed else "kept", self._digest)
+        row |= {"before": before, "after": after, "ratio": ratio, "measured": timing is not None, "report": page}
+        row |= {"notes": list(result.notes), "written": _digests(self.output, [*result.written, self.output / page])}
+        if not result.changed:
+            row |= {"after": before, "ratio": 1.0}
+        if result.failure is not None:
+            row |= {"state": "check failed", "error": str(result.failure), "exit_code": result.failure.exit_code}
+        if stop is not None and stop.asked:
+            row["state"] = "interrupted"
+        return row
+
+    # ------------------------------------------------------------ the report
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all went well, that of the models that did not, or 1 where they have several."""
+        codes = {row["exit_code"] for row in self.rows.values()} - {0}
+        return codes.pop() if len(codes) == 1 else int(bool(codes))
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the models became, as a geometric mean of all that are written."""
+        ratios = [row["ratio"] for row in self.rows.values() if row["ratio"]]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+
+    def counts(self) -> dict[str, int]:
+        """How many models there are of each state that occurs."""
+        states = [row["state"] for row in self.rows.values()]
+        return {state: states.count(state) for state in dict.fromkeys(sorted(states))}
+
+    @property
+    def budget(self) -> float:
+        """Seconds for each model."""
+        return float(self.options.get("budget", api.Options.__dataclass_fields__["budget"].default))
+
+    @property
+    def plan(self) -> str:
+        """What is left to do, and the time that it may take."""
+        count, left = len(self.rows), len(self.waiting)
+        return (
+            f"{count} models, {count - left} of them done before; {left} to do, each in at most {self.budget:g} s "
+            f"(together {left * self.budget / 60:.3g} minutes)"
+        )
+
+    def said(self) -> list[str]:
+        """What became of all, as lines."""
+        states = ", ".join(f"{count} {state}" for state, count in self.counts().items())
+        gained = f"{len(self.rows)} models: {states}; {self.gain:.3f} times as fast, as a geometric mean"
+        return [gained, f"wrote {self.output / PAGE}"]
+
+    def as_data(self) -> FolderReport:
+        """What `index.json` has."""
+        return {
+            "taso_mirage": __version__,
+            "folder": str(self.source),
+            "budget": self.budget,
+            "models": list(self.rows.values()),
+        }
+
+    def write(self) -> None:
+        """Write both forms of the report, each whole or not at all."""
+        write_file(self.output / DATA, json.dumps(self.as_data(), indent=2) + "\n")
+        rows = [{**row, **_shown(row)} for row in self.rows.values()]
+        said = ", ".join(f"{count} {state}" for state, count in self.counts().items())
+        page = rendered(
+            "index.html", title=f"{self.source.resolve().name}: {said}", rows=rows, gain=self.gain, said=said
+        )
+        write_file(self.output / PAGE, page.encode(errors="replace"))
+
+
+def row_text(row: ModelRow) -> str:
+    """What became of a model, on one line."""
+    if row["state"] == "failed":
+        return f"{row['model']}: failed: {row['error']}"
+    gained = "" if row["ratio"] is None else f", {_shown(row)['ratio']} times as fast"
+    return f"{row['model']}: {row['state']}{gained if row['state'] != 'kept' else ''}"
+
+
+def _shown(row: ModelRow) -> dict[str, str]:
+    """How the page shows a row."""
+    before, after = ("" if each is None else duration(each) for each in (row["before"], row["after"]))
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    said = [] if row["error"] is None else [row["error"]]
+    return {
+        "before": before,
+        "after": after,
+        "ratio": ratio if row["measured"] or not ratio else f"{ratio} (predicted)",
+        "link": "" if row["report"] is None else quote(row["report"]),
+        "said": "; ".join([*said, *row["notes"]] if row["state"] != "check failed" else row["notes"]),
+    }
+
+
+def _row(name: str, state: ModelState, options: str) -> ModelRow:
+    return {
+        "model": name,
+        "state": state,
+        "before": None,
+        "after": None,
+        "ratio": None,
+        "measured": False,
+        "report": None,
+        "notes": [],
+        "error": None,
+        "exit_code": 0,
+        "seconds": 0.0,
+        "options": options,
+        "read": {},
+        "written": {},
+    }
+
+
+def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
+    """SHA-256 of files, by their paths from a folder."""
+    found = {}
+    for path in files:
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _digest_of(options: Mapping[str, Any]) -> str:
+    """Of the version, the options, and the content of files that they name."""
+    said = {
+        name: [*map(_content, value)] if isinstance(value, list | tuple) else str(value)
+        for name, value in options.items()
+    }
+    return hashlib.sha256(json.dumps([__version__, said], sort_keys=True).encode()).hexdigest()
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, Path) and value.is_file():
+        return hashlib.sha256(value.read_bytes()).hexdigest()
+    return str(value)

@@ -1,0 +1,315 @@
+"""A result as data, for JSON: what each field is called, its type, and what it means.
+
+The types are the schema of what `optimize --json` prints (`docs/schemas.py` writes it from them);
+times are in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+from taso_mirage.kernels.packaging.register import FORMAT_KEY
+from taso_mirage.measure.rounding import LetThrough, OutputRounding
+from taso_mirage.measure.timing import Timing
+from taso_mirage.report.explanations import ChangeData
+from taso_mirage.report.result import Result
+from taso_mirage.search.search import SearchStatistics
+from taso_mirage.system.terminal import one_line
+from taso_mirage.targets.packaging import opening
+from taso_mirage.targets.stamp import PROVIDERS
+from taso_mirage.version import __version__
+
+
+class BeforeAfter(TypedDict):
+    """Seconds."""
+
+    before: float
+    after: float
+
+
+class Counts(TypedDict):
+    """Operators of the original's graph, and of the result's."""
+
+    before: int
+    after: int
+
+
+class Times(TypedDict):
+    """Measured seconds: lower quartiles over rounds in which both ran in turn."""
+
+    before: float
+    after: float
+    ratio: float
+    """How many times as fast the result is."""
+    quartiles: list[float]
+    """Of the ratio, round by round."""
+    runs: int
+
+
+class TargetData(TypedDict):
+    """Where the model is to run, and with which options of the runtime it was measured."""
+
+    name: str
+    provider: str | None
+    options: dict[str, str]
+
+
+class SizesData(TypedDict):
+    """One set of sizes of dynamic dims, and how often it is run."""
+
+    sizes: dict[str, int]
+    share: float
+    time: Times | None
+
+
+class CheckData(TypedDict):
+    """One output on one set of inputs. A number that is not finite is null."""
+
+    case: str
+    output: str
+    error: float | None
+    own_error: float | None
+    """The original's own, against float64."""
+    bound: float | None
+    passed: bool
+
+
+class AllowedData(TypedDict):
+    """What `--allow-rounding` allowed."""
+
+    steps: float
+    rules: list[str]
+
+
+class OutputData(TypedDict):
+    """The largest error of an output in steps of a size, and how many of its elements are off."""
+
+    case: str
+    output: str
+    against: str
+    step: float
+    steps: float
+    elements: int
+    size: int
+
+
+class LetThroughData(TypedDict):
+    """Rules that turned roundings of quantizers, and how far that moved the outputs."""
+
+    rules: list[str]
+    allowed: AllowedData
+    outputs: list[OutputData]
+
+
+class ExtractionData(TypedDict):
+    """What `--strategy saturate` took from its e-graphs."""
+
+    parts: int
+    exact: int
+    gap: float
+    """What a better choice could save at most, of a part."""
+
+
+class SearchData(TypedDict):
+    """What the search looked at."""
+
+    parts: int
+    distinct_parts: int
+    states: int
+    matches: int
+    ended: dict[str, int]
+    """How many parts ended by what."""
+    extraction: ExtractionData | None
+
+
+class MutantData(TypedDict):
+    """A mutant that is faster on its own, `right` for a share of its elements before correction."""
+
+    equation: str
+    right: float
+    seconds: BeforeAfter
+    taken: int
+
+
+class MutantsData(TypedDict):
+    """The mutants (PET) that were looked at."""
+
+    programs: int
+    known: int
+    late: int
+    mutants: int
+    refused: int
+    seconds: float
+    paying: list[MutantData]
+
+
+class ResultData(TypedDict):
+    """What `optimize` did with a model."""
+
+    model: str
+    written: list[str]
+    open: str | None
+    """The line of Python that opens what was written."""
+    changed: bool
+    """False where the original's graph was kept."""
+    failure: str | None
+    """Which rewrite failed the check; it was left out."""
+    target: TargetData
+    nodes: Counts
+    cost: BeforeAfter
+    """Predicted seconds."""
+    time: Times | None
+    """Null where nothing was measured."""
+    sizes: list[SizesData]
+    integers: dict[str, int]
+    """Values of scalar inputs that choose a branch or a size."""
+    equations: dict[str, int]
+    """How often each was applied."""
+    check: list[CheckData]
+    let_through: LetThroughData | None
+    search: SearchData
+    partial: MutantsData
+    seconds: dict[str, float]
+    """What each stage took."""
+    notes: list[str]
+    version: str
+    changes: NotRequired[list[ChangeData]]
+    """With `--explain`."""
+
+
+def result_data(result: Result, source: Path, written: Sequence[Path]) -> ResultData:
+    """The result as JSON data; times in seconds."""
+    timing = result.timing
+    return {
+        "model": str(source),
+        "written": [str(p) for p in written],
+        "open": opened_with(result, written) if written else None,
+        "changed": result.changed,
+        "failure": None if result.failure is None else str(result.failure),
+        "target": {
+            "name": result.target.name,
+            "provider": PROVIDERS.get(result.target.name),
+            "options": dict(result.target.options),
+        },
+        "nodes": {"before": result.terms_before, "after": result.terms_after},
+        "cost": {"before": result.cost_before, "after": result.cost_after},
+        "time": None if timing is None else times_data(timing),
+        "sizes": [
+            {"sizes": dict(sizes), "share": share, "time": None if each is None else times_data(each)}
+            for sizes, share, each in by_sizes(result)
+        ],
+        "integers": dict(result.original.integers),
+        "equations": dict(result.equations),
+        "check": _check_data(result),
+        "let_through": None if result.let_through is None else _rounding_data(result.let_through),
+        "search": _search_data(result.statistics),
+        "partial": _mutants_data(result),
+        "seconds": dict(result.seconds),
+        "notes": list(result.notes),
+        "version": __version__,
+    }
+
+
+def times_data(timing: Timing) -> Times:
+    return {
+        "before": timing.original,
+        "after": timing.optimized,
+        "ratio": timing.ratio,
+        "quartiles": [timing.low, timing.high],
+        "runs": timing.runs,
+    }
+
+
+def _check_data(result: Result) -> list[CheckData]:
+    return [
+        {
+            "case": d.case,
+            "output": d.output,
+            "error": _finite(d.error),
+            "own_error": _finite(d.own),
+            "bound": _finite(d.bound),
+            "passed": d.passed,
+        }
+        for d in result.differences
+    ]
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no other numbers."""
+    return number if math.isfinite(number) else None
+
+
+def _rounding_data(found: LetThrough) -> LetThroughData:
+    return {
+        "rules": list(found.rules),
+        "allowed": {"steps": found.allowed.steps, "rules": list(found.allowed.rules)},
+        "outputs": [_output(each) for each in found.outputs],
+    }
+
+
+def _output(each: OutputRounding) -> OutputData:
+    return {
+        "case": each.case,
+        "output": each.output,
+        "against": each.against,
+        "step": each.step,
+        "steps": each.steps,
+        "elements": each.elements,
+        "size": each.size,
+    }
+
+
+def _search_data(statistics: SearchStatistics) -> SearchData:
+    return {
+        "parts": statistics.parts,
+        "distinct_parts": statistics.distinct,
+        "states": statistics.states,
+        "matches": statistics.matches,
+        "ended": dict(statistics.ended),
+        "extraction": _extraction_data(statistics),
+    }
+
+
+def _extraction_data(statistics: SearchStatistics) -> ExtractionData | None:
+    gaps = statistics.gaps
+    return {"parts": len(gaps), "exact": gaps.count(0.0), "gap": max(gaps)} if gaps else None
+
+
+def _mutants_data(result: Result) -> MutantsData:
+    """What mutants were looked at, those that pay on their own, and how often each was taken."""
+    made = result.mutations
+    return {
+        "programs": made.programs,
+        "known": made.known,
+        "late": made.late,
+        "mutants": made.mutants,
+        "refused": made.refused,
+        "seconds": made.seconds,
+        "paying": [
+            {
+                "equation": m.equation.name,
+                "right": m.right,
+                "seconds": {"before": m.seconds[0], "after": m.seconds[1]},
+                "taken": result.equations.get(m.equation.name, 0),
+            }
+            for m in made.found
+        ],
+    }
+
+
+def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing | None]]:
+    """Every set of sizes, its share, and the times there."""
+    each = () if result.timing is None else result.timing.each or (result.timing,)
+    for (sizes, share), timing in zip_longest(result.workloads, each):
+        yield sizes, share, timing
+
+
+def opened_with(result: Result, written: Sequence[Path]) -> str:
+    """The line of Python that opens what was written."""
+    return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))

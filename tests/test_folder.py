@@ -1,0 +1,262 @@
+"""A folder of models: one report, one failing model does not stop the others, and what is done is
+not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from commandline import one_line, run
+from onnx import TensorProto, helper
+
+from taso_mirage import api, folder
+from taso_mirage.errors import InvalidOption
+from taso_mirage.folder import Folder
+
+MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+QUICK = ("--no-measure", "--budget", 5)
+
+
+def relus(path: Path, count: int, shape: tuple[int, ...] = (4, 8)) -> None:
+    """A chain of activations, of which all but one are too many."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    names = ["x", *(f"v{i}" for i in range(1, count)), "y"]
+    nodes = [helper.make_node("Relu", [a], [b]) for a, b in pairwise(names)]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Three good models, one of them in a folder below and with a name of odd characters, and one
+    that is none."""
+    source = tmp_path / "models"
+    relus(source / "a.onnx", 2)
+    relus(source / "below" / "b <i>&?#.onnx", 3)
+    relus(source / "one.onnx", 1)
+    (source / "c.onnx").write_text("this is no model")
+    return source
+
+
+def rows(output: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads((output / "index.json").read_text())
+    return {row["model"]: row for row in found["models"]}
+
+
+def test_every_model_is_done_though_one_fails(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("optimize", models, "-o", out, *QUICK, check=3)
+    assert "4 models, 0 of them done before; 4 to do, each in at most 5 s" in done.stderr
+    found = rows(out)
+    assert {name: row["state"] for name, row in found.items()} == {
+        "a.onnx": "faster",
+        "below/b <i>&?#.onnx": "faster",
+        "c.onnx": "failed",
+        "one.onnx": "kept",
+    }
+    assert "no ONNX model" in found["c.onnx"]["error"]
+    assert not (out / "c.onnx").exists()
+    for name, row in found.items():
+        if row["state"] != "failed":
+            assert len(onnx.load(out / name).graph.node) == 1
+            assert (out / row["report"]).exists()
+    assert found["a.onnx"]["ratio"] == pytest.approx(found["a.onnx"]["before"] / found["a.onnx"]["after"])
+    assert found["one.onnx"]["ratio"] == 1.0
+    assert "2/4 below/b <i>&?#.onnx: faster" in done.stdout
+    assert "4 models: 1 failed, 2 faster, 1 kept" in done.stdout
+
+
+def test_the_page_leads_to_every_report_and_escapes_names(models: Path, tmp_path: Path) -> None:
+    run("optimize", models, "-o", tmp_path / "out", *QUICK, check=3)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<i>" not in page
+    assert "<script" not in page
+    links = re.findall(r'href="([^"]+)"', page)
+    assert links == ["a.onnx.html", "below/b%20%3Ci%3E%26%3F%23.onnx.html", "one.onnx.html"]
+    assert page.count('<tr class="wrong">') == 1
+    assert "(predicted)" in page  # nothing was measured
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that were optimized, in their order."""
+    real, heard = api.optimize, list[str]()
+
+    def optimize(model: Path, **options: Any) -> Any:
+        heard.append(model.name)
+        return real(model, **options)
+
+    monkeypatch.setattr(folder.api, "optimize", optimize)
+    return heard
+
+
+def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Path, asked: list[str]) -> None:
+    command = ("optimize", models, "-o", tmp_path / "out", *QUICK)
+    run(*command, check=3)
+    assert len(asked) == 4
+    for change, again in (
+        (lambda: None, []),
+        (lambda: relus(models / "a.onnx", 4), ["a.onnx"]),  # another model
+        (lambda: (tmp_path / "out" / "one.onnx").unlink(), ["one.onnx"]),  # its result is gone
+        (lambda: (tmp_path / "out" / "a.onnx").write_bytes(b""), ["a.onnx"]),  # its result is another
+        (lambda: relus(models / "new.onnx", 2), ["new.onnx"]),
+    ):
+        asked.clear()
+        change()
+        run(*command, check=3)
+        assert sorted(asked) == sorted([*again, "c.onnx"])  # what failed is tried again
+    asked.clear()
+    done = run(*command, "--portable", check=3)
+    assert len(asked) == 5  # with other options nothing is done
+    assert "5 models, 0 of them done before" in done.stderr
+
+
+def test_the_result_of_a_model_that_fails_now_does_not_stay(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("optimize", models, "-o", out, *QUICK)
+    run(*command, check=3)
+    (tmp_path / "kept.onnx").write_bytes(b"of somebody")
+    index = json.loads((out / "index.json").read_text())
+    index["models"][0]["written"]["../kept.onnx"] = hashlib.sha256(b"of somebody").hexdigest()
+    (out / "index.json").write_text(json.dumps(index))
+    for name in ("a.onnx", "one.onnx"):
+        (models / name).write_text("no model any more")
+    (out / "one.onnx").write_bytes(b"changed since")
+    run(*command, check=3)
+    assert not (out / "a.onnx").exists()
+    assert (out / "one.onnx").exists()
+    assert (tmp_path / "kept.onnx").exists()
+
+
+def test_rules_and_inputs_are_part_of_what_is_done_by_their_content(models: Path, tmp_path: Path) -> None:
+    rule = '[[rule]]\nname = "mine.twice"\noperators = 1\ngiven = "x: (m, n)"\nlhs = "add(x, x)"\nrhs = "mul(x, 2.0)"\n'
+    (tmp_path / "mine.toml").write_text(rule)
+    digests = set()
+    for text in (rule, rule, rule.replace("twice", "two")):
+        (tmp_path / "mine.toml").write_text(text)
+        made = Folder(models, tmp_path / "out", {"rules": [tmp_path / "mine.toml"]})
+        digests |= {row["options"] for row in made.rows.values()}
+    assert len(digests) == 2
+
+
+def test_the_weights_beside_a_model_are_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "mini.onnx"
+    onnx.save(onnx.load(MINI), path, save_as_external_data=True, location="mini.data", size_threshold=0)
+    options = {"measure": False, "budget": 3.0}
+    row, _ = Folder(path.parent, tmp_path / "out", options).optimize("mini.onnx")
+    assert set(row["read"]) == {"mini.onnx", "mini.data"}
+    assert Folder(path.parent, tmp_path / "out", options).waiting == []
+    data = bytearray((tmp_path / "models" / "mini.data").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "models" / "mini.data").write_bytes(data)
+    assert Folder(path.parent, tmp_path / "out", options).waiting == ["mini.onnx"]
+
+
+def test_results_inside_of_the_folder_are_no_models(models: Path) -> None:
+    run("optimize", models, "-o", models / "out", *QUICK, check=3)
+    assert len(Folder(models, models / "out").rows) == 4
+
+
+def test_where_the_results_go_if_it_is_not_said(models: Path) -> None:
+    run("optimize", models, *QUICK, check=3)
+    assert (models.parent / "models.optimized" / "below").is_dir()
+
+
+def test_wrong_folders_exit_2(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("somebody's page")
+    for arguments, message in (
+        ((tmp_path / "empty",), "has no .onnx files"),
+        ((models, "-o", models), "would overwrite models"),
+        ((models, "-o", tmp_path), "would overwrite models"),
+        ((models, "-o", tmp_path / "site"), "an index that is not of an earlier run"),
+        ((models, "--report", tmp_path / "r.html"), "--report is for one model"),
+        ((models, "--certificate", tmp_path / "c.json"), "--certificate is for one model"),
+    ):
+        assert message in one_line(run("optimize", *arguments, *QUICK, check=2))
+    assert (tmp_path / "site" / "index.html").read_text() == "somebody's page"
+
+
+def test_a_place_that_takes_no_results_exits_4(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in one_line(run("optimize", models, "-o", tmp_path / "file" / "out", *QUICK, check=4))
+
+
+def test_an_index_that_is_damaged_is_not_taken_for_none(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for content in ("", "[]", "{}", '{"models": [3]}', "\xff"):
+        (out / "index.json").write_text(content, encoding="latin-1")
+        with pytest.raises(InvalidOption, match="another folder"):
+            Folder(models, out)
+    rows = [{"model": "a.onnx", "state": "faster"}]  # one that lacks fields is not done
+    (out / "index.json").write_text(json.dumps({"models": rows}))
+    assert len(Folder(models, out).waiting) == 4
+
+
+def test_an_error_inside_of_one_model_does_not_stop_the_others(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = api.optimize
+
+    def optimize(model: Path, **options: Any) -> Any:
+        if model.name == "a.onnx":
+            raise ZeroDivisionError("a bug")
+        return real(model, **options)
+
+    monkeypatch.setattr(folder.api, "optimize", optimize)
+    run("optimize", models, "-o", tmp_path / "out", *QUICK, check=1)  # codes 1 and 3
+    found = rows(tmp_path / "out")
+    assert "internal error: ZeroDivisionError: a bug" in found["a.onnx"]["error"]
+    assert found["one.onnx"]["state"] == "kept"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    source, out = tmp_path / "models", tmp_path / "out"
+    for name in "abc":
+        relus(source / f"{name}.onnx", 2)
+    slow = (
+        "import sys, time\n"
+        "from taso_mirage import cli, folder\n"
+        "real = folder.api.optimize\n"
+        "def optimize(model, **options):\n"
+        "    if model.name == 'b.onnx':\n"
+        "        print('at b', file=sys.stderr, flush=True)\n        time.sleep(60)\n"
+        "    return real(model, **options)\n"
+        "folder.api.optimize = optimize\n"
+        f"sys.argv = ['taso-mirage', 'optimize', {str(source)!r}, '-o', {str(out)!r}, '--no-measure']\n"
+        "cli.main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "at b" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 30
+    assert process.returncode == 130
+    assert said == "taso-mirage: interrupted; what was done before stays, and the same command goes on from there\n"
+    assert {name: row["state"] for name, row in rows(out).items()} == {
+        "a.onnx": "faster",
+        "b.onnx": "waiting",
+        "c.onnx": "waiting",
+    }
+    done = run("optimize", source, "-o", out, "--no-measure")
+    assert "3 models, 1 of them done before; 2 to do" in done.stderr
+    assert {row["state"] for row in rows(out).values()} == {"faster"}
