@@ -1,15 +1,18 @@
-"""Weights of 4 and 8 bits in blocks (`MatMulNBits`) with activations in half precision on a GPU.
+"""Weights of 4 and 8 bits in blocks (`MatMulNBits`) with activations in half precision on a GPU,
+and products of integers.
 
-    python bench/quantized_h100.py [products] [decode] [--rows 1 8] [--programs 50] [-o FILE]
+    python bench/quantized_h100.py [products] [integers] [decode] [--rows 1 8] [--programs 50]
 
 `products`: matrix products alone, searched, generated and tuned, against ONNX Runtime's own
 MatMulNBits and PyTorch's product of half precision weights; the floor is the bytes that a run reads
 and writes over the bandwidth of a copy, measured just before. CUDA graphs of 64 calls or more on
 all sides, weights that rotate through three times the L2 cache, medians; results are compared in
-float64 first. `decode`: the decode model of end_to_end_h100.py with its products in blocks of 4
-bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile over
-torchao's blocks of 4 bits as a peer. Prints a line for each row
-and writes bench/results/quantized_h100-DEVICE.json after it (microseconds).
+float64 first. `integers`: products of integers with scales and a bias behind them, and of half
+precision with weights of 8 bits (integer_products.py), against the runtime's operators, and
+PyTorch's product of integers. `decode`: the decode model of end_to_end_h100.py with its products in
+blocks of 4 bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile
+over torchao's blocks of 4 bits as a peer. Prints a line for each row and writes
+bench/results/quantized_h100-DEVICE.json after it (microseconds).
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 import end_to_end_h100 as end_to_end
 from end_to_end_common import ROOT, Case
+from integer_products import INTEGER_PRODUCTS, IntegerProduct
 from kernels_h100 import searched
 from roofline import Machine
 
@@ -100,6 +104,15 @@ class Product:
     def bytes(self) -> int:
         return 2 * self.rows * self.columns + sum(np.dtype(d).itemsize * math.prod(s) for d, s in self.shapes())
 
+    def exact(self, inputs: Sequence[Any]) -> Any:
+        """The result in float64."""
+        x, *stored = inputs
+        return x.double() @ weights(self, *stored).T
+
+    def peers(self, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, float]]:
+        """Seconds of others."""
+        return peers(self, sets)
+
 
 PRODUCTS = (
     *(Product(rows, block=block) for rows in (1, 8, 16) for block in (128, 32)),
@@ -126,15 +139,14 @@ def weights(product: Product, b: Any, s: Any, z: Any = None) -> Any:
     return ((apart(b) - zero) * s.double()[:, :, None]).reshape(product.columns, product.inner)
 
 
-def checked(product: Product, errors: list[float]) -> tune.Check:
+def checked(product: Product | IntegerProduct, errors: list[float]) -> tune.Check:
     """Whether results are right in float64, by norm; the errors are noted."""
     known: dict[int, Any] = {}
 
     def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-        x, *stored = inputs
-        key = x.data_ptr()
+        key = inputs[0].data_ptr()
         if key not in known:
-            known[key] = x.double() @ weights(product, *stored).T
+            known[key] = product.exact(inputs)
         error = float((results[0].double() - known[key]).norm() / known[key].norm())
         errors.append(error)
         return math.isfinite(error) and error < TOLERANCE
@@ -178,14 +190,16 @@ def peers(product: Product, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str
             print(f"  {name}: {native.first_line(error)}", flush=True)
 
 
-def measured(product: Product, programs: Sequence[TritonProgram], compiler: Any, known: Machine) -> dict[str, Any]:
+def measured(
+    product: Product | IntegerProduct, programs: Sequence[TritonProgram], compiler: Any, known: Machine
+) -> dict[str, Any]:
     errors: list[float] = []
     best = tune.tuned_program(programs, compiler=compiler, check=checked(product, errors))
     floor = product.bytes() / known.bandwidth
     return {
         "case": product.case,
         "ours": best.seconds * 1e6,
-        "baselines": {name: seconds * 1e6 for name, seconds in peers(product, tune.input_sets(best.program))},
+        "baselines": {name: seconds * 1e6 for name, seconds in product.peers(tune.input_sets(best.program))},
         "floor": floor * 1e6,
         "of_floor": floor / best.seconds,
         "error": max((e for e in errors if e < TOLERANCE), default=None),
@@ -195,9 +209,11 @@ def measured(product: Product, programs: Sequence[TritonProgram], compiler: Any,
     }
 
 
-def products(options: argparse.Namespace, known: Machine) -> Iterator[dict[str, Any]]:
+def products(
+    rows: Sequence[Product | IntegerProduct], options: argparse.Namespace, known: Machine
+) -> Iterator[dict[str, Any]]:
     spawn = multiprocessing.get_context("spawn")
-    chosen = [p for p in PRODUCTS if not options.rows or p.rows in options.rows]
+    chosen = [p for p in rows if not options.rows or p.rows in options.rows]
     with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
         asked = [(p, executor.submit(searched, p.goal(), options.programs, H100, 60.0)) for p in chosen]
         for product, future in asked:
@@ -275,7 +291,8 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = common.arguments(__doc__ or "", ["products", "decode"], ["products", "decode"])
+    names = ["products", "integers", "decode"]
+    parser = common.arguments(__doc__ or "", names, names)
     parser.add_argument("--rows", type=int, nargs="*", help="only products of so many rows")
     parser.add_argument("--programs", type=int, default=50, help="muGraphs of a product that are measured")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
@@ -293,9 +310,9 @@ def main() -> None:
         found = {"bench": "quantized_h100", "device": device, "unit": "us", "bandwidth": known.bandwidth, "rows": rows}
         path.write_text(json.dumps(found | {"versions": {"taso-mirage": __version__}}, indent=1) + "\n")
 
-    chosen = options.names or ["products", "decode"]
-    if "products" in chosen:
-        for row in products(options, known):
+    chosen = options.names or names
+    for name, own in (("products", PRODUCTS), ("integers", INTEGER_PRODUCTS)):
+        for row in products(own, options, known) if name in chosen else ():
             kept(row)
     if "decode" in chosen:
         kept(decode(options, known))

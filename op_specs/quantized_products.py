@@ -16,6 +16,7 @@ from op_specs.quantize import centred, dynamic_quantize, shifted, single
 from op_specs.reshape import reshape
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.mugraph import SIGN, Lowering
 from taso_mirage.ir.terms import Node
 from taso_mirage.operators.ops import Call, Ints, Op, op
 
@@ -125,6 +126,14 @@ def qgemm(
     return requantized(xp, total, factors(xp, factor, y_scale), y_zero)
 
 
+@op(lowering=Lowering.WHOLE)
+def whole(xp, x):
+    """int8 or uint8 -> int32: x, and of uint8 x - 128; so one signed byte holds either"""
+    check_bytes(xp, x, zeros=())
+    wide = xp.cast(x, "int32")
+    return wide if xp.dtype(x) == "int8" else xp.sub(wide, xp.literal(SIGN, wide))
+
+
 def check_bytes(xp, *operands, zeros) -> None:
     """Operands of 8 bits, and zeros of the dtypes of what they belong to."""
     for x in operands:
@@ -204,6 +213,8 @@ _windowed(qlinear_conv, 3)
 
 _U8, _I8, _F = "uint8[()]", "int8[()]", "float32[()]"
 _WINDOW = {"strides": (1, 1), "pads": (1, 0, 0, 1), "dilations": (1, 1)}
+whole.example("int8[2,3]")
+whole.example("uint8[2,3]")
 matmul_integer.example("uint8[3,4]", "int8[4,5]")
 matmul_integer.example("uint8[3,4]", "uint8[4,5]", _U8, _U8)
 matmul_integer.example("uint8[2,3,4]", "int8[4,5]", _U8, "int8[5]")

@@ -32,8 +32,13 @@ class Lowering(Enum):
     MAXIMUM = "the larger of its operands"
     SCALE = "numbers less their zeros, times their scales"
     UNPACK = "bytes as the numbers of a few bits that they hold"
+    WHOLE = "numbers of 8 bits as integers, of unsigned ones less 128"
     WINOGRAD = "minimal filtering, which has C++ by hand"
     LINEAR = "a product with prepared weights, which has C++ by hand"
+
+
+SIGN = 128
+"""What an unsigned number of 8 bits is more than the signed one of `Lowering.WHOLE`."""
 
 
 class LoopPhase(IntEnum):

@@ -22,7 +22,7 @@ from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
-from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed
+from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed, stored_leaf
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
@@ -240,13 +240,13 @@ class _Kernel:
     def _tile(self, name: str, tensor: Stored) -> Written:
         """A tile of an operand with the labels of its axes, in their own order."""
         tile = tuple(dim_product(self._size(x) for x in axis) for axis in tensor.labels)
-        node, packed = tensor.node, in_a_byte(tensor.node) if is_packed(tensor.node) else 1
-        if packed > 1:
-            tile, tensor = (*tile[:-1], tile[-1] // packed), replace(tensor, node=node.args[0])
-        value = leaf = variable(name, Tensor(node.dtype, tile))
+        node, packed = tensor.node, in_a_byte(tensor.node)
+        tile = (*tile[:-1], tile[-1] // packed) if packed > 1 else tile
+        tensor = replace(tensor, node=stored_leaf(node)) if is_packed(node) else tensor
+        value = leaf = variable(name, Tensor(tensor.node.dtype, tile))
         self.operands.append((tensor, leaf))
-        if packed > 1:
-            value = term("unpacked", leaf, bits=8 // packed)
+        if is_packed(node):
+            value = term(node.op, leaf, **dict(node.attrs))
         if node.dtype in BYTES:
             value = term("cast", value, to=self.dtype)
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
@@ -288,14 +288,16 @@ class _Kernel:
 
     def constant(self, value: float) -> Node:
         """A number as it is: a conversion within a body does not round, and half precision has no
-        1e-5 and no 100000."""
+        1e-5 and no 100000. That of integers is one."""
+        if isinstance(value, int):
+            return constant(np.asarray(value, np.int32))
         return self.converted(constant(np.asarray(value, np.float32)))
 
     def converted(self, value: Node) -> Node:
         return _converted(value, self.dtype)
 
     def count(self, label: str) -> Node:
-        return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))
+        return self.constant(float(dim_product(self.sizes[part] for part in self.goal.whole(label))))
 
     def taken(self, c: int) -> Written:
         return self.values[c], self.axes[c]

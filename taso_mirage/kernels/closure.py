@@ -28,6 +28,7 @@ from taso_mirage.kernels.field_check import refuted_derivations
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.products import FactorPowers
 from taso_mirage.kernels.pruning import Targets
+from taso_mirage.kernels.trace import INTEGERS
 
 _Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""
@@ -126,6 +127,8 @@ class _Closing:
         self.classes: list[AbstractExpression] = []
         self.free: list[frozenset[str]] = []
         self.edges: list[dict[DerivationEdge, None]] = []
+        self.whole: list[bool] = []
+        """Whether a class is of integers."""
         self.index: dict[AbstractExpression, int] = {}
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
@@ -172,6 +175,7 @@ class _Closing:
             self.classes.append(sketch)
             self.free.append(free)
             self.edges.append({})
+            self.whole.append(self._is_whole(edge))
         elif self.free[at] != free:
             self.counts["lost"] += 1
             return
@@ -229,9 +233,9 @@ class _Closing:
         free = left | right
         algebra, p, q = self.algebra, self.classes[i], self.classes[j]
         if self._shared(self._factor(p, q), self._factor(q, p)) and not _cancels(algebra, p, q, 1):
-            if joined and MUL in wanted:
+            if joined and MUL in wanted and (not self.whole[i] or self._scaled_behind(i, j)):
                 self.put(algebra.mul(p, q), DerivationEdge(MUL, (i, j)), free)
-            for label in sorted(left & right & self.wanted.reduced) if not nested else ():
+            for label in sorted(left & right & self.wanted.reduced) if not nested and self._multiplied(i, j) else ():
                 self.put(algebra.sum(algebra.mul(p, q), label), DerivationEdge(DOT, (i, j), label), free - {label})
         if i == j and not self.wanted.twice:
             return
@@ -244,6 +248,26 @@ class _Closing:
                 self.put(algebra.sub(p, q), DerivationEdge(SUB, (a, b)), free)
             if joined and DIV in wanted and self._shared(p, algebra.inverse(q)) and not _cancels(algebra, p, q, -1):
                 self.put(algebra.div(p, q), DerivationEdge(DIV, (a, b)), free)
+
+    def _multiplied(self, i: int, j: int) -> bool:
+        """Whether a contraction of two classes has a form: of integers that of bytes has, and a
+        byte less its zero is none."""
+        first = [next(iter(self.edges[x])) for x in (i, j)]
+        return not self.whole[i] or all(e.kind.reads is not None for e in first)
+
+    def _scaled_behind(self, i: int, j: int) -> bool:
+        """Whether both of two classes have a label that is summed, or none: a factor of a sum of
+        integers stands behind it, and a product of matrices is a contraction."""
+        left, right = self.free[i], self.free[j]
+        summed = left & self.wanted.reduced
+        return summed == right & self.wanted.reduced and (not summed or left <= right or right <= left)
+
+    def _is_whole(self, edge: DerivationEdge) -> bool:
+        """Whether a derivation gives integers, as all have that it is of; a function gives none."""
+        node, number = edge.kind.example(self.goal), self.goal.constants.get(edge.kind.reads or "")
+        if node is not None:
+            return node.dtype == INTEGERS
+        return isinstance(number, int) or any(self.whole[a] for a in edge.args)
 
     def _factor(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         """p as it stands in p * q, where a product of two sums stays factored."""

@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_computed, is_float, to
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames
+from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames, is_packed
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.meanings.residues import moduli
@@ -131,7 +131,8 @@ class _Values:
             assert input_ is not None
             found[self.goal.views[name]] = self._named(input_, self.goal.inputs[name])
         for name, number in self.goal.constants.items():
-            found[self.goal.views[name]] = self.xp.load(np.asarray(number, np.float64))
+            dtype = np.int32 if isinstance(number, int) else np.float64
+            found[self.goal.views[name]] = self.xp.load(np.asarray(number, dtype))
         return found
 
     def _shape(self, axes: LabelNames) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ class _Values:
     def _run(self, node: Node, shape: tuple[int, ...], values: Mapping[Node, Residues | None]) -> Residues:
         if is_scalar(node):
             return self.xp.constant(node.attr("value"))
-        if node.dtype in BYTES and node in self.goal.leaves.values():  # any numbers: it is cast alone
+        if (node.dtype in BYTES and node in self.goal.leaves.values()) or is_packed(node):  # any numbers
             return replace(self.xp.fresh(Tensor("float32", shape)), dtype=node.dtype)
         if not node.args:
             return self.xp.fresh(Tensor("float32" if is_float(node.dtype) else node.dtype, shape))

@@ -39,7 +39,7 @@ class Labelled:
     term that has them apart. `constants`: the value of each scalar by its
     name. `functions`: an example term of each opaque function by its name. `split`: the grid part
     and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed
-    over.
+    over. Integers, of int32, are whole numbers as constants, and terms `whole` as leaves.
     """
 
     graph: Graph
@@ -70,6 +70,11 @@ class Labelled:
         return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
 
     @property
+    def integers(self) -> bool:
+        """Whether there are sums of integers, which blocks of a cluster do not exchange."""
+        return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
+
+    @property
     def steps(self) -> dict[str, int]:
         """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
         packed = (
@@ -91,7 +96,7 @@ class Labelled:
     def stored(self, view: str) -> float | None:
         """The bytes of an element of a view, where they are not those of the floats of the goal."""
         leaf = self.leaves.get(view)
-        return None if leaf is None or leaf.dtype not in BYTES else 1 / in_a_byte(leaf)
+        return None if leaf is None or stored_leaf(leaf).dtype not in BYTES else 1 / in_a_byte(leaf)
 
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
@@ -101,13 +106,16 @@ class Labelled:
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""What they also load, to compute with the floats that these are."""
+"""What they also load, to compute with the floats, or the integers, that these are."""
+LOADED = (*COMPUTED, *BYTES, "bool")
+MADE = (*COMPUTED, "float64", "bool", "int32")
+"""The dtypes of what operators of a region give."""
 
 
 def is_packed(node: Node) -> bool:
-    """Whether a term is the numbers of a few bits that the bytes of a leaf hold: to the search, a
-    leaf."""
-    return traits(node).lowering is Lowering.UNPACK and node.args[0].op in LEAVES
+    """Whether a term is the numbers that the bytes of a leaf hold, of a few bits or as integers: to
+    the search, a leaf."""
+    return traits(node).lowering in (Lowering.UNPACK, Lowering.WHOLE) and node.args[0].op in LEAVES
 
 
 def stored_leaf(leaf: Node) -> Node:
@@ -117,7 +125,7 @@ def stored_leaf(leaf: Node) -> Node:
 
 def in_a_byte(leaf: Node) -> int:
     """How many elements of a goal's leaf a byte in memory holds; 1 for all but packed ones."""
-    return 8 // int(leaf.attr("bits")) if leaf.args else 1
+    return 8 // int(leaf.attr("bits")) if traits(leaf).lowering is Lowering.UNPACK else 1
 
 
 def refuse(goal: Graph) -> None:
@@ -125,8 +133,19 @@ def refuse(goal: Graph) -> None:
     nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
-        if node.op in LEAVES and node.dtype not in (*COMPUTED, *BYTES, "bool"):
+        if node.op in LEAVES and node.dtype not in LOADED:
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):
             raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
+
+
+def moves(labelled: Labelled) -> bool:
+    """Whether a goal only gives its input another shape or another order of its axes."""
+    return len(labelled.views) == 1 and set(labelled.sketches) == set(labelled.views.values())
+
+
+def views(labelled: Labelled) -> bool:
+    """Whether a goal only gives its input another shape: nothing has to run for it."""
+    flat = [[x for axis in axes for x in axis] for axes in (*labelled.inputs.values(), *labelled.outputs)]
+    return moves(labelled) and all(each == flat[0] for each in flat)

@@ -24,6 +24,7 @@ from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, s
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
+from taso_mirage.kernels.integers import of_integers_or_floats
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -46,7 +47,7 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
     Raises Unsupported, which names the term, where an operator moves elements between axes or a
     result does not hang on its axes.
     """
-    outputs = inlined(graph.outputs)
+    outputs = of_integers_or_floats(inlined(graph.outputs))
     unifier = Unifier()
     values = _values(outputs, LabelsMeaning(unifier))
     _refine(values, unifier)
@@ -295,7 +296,7 @@ class _Reading:
         leaf = stored_leaf(leaf)
         if not is_constant(leaf):
             return str(leaf.attr("name"))
-        constants = [n for n in self.values if is_constant(n)]
+        constants = [n for n in map(_stored, self.values) if is_constant(n)]
         return f"constant{constants.index(leaf)}"
 
     def _constant(self, value: float) -> AbstractExpression:
@@ -322,6 +323,10 @@ class _Reading:
         for each in labels:
             made = kind.scaled(algebra, made, each)
         return made
+
+
+def _stored(node: Node) -> Node:
+    return stored_leaf(node) if is_packed(node) else node
 
 
 def _unit(kind: Elementwise, term: ScalarTerm) -> int | None:

@@ -16,11 +16,11 @@ weights is a region first, where a back end has those (`prepared.py`). What only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
-from math import prod
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
@@ -39,10 +39,10 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.kernels.cpu import prepared as kernels_prepared
 from taso_mirage.kernels.functions import is_defined
-from taso_mirage.kernels.goal import stored_leaf
+from taso_mirage.kernels.goal import LOADED, MADE, stored_leaf
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
-from taso_mirage.kernels.quantized import of_integers, operands_read
+from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integers
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
@@ -51,7 +51,7 @@ SymbolSizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
 """A region has at most so many operators, and a lane of it so many inputs."""
 ROWS = 64
-"""A linear layer of more rows is bound by operations."""
+"""A linear layer of floats of more rows is bound by operations."""
 PRODUCTS = 2
 """Products, one on the result of the other, of a region."""
 
@@ -135,17 +135,6 @@ def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
         [node] if isinstance(node.type, Tensor) else [term("item", node, index=i) for i in range(len(node.type or ()))]
     )
     return canonical_region([node, *results], results, sizes)[0]
-
-
-def moves(labelled: Labelled) -> bool:
-    """Whether a goal only gives its input another shape or another order of its axes."""
-    return len(labelled.views) == 1 and set(labelled.sketches) == set(labelled.views.values())
-
-
-def views(labelled: Labelled) -> bool:
-    """Whether a goal only gives its input another shape: nothing has to run for it."""
-    flat = [[x for axis in axes for x in axis] for axes in (*labelled.inputs.values(), *labelled.outputs)]
-    return moves(labelled) and all(each == flat[0] for each in flat)
 
 
 class _Kind(Enum):
@@ -238,8 +227,7 @@ class _Growing:
         results = members[1:] or members
         try:
             graph, leaves = canonical_region(members, results, self.sizes)
-            types = {o.dtype if isinstance(o.type, Tensor) else "" for o in graph.outputs}
-            if not all(dtype == "bool" or is_computed(dtype) for dtype in types):
+            if any(not isinstance(o.type, Tensor) or o.dtype not in MADE for o in graph.outputs):
                 return None
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
@@ -247,9 +235,9 @@ class _Growing:
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
-        kind = _folding(found, weights)
-        free = self.batched and any(not isinstance(n, int) for result in results for n in result.shape)
-        return None if kind is _Kind.LINEAR and free else kind
+        kind = _folding(found, weights, math.inf if sums_integers(node) else ROWS)
+        free = any(not isinstance(n, int) for result in results for n in result.shape)
+        return None if kind is _Kind.LINEAR and self.batched and free else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that
@@ -287,11 +275,16 @@ class _Growing:
         while growing:
             growing = False
             for each in self._around(members):
-                wider = sorted(self._hull({*members, *self._whole(each)}), key=self.position.__getitem__)
+                whole = {*self._whole(each), *self._converted(each)}
+                wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
                 if self._accepted(wider):
                     members, growing = wider, True
                     break
         return self._trimmed(members)
+
+    def _converted(self, node: Node) -> list[Node]:
+        """The integers that a term converts: no kernel loads these, so a region has both."""
+        return [a for a in node.args if a in self.kinds and isinstance(a.type, Tensor) and a.dtype == "int32"]
 
     def _trimmed(self, members: list[Node]) -> list[Node]:
         """Without the last terms of chains, and the lanes, that only add a result: what uses them
@@ -343,7 +336,8 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if operands_read(graph) > INPUTS * self.lanes or not all(is_computed(o.dtype) for o in graph.outputs):
+        given = all(x.dtype in LOADED for x in graph.inputs) and all(is_computed(o.dtype) for o in graph.outputs)
+        if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
@@ -408,8 +402,8 @@ class _Growing:
         return rank
 
 
-def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
-    """The kind of an operator by its labels; None for a linear layer of more than ROWS rows."""
+def _folding(found: Labelled, weights: set[Node], rows: float) -> _Kind | None:
+    """The kind of an operator by its labels; None for a linear layer of more rows than those."""
     results = {x for axes in found.outputs for axis in axes for x in axis}
     axes = {n: {x for axis in own for x in axis} for n, own in found.inputs.items()}
     kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
@@ -423,7 +417,7 @@ def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
         kind = _Kind.PRODUCT
         for name in factors:
             if name in known and not axes[name] <= varying:  # else it is a mask, or a scale
-                return None if prod(found.sizes[x] for x in results - axes[name]) > ROWS else _Kind.LINEAR
+                return None if math.prod(found.sizes[x] for x in results - axes[name]) > rows else _Kind.LINEAR
     return kind
 
 
@@ -446,5 +440,5 @@ def canonical_region(
 
 
 def _leaf(node: Node, place: int, sizes: SymbolSizes) -> Node:
-    scalar = is_constant(node) and prod(node.shape) == 1
+    scalar = is_constant(node) and math.prod(node.shape) == 1
     return node if scalar else variable(f"i{place}", sized(node.tensor, sizes))

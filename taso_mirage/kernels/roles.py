@@ -12,6 +12,7 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, wit
 from taso_mirage.kernels.axes import Unifier
 from taso_mirage.kernels.derivations.terms import TermForm, below
 from taso_mirage.kernels.functions import is_scalar, tensors
+from taso_mirage.kernels.integers import QuantizedTerms
 from taso_mirage.kernels.trace import ALGEBRA, LabelledValue, LabelsMeaning
 from taso_mirage.operators.interpret import definition, interpret_term
 from taso_mirage.operators.ops import TERMS, traits
@@ -40,7 +41,7 @@ def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
     def replaced(node: Node, stop: Iterable[Node]) -> Node:
         for each in topological([node], stop=done | dict.fromkeys(stop)):
             new = with_args(each, tuple([done.get(arg, arg) for arg in each.args]))
-            inner = None if not new.args or one(new) else _definition(new)
+            inner = None if not new.args or one(new) else defined(new)
             operands = new.args[0].args if is_part(new) else new.args
             done[each] = new if inner is None else replaced(inner, operands)
         return done.get(node, node)
@@ -48,17 +49,24 @@ def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return tuple([replaced(output, ()) for output in outputs])
 
 
-def _definition(node: Node) -> Node | None:
+def defined(node: Node) -> Node | None:
     """What defines a term, or the part of a term of several results that it is."""
     try:
         if not is_part(node):
-            return definition(node)
+            integers = traits(node).quantized and not traits(node).decides
+            return _of_integers(node) if integers else definition(node)
         whole = node.args[0]
         parts: tuple[Node, ...] = interpret_term(whole, TERMS, [None if a is ABSENT else a for a in whole.args])
         index: int = node.attr("index")
         return parts[index]
     except TasoMirageError:
         return None
+
+
+def _of_integers(node: Node) -> Node:
+    """What defines a quantized operator that rounds nothing, its primitives as operators too."""
+    found: Node = interpret_term(node, QuantizedTerms(), [None if a is ABSENT else a for a in node.args])
+    return found
 
 
 def role(node: Node) -> Role:

@@ -263,6 +263,8 @@ class Search:
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.labelled = label(goal)
+        if device.general and self.labelled.integers:
+            raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.free = None if free is None else free.labels(self.labelled)
 
     def run(
@@ -323,6 +325,9 @@ class Search:
                 found += self._candidates(split, end, progress)
             except _Late:
                 break
+            except Unsupported:  # a number that is a part of each half of a split sum has no derivation
+                if split is None:
+                    raise
         return varied(sorted(found, key=self.order))
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
@@ -389,7 +394,7 @@ class Search:
         enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
-        clusters = self.device.cluster > 1 and self.free is None
+        clusters = self.device.cluster > 1 and self.free is None and not closure.goal.integers
         limits = Limits(options.max_kernels, options.max_block_ops, clusters=clusters)
         counts: Counter[int] = Counter()
 

@@ -89,7 +89,8 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
     for packed in (n for n in goal.leaves.values() if n.args):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes[packed])
         stored, n = packed.args[0], in_a_byte(packed)
-        done[stored] = Node(stored.op, (), stored.attrs, Tensor(stored.dtype, (*shape[:-1], shape[-1] // n)))
+        shape = (*shape[:-1], shape[-1] // n) if n > 1 else shape
+        done[stored] = Node(stored.op, (), stored.attrs, Tensor(stored.dtype, shape))
     for node in topological(axes):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes.get(node, ()))
         if node in done or (is_scalar(node)):

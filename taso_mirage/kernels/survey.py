@@ -16,8 +16,9 @@ from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.goal import views
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import KernelRegion, operator_alone, views
+from taso_mirage.kernels.regions import KernelRegion, operator_alone
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import read_tests, tests_json
 from taso_mirage.operators.work import work

@@ -19,9 +19,19 @@ from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes, Unifier
 from taso_mirage.kernels.derivations.base import DerivationKind
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ARITHMETIC, RECIPROCAL_KIND, SQRT_KIND, SQUARE
+from taso_mirage.kernels.derivations.elementwise import (
+    ADD_KIND,
+    ARITHMETIC,
+    MUL,
+    NEG,
+    RECIPROCAL_KIND,
+    SQRT_KIND,
+    SQUARE,
+    SUB,
+)
 from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND
-from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below
+from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
+from taso_mirage.kernels.integers import PRODUCTS
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -33,7 +43,11 @@ class LabelledValue:
     term: ScalarTerm
 
 
+INTEGERS = "int32"
+"""What products of numbers of 8 bits are summed in."""
 ALGEBRA: dict[Scalar, DerivationKind] = {kind.scalar: kind for kind in ARITHMETIC}
+RING = (ADD_KIND, SUB, MUL, NEG)
+"""The arithmetic of integers, which is exact modulo 2^32."""
 _POWERS: dict[float, DerivationKind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT_KIND, -1.0: RECIPROCAL_KIND}
 """What is a power with a constant exponent; of 1 its operand."""
 
@@ -85,9 +99,9 @@ class LabelsMeaning(Meaning[LabelledValue]):
     def constant(self, value: Literal) -> LabelledValue:
         if prod(value.shape) != 1:
             raise Unsupported(f"a constant of shape {value.shape}")
-        return LabelledValue(
-            ((),) * len(value.shape), value.dtype, ScalarTerm(TermForm.CONSTANT, value=float(value.numpy().item()))
-        )
+        number = value.numpy().item()
+        own = int(number) if value.dtype == INTEGERS else float(number)
+        return LabelledValue(((),) * len(value.shape), value.dtype, ScalarTerm(TermForm.CONSTANT, value=own))
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> LabelledValue:
         raise Unsupported("a number computed from sizes")
@@ -103,7 +117,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: LabelledValue) -> LabelledValue:
-        _refuse_integers(*xs)
+        if ALGEBRA.get(fn) not in RING or not all(map(_is_whole, xs)):
+            _refuse_integers(*xs)
         dtype = SHAPES.map(fn, *[Tensor(x.dtype, ()) for x in xs]).dtype
         if fn is np.divide and xs[1].term.kind is TermForm.SCALAR and xs[1].term.labels:
             return replace(xs[0], term=self._mean(xs[0].term, xs[1].term))
@@ -171,23 +186,34 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return replace(x, axes=axes, term=ScalarTerm(TermForm.RENAME, (x.term,), pairs=tuple(pairs)))
 
     def cast(self, a: LabelledValue, dtype: str) -> LabelledValue:
-        """Kernels keep what they compute in fp32: rounding is checked with numbers, not here."""
+        """Kernels keep what they compute in fp32: rounding is checked with numbers, not here. A
+        whole number may have more digits than fp32: its conversion is a function."""
         if not is_computed(dtype) and a.dtype != dtype:
             raise Unsupported(f"a conversion from {a.dtype} to {dtype}")
+        if a.dtype == INTEGERS and is_computed(dtype):
+            if a.term.kind is not TermForm.CONSTANT:
+                return replace(a, dtype=dtype, term=ScalarTerm(TermForm.SCALAR, (a.term,)))
+            a = replace(a, term=replace(a.term, value=float(a.term.value)))
         return replace(a, dtype=dtype)
 
     # ------------------------------------------------------------ folds
 
     def contract(self, equation: str, a: LabelledValue, b: LabelledValue) -> LabelledValue:
-        _refuse_integers(a, b)
+        whole = _is_whole(a) and _is_whole(b)
+        if not whole:
+            _refuse_integers(a, b)
         letters_a, letters_b, result = contraction(equation, len(a.axes), len(b.axes))
         (left, right), found = self._placed([a, b], [letters_a, letters_b])
         axes = tuple([found[letter] for letter in result])
         labels = tuple([label for letter, axis in found.items() if letter not in tuple(result) for label in axis])
-        return self.made(ScalarTerm(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
+        made = ScalarTerm(DOT, (left.term, right.term), labels=labels)
+        if whole:
+            self._refuse_long(made)
+        return self.made(made, axes, a.dtype)
 
     def reduce(self, fn: np.ufunc, a: LabelledValue, axes: Sequence[int], keepdims: bool = True) -> LabelledValue:
-        _refuse_integers(a)
+        if fn is not np.add or not _is_whole(a):
+            _refuse_integers(a)
         kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
@@ -195,7 +221,17 @@ class LabelsMeaning(Meaning[LabelledValue]):
         left: LabelledAxes = tuple(
             [() if i in axes else axis for i, axis in enumerate(a.axes) if keepdims or i not in axes]
         )
-        return LabelledValue(left, a.dtype, ScalarTerm(kind, (a.term,), labels=labels))
+        made = ScalarTerm(kind, (a.term,), labels=labels)
+        if _is_whole(a):
+            self._refuse_long(made)
+        return LabelledValue(left, a.dtype, made)
+
+    def _refuse_long(self, total: ScalarTerm) -> None:
+        """Raise Unsupported where a sum of integers, with the sums below it, is of so many products
+        that tensor cores may saturate."""
+        labels = {label for each in below(total) for label in self.unifier.axis(each.labels)}
+        if (count := prod(self.unifier.sizes[label] for label in labels)) >= PRODUCTS:
+            raise Unsupported(f"a sum of {count} products of integers: of {PRODUCTS} and more it may not be in int32")
 
     # ------------------------------------------------------------ structure
 
@@ -209,6 +245,13 @@ class LabelsMeaning(Meaning[LabelledValue]):
         axes = ((),) * (len(shape) - len(a.axes)) + a.axes
         wide = tuple([axis or self.unifier.fresh(int(n)) for axis, n in zip(axes, shape, strict=True)])
         return self.made(a.term, wide, a.dtype)
+
+
+def _is_whole(x: LabelledValue) -> bool:
+    """Whether a value is a number, or computed of whole numbers: of no other integers is it known
+    that they come from bytes."""
+    leaf = seen(x.term)
+    return x.dtype == INTEGERS and not (leaf.kind is TermForm.LEAF and leaf.node is not None and not leaf.node.args)
 
 
 def _refuse_integers(*values: LabelledValue) -> None:

@@ -210,11 +210,12 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
     nudged = {n: _nudged(a, rng) for n, a in inputs.items()}
     exact, near = _evaluated(goal, EXACT, inputs), _evaluated(goal, EXACT, nudged)
     wanted = []
-    for a, b in zip(exact, near, strict=True):
+    for a, b, output in zip(exact, near, goal.outputs, strict=True):
         finite = (np.abs(a) <= LARGEST) & (np.abs(b) <= LARGEST)
         own = EPS * (case.scale if case.draw == "shifted" else 1)
         moved = np.abs(a[finite] - b[finite]).max(initial=0) + own * np.abs(a[finite]).max(initial=0)
-        wanted.append((np.where(finite, a, np.nan), SLACK * float(moved) + UNDERFLOW))
+        allowed = SLACK * float(moved) + UNDERFLOW if is_float(output.dtype) else 0.0
+        wanted.append((np.where(finite, a, np.nan), allowed))
     return NumericReference(case, inputs, tuple(wanted))
 
 

@@ -13,7 +13,7 @@ from textwrap import wrap
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbols
-from taso_mirage.ir.mugraph import Batch, size_names
+from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
@@ -27,6 +27,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     tensor_buffers,
 )
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
+from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 
@@ -77,6 +78,7 @@ def _header(graph: Graph, blocks: Sequence[TritonBlock], launches: Sequence[Trit
         lines.append(f"{launch.name}: grid {launch.grid}{loop}; its schedule is in OPTIONS.")
         for said in block.explained():
             lines += wrap(said, 118, initial_indent="  - ", subsequent_indent="    ")
+    whole = any(traits(n).lowering is Lowering.WHOLE for block in blocks for n in block.body)
     if batch is not None:
         shared = [x.attr("name") for x, one in zip(graph.inputs, batch.inputs, strict=True) if not one]
         all_read = f"; all of them read {', '.join(shared)}" if shared else ""
@@ -86,6 +88,7 @@ def _header(graph: Graph, blocks: Sequence[TritonBlock], launches: Sequence[Trit
         )
     lines += [
         "Arithmetic and what passes between kernels is fp32; a dot takes operands of the model's dtype and sums in fp32.",
+        *(["Of numbers in 8 bits less their zeros it is int32, and exact."] if whole else []),
         '"""',
         "",
     ]

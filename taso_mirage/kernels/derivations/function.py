@@ -25,4 +25,5 @@ class OpaqueKind(DerivationKind):
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         operands = [body.aligned(x, made) for x in edge.args]
-        return body.written(made, with_operands(body.goal.functions[self.name], operands, body.converted))
+        made_of = with_operands(body.goal.functions[self.name], operands, body.converted)
+        return body.written(made, body.converted(made_of))

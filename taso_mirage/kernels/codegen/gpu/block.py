@@ -38,6 +38,7 @@ from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
     LAYOUT,
     elements,
+    signed,
     tile_product,
     vector_dot,
     vector_products,
@@ -204,6 +205,8 @@ class TritonBlock:
             return block_product(self.tiles, made, *[self.values[n] for n in (made.numbers, made.x, made.scales)])
         if node in self.vectors:
             return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
+        if kind is Lowering.WHOLE:
+            return signed(self.tiles, self.values[node.args[0]])
         if kind is Lowering.RUNNING and self.looped:
             return self._running(node)
         if kind is Lowering.ACCUMULATE and self.looped:
@@ -313,8 +316,9 @@ class TritonBlock:
         """A variable of the loop, in the shape of a tile."""
         name = self.lines.name(hint)
         lanes = ", ".join(str(self.axes.lanes(a)) for a in x.present)
-        value = f'float("{start}")' if start == "-inf" else start
-        self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
+        value = 'float("-inf")' if start == "-inf" else start if is_float(x.stored) else "0"
+        dtype = "float32" if is_float(x.stored) else x.stored
+        self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.{dtype})")
         return name
 
     def _lanes(self, x: Tile) -> int:
@@ -389,9 +393,8 @@ class TritonBlock:
         code = self.tiles.spread(x, axes)
         alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
         if alone:
-            self.lines.write(
-                LoopPhase.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
-            )
+            first = " and ".join(f"{g} == 0" for g in alone)
+            self.lines.write(LoopPhase.AFTER, f"if {first}:  # all blocks along it have the same")
         self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{at}, {code}{mask})")
 
     # ------------------------------------------------------------ the text

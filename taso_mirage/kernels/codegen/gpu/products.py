@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.mugraph import LoopPhase, Lowering, largest_size
+from taso_mirage.ir.mugraph import SIGN, LoopPhase, Lowering, largest_size
 from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
@@ -79,6 +80,15 @@ def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
     vector = [1] * (len(shape) - len(small.shape)) + list(small.shape)
     inner = known_count(list(map(largest_size, wanted)))
     return vector == wanted and elements(large) == elements(of) and min(inner, elements(of) // inner) >= LEAST
+
+
+def signed(xp: Tiles, x: Tile) -> Tile:
+    """Numbers of 8 bits as signed bytes, which tensor cores multiply and all else widens: unsigned
+    ones less 128, which is another highest bit."""
+    if x.stored == "int8":
+        return replace(x, dtype="int32")
+    code = xp.lines.let(x.stage, f"{x.code}_signed", f"({x.code} ^ {SIGN}).to(tl.int8, bitcast=True)")
+    return replace(x, code=code, dtype="int32", stored="int8", zero=False)
 
 
 def vector_dot(xp: Tiles, node: Node, a: Tile, b: Tile) -> Tile:
@@ -179,10 +189,12 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
     wanted = _multiplied_as(xp, a, b, {left[inner[-1]], right[inner[-1]]})
     for group in (rows, columns, inner):
         others = math.prod(power_of_two(xp.axes_of.largest(axes[c])) for c in group[:-1])
-        least = 2 * LEAST if group is inner and wanted in SMALL_FLOATS else LEAST
+        least = 2 * LEAST if group is inner and wanted in (*SMALL_FLOATS, "int8") else LEAST
         xp.axes_of.demand(axes[group[-1]], least // others)
     sides = " x ".join(str(math.prod(xp.axes_of.lanes(axes[c]) for c in group)) for group in (rows, inner, columns))
-    xp.notes.append(f"{xp.hint}: a dot of {sides} lanes, {wanted.replace('float32', 'fp32')} operands, fp32 sums.")
+    summed = "int32" if wanted == "int8" else "float32"
+    shown = f"{wanted} operands, {summed} sums".replace("float32", "fp32")
+    xp.notes.append(f"{xp.hint}: a dot of {sides} lanes, {shown}.")
     codes = []
     for x, own, groups in ((a, left, (batch, rows, inner)), (b, right, (batch, inner, columns))):
         x = xp.masked(x, [own[c] for c in inner], 0.0)
@@ -199,7 +211,7 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
         code = xp.lines.let(stage, xp.hint, f"tl.reshape({code}, [{sizes}])")
     shape = tuple(xp.axes_of.size(x) for x in found)
     zero = a.zero and b.zero
-    return replace(a, code=code, shape=shape, axes=found, stored="float32", stage=stage, zero=zero, number=None), order
+    return replace(a, code=code, shape=shape, axes=found, stored=summed, stage=stage, zero=zero, number=None), order
 
 
 def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
@@ -209,6 +221,10 @@ def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
     sum in memory: tensor cores take no others, and on an H100 they sum such products to 14 bits or
     so. Elsewhere halves, which hold them exactly, are as good as any floats.
     """
+    if a.dtype == b.dtype == "int32":
+        if {a.stored, b.stored} != {"int8"}:
+            raise Unsupported("a product of integers of more than 8 bits, which tensor cores do not have")
+        return "int8"
     if a.stored in SMALL_FLOATS and b.stored in SMALL_FLOATS:
         roots = {xp.axes_of.find(x) for x in inner}
         along = all(x.innermost is not None and xp.axes_of.find(x.innermost) in roots for x in (a, b))

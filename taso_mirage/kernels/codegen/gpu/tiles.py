@@ -248,7 +248,7 @@ class Tiles(Meaning[Tile]):
             lanes = [self.axes_of.lanes(a) for a in left]
             apart = [*lanes[:-1], lanes[-1] // together, together]
             code = f"tl.sum(tl.reshape({code}, {apart}), {len(left)})"
-        elif function is ADD and self.lines.is_product(code):
+        elif function is ADD and is_float(inner.stored) and self.lines.is_product(code):
             # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
             # their sums differ, and both may write.
             code = f"{code} + 0.0"
@@ -264,18 +264,20 @@ class Tiles(Meaning[Tile]):
         return n if self.axes_of.find(known) == self.axes_of.find(axis) else 1
 
     def computed(self, x: Tile) -> Tile:
-        """x as arithmetic wants it: half precisions widened."""
+        """x as arithmetic wants it: half precisions widened, and bytes that are whole numbers."""
         x = self.ready(x)
-        if x.number is not None or (x.stored not in HALF and not is_stored(x.stored)):
+        narrow = x.stored in HALF or is_stored(x.stored) or (x.stored, x.dtype) == ("int8", "int32")
+        if x.number is not None or not narrow:
             return x
-        return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", f"{x.code}.to(tl.float32)"), stored="float32")
+        wide = self._computed_as(x.dtype)
+        return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", f"{x.code}.to(tl.{wide})"), stored=wide)
 
     def masked(self, x: Tile, over: Sequence[int], neutral: float) -> Tile:
         """x with `neutral` in the lanes beyond the sizes of some axes."""
         wanted = [a for a in over if self.axes_of.padded(a)]
         if not wanted or (neutral == 0 and x.zero):
             return x
-        shown = repr(neutral) if math.isfinite(neutral) else f'float("{neutral}")'
+        shown = "0" if not is_float(x.stored) else repr(neutral) if math.isfinite(neutral) else f'float("{neutral}")'
         code = self.lines.let(x.stage, f"{x.code}_m", f"tl.where({self.mask(x.present, wanted)}, {x.code}, {shown})")
         return replace(x, code=code)
 
