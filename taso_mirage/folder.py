@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -291,7 +292,7 @@ def _shown(row: ModelRow) -> dict[str, str]:
         "before": before,
         "after": after,
         "ratio": ratio if row["measured"] or not ratio else f"{ratio} (predicted)",
-        "link": "" if row["report"] is None else quote(row["report"]),
+        "link": "" if row["report"] is None else quote(os.fsencode(row["report"])),
         "said": "; ".join([*said, *row["notes"]] if row["state"] != "check failed" else row["notes"]),
     }
 

@@ -89,6 +89,16 @@ def test_the_page_leads_to_every_report_and_escapes_names(models: Path, tmp_path
     assert "(predicted)" in page  # nothing was measured
 
 
+def test_names_that_are_addresses_or_no_text_are_quoted(models: Path, tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    zoo.mkdir()
+    for name in (b"javascript:1.onnx", b"\xff.onnx"):
+        (zoo / os.fsdecode(name)).write_bytes((models / "one.onnx").read_bytes())
+    run("optimize", zoo, "-o", tmp_path / "out", *QUICK)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert re.findall(r'href="([^"]+)"', page) == ["javascript%3A1.onnx.html", "%FF.onnx.html"]
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that were optimized, in their order."""

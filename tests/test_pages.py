@@ -176,8 +176,9 @@ NUMBERS = (
     r"#equation-\{\{ anchors\[name\] \}\}",
     r"#change-\{\{ number \}\}",
     r"#section-\{\{ i \}\}",
+    r"\{\{ row\.link \}\}",
 )
-"""The only values in a style and in an address."""
+"""The only values in a style and in an address; a link is quoted."""
 SEARCH = re.escape("""{% block search %}<script>{% include "page.js" %}</script>{% endblock %}""")
 """The only script, whose digest is in the policy of the page."""
 FORBIDDEN = {
