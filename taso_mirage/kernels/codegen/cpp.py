@@ -117,6 +117,8 @@ class CppProgram:
     calls: list[str] = field(default_factory=list)
     prepared: list[PreparedInstance] = field(default_factory=list)
     """The terms that read prepared weights, which lie one behind the other."""
+    waiting: list[PreparedInstance] = field(default_factory=list)
+    """Those of them whose results nothing has read yet: they run together."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
@@ -124,6 +126,8 @@ class CppProgram:
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:
+            if any(each.node in node.args for each in self.waiting):
+                self._run_prepared()
             if prepares(node):
                 self._by_class(node)
             elif node.op not in ("input", "item", "constant") and node is not ABSENT:
@@ -157,21 +161,28 @@ class CppProgram:
         return ", const_cast<size_t*>(sizes)" if self.names else ""
 
     def _by_class(self, node: Node) -> None:
-        """Its blocks are those of the class that a header has for it; they run last."""
-        if any(arg is not ABSENT and arg not in self.graph.inputs for arg in node.args):
-            raise Unsupported("a muGraph that prepares weights, or reads them, that are no inputs")
+        """Its blocks are those of the class that a header has for it; they run before what reads
+        it."""
         made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
+        if any(node.args[i] not in self.graph.inputs for i in made.weights):
+            raise Unsupported("a muGraph that prepares weights that are no inputs")
+        if any(arg.op == "constant" for arg in node.args):
+            raise Unsupported(f"a {node.op} of a constant; make it an input")
         self.functions.append(made.instance)
         self.places[node, 0] = self._place(node, 0, node.tensor)
         self.prepared.append(made)
+        self.waiting.append(made)
 
     def _run_prepared(self) -> None:
         """First the digits of what several may read, then all blocks."""
         digits: dict[object, str] = {}
-        for i, made in enumerate(self.prepared):
+        group, self.waiting = self.waiting, []
+        for i, made in enumerate(group, len(self.prepared) - len(group)):
             tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
             self.calls += [f"size_t {rows} = {made.rows};"] if made.rows != 0 else []
-            read = [None if arg is None else self.places[arg, 0][0] for arg in (made.node.args[0], *made.operands)]
+            read = [
+                None if arg is None else self.places[_source(arg)][0] for arg in (made.node.args[0], *made.operands)
+            ]
             read.insert(1, f"static_cast<const char*>(inputs[{len(self.graph.inputs)}]) + {self._before(i)}")
             pointers = [
                 "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
@@ -187,26 +198,26 @@ class CppProgram:
             self.calls.append(f"void* {tensors}[] = {{{', '.join(pointers)}}};")
             if bytes and known is None:
                 self.calls.append(f"run({made.name}::digits, {count}, {tensors}, parallel_for, pool);")
-        if len(self.prepared) > 1:
-            self._run_together()
-        for made in self.prepared if len(self.prepared) == 1 else ():
+        if len(group) > 1:
+            self._run_together(group)
+        for made in group if len(group) == 1 else ():
             self.calls.append(f"run({made.name}::block, {made.blocks}, tensors_{made.name}, parallel_for, pool);")
 
-    def _run_together(self) -> None:
+    def _run_together(self, group: Sequence[PreparedInstance]) -> None:
         """The blocks of one term after those of the other."""
-        names = [made.name for made in self.prepared]
-        if any(made.blocks != f"{made.name}::BLOCKS" for made in self.prepared):
+        names = [made.name for made in group]
+        if any(made.blocks != f"{made.name}::BLOCKS" for made in group):
             raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
-        lines = [f"static void {self.name}_blocks(void* data, size_t number) {{"]
+        lines = [f"static void {names[0]}_blocks(void* data, size_t number) {{"]
         for i, name in enumerate(names):
             lines.append(
                 f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void**>(data)[{i}], number);"
             )
             lines.append(f"{INDENT}number -= {name}::BLOCKS;")
         self.functions.append("\n".join([*lines, "}"]))
-        self.calls.append(f"void* all[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
+        self.calls.append(f"void* all_{names[0]}[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
         count = " + ".join(f"{name}::BLOCKS" for name in names)
-        self.calls.append(f"run({self.name}_blocks, {count}, all, parallel_for, pool);")
+        self.calls.append(f"run({names[0]}_blocks, {count}, all_{names[0]}, parallel_for, pool);")
 
     def _before(self, count: int) -> str:
         """The bytes of what is prepared for so many terms."""

@@ -40,6 +40,7 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, trials
 from taso_mirage.report.result import PlacedKernels, Result
@@ -137,6 +138,7 @@ class _Stage:
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
         self.kept: list[Fused] = []
+        self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
         self.trial = result.seconds.get("load the original", 0.0) + config.seconds / 2
@@ -243,13 +245,13 @@ class _Stage:
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
         before, after = times or (1.0, 1.0)
-        if after >= before * (1.0 if made is None else made.slack):
-            return None
+        worth = after < before * (1.0 if made is None else made.slack)
         place = spots[0], chosen[1], opsets, self.target, made is not None
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
-            return self._otherwise(kind, spots, operators, seconds)
+            return self._otherwise(kind, spots, operators, seconds) if worth else None
         prepares = None if made is None else type(made)
-        return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
+        self.tried.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        return self.tried[-1] if worth else None
 
     def _otherwise(
         self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
@@ -331,23 +333,45 @@ class _Stage:
                 )
                 break
             trial = [kind for kind in trial if kind not in kept]
-            if not trial:
-                continue
-            try:
-                tried = self._opened(self._with([*kept, *trial]))
-                timing = self._compared(session, tried)
-            except TasoMirageError:
-                continue  # a region that cannot be one node
-            if timing.ratio >= KEEP and timing.certain:
+            if trial and (tried := self._faster(session, kept, trial)) is not None:
                 session = tried
                 kept += trial
-                self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
-            del tried  # a large model is not to be there more often than it must
+        if session is not None:
+            kept = self._joined(kept, session)
         self.kept = kept
         shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
         return (
             self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
         )
+
+    def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
+        """The model with these kinds as well, if it is faster so."""
+        try:
+            tried = self._opened(self._with([*kept, *trial]))
+            timing = self._compared(session, tried)
+        except TasoMirageError:
+            return None  # a region that cannot be one node
+        if timing.ratio < KEEP or not timing.certain:
+            return None  # and no session: a large model is not to be there more often than it must
+        self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
+        return tried
+
+    def _joined(self, kept: list[Fused], session: Session) -> list[Fused]:
+        """The kinds that are kept, of which neighbours are one kernel where that makes the model
+        faster: all of them, else each."""
+        try:
+            made = Neighbours(self.base.model, self.tried).together(self.backend)
+        except TasoMirageError:
+            return kept
+        for trial in [made, *([each] for each in made if len(made) > 1)]:
+            if not trial or self.budget.stop or self.budget.left() < self.trial:
+                break
+            rest = without(kept, [place for _, places in trial for place in places])
+            if (tried := self._faster(session, rest, [kind for kind, _ in trial])) is not None:
+                session, kept = tried, [*rest, *[kind for kind, _ in trial]]
+                if trial is made:
+                    break
+        return kept
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
         return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
