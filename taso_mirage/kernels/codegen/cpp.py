@@ -44,6 +44,9 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 ALIGNMENT = 64
+ALONE = 1 << 16
+"""Bytes up to which a kernel without products runs on its caller's thread: to start the others takes
+longer."""
 
 
 def generate_cpp(graph: Graph, name: str = "kernel") -> str:
@@ -154,8 +157,18 @@ class CppProgram:
         tensors = f"tensors_{len(self.functions) - 1}"
         self.calls += [
             f"void* {tensors}[] = {{{pointers}{self._sizes()}}};",
-            f"run({function}, {blocks}, {tensors}, parallel_for, pool);",
+            f"run({function}, {blocks}, {tensors}, {self._threads(node, [t for _, t in where])}, pool);",
         ]
+
+    def _threads(self, node: Node, types: Sequence[Tensor]) -> str:
+        """Who runs the blocks of a kernel, in C++."""
+        body = node.attr("body") if traits(node).lowering is Lowering.KERNEL else ()
+        moved: Dim = sum(map(_bytes, types))
+        if any(traits(each).lowering is Lowering.CONTRACT for each in body) or (
+            isinstance(moved, int) and moved > ALONE
+        ):
+            return "parallel_for"
+        return "nullptr" if isinstance(moved, int) else f"{moved} <= {ALONE} ? nullptr : parallel_for"
 
     def _sizes(self) -> str:
         return ", const_cast<size_t*>(sizes)" if self.names else ""

@@ -18,7 +18,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, u
 from taso_mirage.kernels.batches import region_members
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.linear import WeightProducts
-from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.kernels.regions import PRODUCTS, RegionSite
 from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.targets.lowering import Backend, Record
 
@@ -49,7 +49,7 @@ class Neighbours:
         for parts in self._units():
             whole = self._whole(parts)
             record = joined_record([(self.kind[each].record, each) for each in parts], whole)
-            if record is not None and len(whole.inputs) <= MOST:
+            if record is not None:
                 _, wholes, places = found.setdefault(repr(record), (record, [], []))
                 wholes.append(whole)
                 places += parts
@@ -57,26 +57,46 @@ class Neighbours:
 
     def _units(self) -> list[list[RegionSite]]:
         """Places that lie beside each other, in the order in which they run; each is in one."""
-        units = {spot: [spot] for spot, kind in self.kind.items() if kind.prepares is WeightProducts}
+        units = {spot: [spot] for spot in sorted(self.kind, key=self._place) if self._multiplies(spot)}
         taken = set(units)
         for around in (self._before, self._after):
             for spot, parts in units.items():
                 for each in around(spot):
-                    if each not in taken and self._convex([*parts, each]):
+                    if each not in taken and self._fits([*parts, each]):
                         parts.append(each)
                         taken.add(each)
-        return [sorted(parts, key=lambda s: self.order[s.outputs[0]]) for parts in units.values() if len(parts) > 1]
+        made: list[list[RegionSite]] = []
+        for parts in units.values():
+            last = next((each for each in made if self._reads(parts, each) and self._fits([*each, *parts])), None)
+            if last is None:
+                made.append(parts)
+            else:
+                last += parts
+        return [sorted(parts, key=self._place) for parts in made if len(parts) > 1]
+
+    def _place(self, spot: RegionSite) -> int:
+        return self.order[spot.outputs[0]]
+
+    def _multiplies(self, spot: RegionSite) -> bool:
+        return self.kind[spot].prepares is WeightProducts
+
+    def _reads(self, parts: Sequence[RegionSite], others: Sequence[RegionSite]) -> bool:
+        given = {o for each in others for o in each.outputs}
+        return any(x in given for each in parts for x in each.inputs)
+
+    def _fits(self, parts: Sequence[RegionSite]) -> bool:
+        """Whether they are few, with few inputs, and nothing that they read hangs on what they
+        give."""
+        given = {o for each in parts for o in each.outputs}
+        read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
+        few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
+        return few and given.isdisjoint(topological(list(read)))
 
     def _before(self, spot: RegionSite) -> list[RegionSite]:
         return [each for each in self.kind if not set(spot.inputs).isdisjoint(each.outputs)]
 
     def _after(self, spot: RegionSite) -> list[RegionSite]:
         return [each for each in self.kind if not set(spot.outputs).isdisjoint(each.inputs)]
-
-    def _convex(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether nothing that they read hangs on what they give."""
-        given = {o for each in parts for o in each.outputs}
-        return given.isdisjoint(topological([x for each in parts for x in each.inputs if x not in given]))
 
     def _whole(self, parts: Sequence[RegionSite]) -> RegionSite:
         """All parts as one place: its results are what is used outside."""
