@@ -276,10 +276,10 @@ class CppProgram:
 
     def _preparing(self) -> Iterator[str]:
         """What prepares the weights, and which inputs those are."""
-        places, calls = list[int](), list[str]()
+        places, calls = dict[int, None](), list[str]()
         for i, made in enumerate(self.prepared):
             own = [self.graph.inputs.index(made.node.args[k]) for k in made.weights]
-            places += own
+            places |= dict.fromkeys(own)
             calls.append(made.prepare.format(*own, at=f"static_cast<char*>(prepared) + {self._before(i)}"))
         said = ", ".join(map(str, (len(places), *places)))
         yield f'extern "C" const size_t {self.name}_prepared[] = {{{self._before(len(self.prepared))}, {said}}};'
