@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from fused_models import clock, quick
-from test_block_linear import drawn, exact, model, near, product
+from test_block_linear import case, exact, model, near, product
 from test_convolutions import session, w, x
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.codegen.cpp import ALONE, generate_cpp
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, generate_ranges
+from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import WeightProducts
 from taso_mirage.kernels.cpu.prepared import prepared
@@ -28,7 +30,7 @@ from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
-from taso_mirage.pipeline.fuse.neighbours import Neighbours, joined_record, without
+from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
@@ -51,22 +53,27 @@ def layer(rows: Any, size: int = 32, level: int = 0, norm: str = "rms_norm", gat
     return [term("add", data, product(rows, INNER, WIDTH, data=inner, **how))]
 
 
-def kinds(plain: Model, sizes: Mapping[str, int]) -> list[Fused]:
-    """Its regions with a kernel each: the first that is found."""
+def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
+    """Its regions with a kernel each, the first that is found; of products there is another one for
+    up to `most` rows."""
     backend, made = CpuLowering(), []
     for kind, spots in free_regions(plain, sizes, 1, False, True)[0].items():
         goal = prepared(kind.goal, spots[0].inputs)
         if goal is None:
-            (found,) = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
-            graph = found.graph if kind.free is None else found.free
+            found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
         else:
-            rows = sizes.get("n", 1)
-            several = [each.graph for each in goal.mugraphs(kind.goal, CPU_DEVICE)]
-            graph = several[0 if rows < 9 else -1]
-            graph = graph if kind.free is None else with_free_names(graph, kind.free)
-        assert graph is not None
+            found = goal.mugraphs(kind.goal, CPU_DEVICE)
+            found = [each for each in found if layout(each.graph) == layout(found[-1].graph)]
+        named = [each.graph if kind.free is None else with_free_names(each.graph, kind.free) for each in found if goal]
+        graphs = named or [each.graph if kind.free is None else each.free for each in found]
+        last, first = graphs[-1], graphs[0]
+        assert last is not None
+        assert first is not None
+        record: dict[str, Any] = {"mugraph": to_json(last)}
+        if goal is not None and most:
+            assert first != last
+            record["before"] = [{"mugraph": to_json(first), "most": most}]
         operators = tuple([n.op for n in kind.goal if n.args])
-        record = {"mugraph": to_json(graph)}
         made.append(Fused(operators, tuple(spots), record, backend.kernel(record), 0.0, goal and type(goal)))
     return made
 
@@ -112,33 +119,34 @@ def test_one_kernel_has_the_bits_of_several(
     assert np.abs(runs[1] - wanted).max() <= max(np.abs(runs[2] - wanted).max(), 4e-6 * np.abs(wanted).max())
 
 
-def test_one_kernel_takes_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [0, 4])
+def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is a program of its own for few rows, which reads the same prepared
+    weights."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(*layer(symbol("n")))
-    apart = kinds(plain, {"n": 4})
+    apart = kinds(plain, {"n": 16}, most)
     whole = joined(plain, apart)
     assert len(whole) == 1
     assert whole[0].kernel.free
-    several, one = (session(placed(plain, each), True) for each in (apart, whole))
-    for rows in (1, 2, 13, 64):
+    assert [each["most"] for each in whole[0].record["before"]] == [most] * (most > 0)
+    own, several, one = (session(placed(plain, each), True) for each in ([], apart, whole))
+    for rows in (1, 4, 5, 64):
         given = {"x": np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)}
-        np.testing.assert_array_equal(several.run(None, given)[0], one.run(None, given)[0])
+        runs = [each.run(None, given)[0] for each in (own, several, one)]
+        np.testing.assert_array_equal(runs[1], runs[2])
+        near(runs[1], runs[0], 1e-5)
 
 
-def test_programs_for_few_rows_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part has its own ranges of sizes: the whole has all of them."""
-    monkeypatch.setattr(linear, "LEAST", 1)
-    plain = model(*layer(symbol("n")))
-    parts = sorted(kinds(plain, {"n": 4}), key=lambda kind: kind.operators[0] != "rms_norm")[:2]
-    first, second = (
-        {**kind.record, "before": [{"mugraph": kind.record["mugraph"], "most": most}]}
-        for kind, most in zip(parts, (4, 9), strict=True)
+def test_programs_whose_weights_lie_otherwise_are_no_ranges() -> None:
+    """They would read what the other has prepared."""
+    made, whole = case((4, 64), 40, 4, 32, "")
+    narrow, wide, other = (
+        Graph(whole.inputs, (made.mugraph(block),)) for block in ((16, 4, 1), (32, 4, 1), (16, 2, 1))
     )
-    whole = Neighbours(plain, parts)._whole([kind.spots[0] for kind in parts])
-    record = joined_record([(first, parts[0].spots[0]), (second, parts[1].spots[0])], whole)
-    assert record is not None
-    assert [each["most"] for each in record["before"]] == [4, 9]
-    assert CpuLowering().kernel(record).free
+    assert "kernel_prepare(" in generate_ranges(narrow, [SizeRange(other, 2)])
+    with pytest.raises(Unsupported, match="prepared weights lie otherwise"):
+        generate_ranges(narrow, [SizeRange(wide, 2)])
 
 
 def test_wrong_kernels_are_refused() -> None:

@@ -38,7 +38,7 @@ from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text, function_text
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, cpp_number, memory_type
-from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, prepares
+from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, layout, prepares
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
@@ -79,10 +79,14 @@ class SizeRange:
 
 def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kernel") -> str:
     """One entry point for muGraphs of one goal: the first of those `before` whose range has the
-    sizes of a run, else `graph`. All have the same inputs."""
+    sizes of a run, else `graph`. All have the same inputs, and prepare the same of them.
+
+    Raises Unsupported where they do not."""
     if not before:
         return generate_cpp(graph, name)
     graphs, limits = [*[each.graph for each in before], graph], [each.most for each in before]
+    if any(layout(each) != layout(graph) for each in graphs):
+        raise Unsupported("muGraphs for several sizes whose prepared weights lie otherwise")
     source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
     given = size_names([x.shape for x in graph.inputs])
     place, count = len(graph.inputs) + 1, " * ".join(f"sizes[{i}]" for i in range(len(given)))
@@ -101,6 +105,9 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
             limit = f"if ({count} <= {limits[i]}) " if i < len(limits) else ""
             source += f"{INDENT}{limit}return {name}_range{i}{call};\n"
         source += "}\n"
+    last = f"{name}_range{len(before)}"
+    if any(map(prepares, graph)):
+        source = source.replace(f"{last}_prepare", f"{name}_prepare")
     return source
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.codegen.cpu.prepared import FEW
 from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
@@ -31,8 +32,6 @@ from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
-FEW = 8
-"""Rows up to which weights may lie in their narrow format (`linear.h`)."""
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
 """The same for weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`)."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.mugraph import size_names
-from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable
+from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, variable
 from taso_mirage.kernels.batches import region_members
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.linear import WeightProducts
@@ -34,6 +34,8 @@ class Neighbours:
     kinds: Sequence[Fused]
     kind: dict[RegionSite, Fused] = field(init=False)
     """That of each place."""
+    graphs: dict[RegionSite, Graph] = field(init=False)
+    """Its muGraph."""
     order: dict[Node, int] = field(init=False)
     readers: Mapping[Node, Sequence[Node]] = field(init=False)
 
@@ -41,6 +43,8 @@ class Neighbours:
         nodes = self.model.nodes()
         self.order, self.readers = {node: i for i, node in enumerate(nodes)}, users(nodes)
         self.kind = {spot: kind for kind in self.kinds for spot in kind.spots}
+        graphs = [from_json(kind.record["mugraph"]) for kind in self.kinds]
+        self.graphs = {spot: graph for kind, graph in zip(self.kinds, graphs, strict=True) for spot in kind.spots}
 
     def together(self, backend: Backend) -> list[tuple[Fused, list[RegionSite]]]:
         """The kinds that products with weights become with their neighbours, each with the places
@@ -49,10 +53,9 @@ class Neighbours:
         for parts in self._units():
             whole = self._whole(parts)
             record = joined_record([(self.kind[each].record, each) for each in parts], whole)
-            if record is not None:
-                _, wholes, places = found.setdefault(repr(record), (record, [], []))
-                wholes.append(whole)
-                places += parts
+            _, wholes, places = found.setdefault(repr(record), (record, [], []))
+            wholes.append(whole)
+            places += parts
         return [(self._kind(record, wholes, places, backend), places) for record, wholes, places in found.values()]
 
     def _units(self) -> list[list[RegionSite]]:
@@ -84,19 +87,36 @@ class Neighbours:
         given = {o for each in others for o in each.outputs}
         return any(x in given for each in parts for x in each.inputs)
 
+    def _before(self, spot: RegionSite) -> list[RegionSite]:
+        return [each for each in self.kind if self._reads([spot], [each])]
+
+    def _after(self, spot: RegionSite) -> list[RegionSite]:
+        return [each for each in self.kind if self._reads([each], [spot])]
+
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether they are few, with few inputs, and nothing that they read hangs on what they
-        give."""
+        """Whether they are few, with few inputs, agree on sizes, and read nothing that hangs on what
+        they give."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
-        return few and given.isdisjoint(topological(list(read)))
+        return few and self._agree(parts) and given.isdisjoint(topological(list(read)))
 
-    def _before(self, spot: RegionSite) -> list[RegionSite]:
-        return [each for each in self.kind if not set(spot.inputs).isdisjoint(each.outputs)]
-
-    def _after(self, spot: RegionSite) -> list[RegionSite]:
-        return [each for each in self.kind if not set(spot.outputs).isdisjoint(each.inputs)]
+    def _agree(self, parts: Sequence[RegionSite]) -> bool:
+        """Whether each value has one type in all kernels, each name is one size of the model, and
+        where one has programs for several sizes, all have the same names."""
+        types: dict[Node, object] = {}
+        dims: dict[Dim, Dim] = {}
+        names = set[tuple[str, ...]]()
+        for spot in parts:
+            graph = self.graphs[spot]
+            names.add(tuple(sorted(size_names([x.shape for x in graph.inputs]))))
+            for leaf, node in zip((*graph.inputs, *graph.outputs), (*spot.inputs, *spot.outputs), strict=True):
+                if types.setdefault(node, leaf.type) != leaf.type:
+                    return False
+                pairs = [(n, dim) for n, dim in zip(leaf.shape, node.shape, strict=True) if isinstance(n, Symbolic)]
+                if any(dims.setdefault(n, dim) != dim for n, dim in pairs):
+                    return False
+        return len(names) == 1 or not any(self.kind[each].record.get("before") for each in parts)
 
     def _whole(self, parts: Sequence[RegionSite]) -> RegionSite:
         """All parts as one place: its results are what is used outside."""
@@ -124,47 +144,26 @@ def without(kinds: Sequence[Fused], places: Sequence[RegionSite]) -> list[Fused]
 # ---------------------------------------------------------------- muGraphs
 
 
-def joined_record(parts: Sequence[tuple[Record, RegionSite]], spot: RegionSite) -> Record | None:
-    """The choices for some parts, operands first, as one for the place that they are together; None
-    where they do not agree on sizes that a run gives."""
+def joined_record(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) -> Record:
+    """The choices for some parts, operands first, as one for the place that they are together."""
     graphs = [from_json(record["mugraph"]) for record, _ in parts]
-    spots = [own for _, own in parts]
-    whole = joined_mugraph(graphs, spots, spot)
-    before = [{each["most"]: from_json(each["mugraph"]) for each in record.get("before", ())} for record, _ in parts]
-    names = {tuple(sorted(size_names([x.shape for x in graph.inputs]))) for graph in graphs}
-    if whole is None or (any(before) and len(names) > 1):
-        return None
-    made = []
-    for most in sorted({most for each in before for most in each}):
+    spots = [spot for _, spot in parts]
+    ranged = [{each["most"]: from_json(each["mugraph"]) for each in record.get("before", ())} for record, _ in parts]
+    before = []
+    for most in sorted({most for each in ranged for most in each}):
         own = [
-            next((each[m] for m in sorted(each) if m >= most), last) for each, last in zip(before, graphs, strict=True)
+            next((each[m] for m in sorted(each) if m >= most), last) for each, last in zip(ranged, graphs, strict=True)
         ]
-        if (ranged := joined_mugraph(own, spots, spot)) is None:
-            return None
-        made.append({"mugraph": to_json(ranged), "most": most})
-    return {"mugraph": to_json(whole), "before": made}
+        before.append({"mugraph": to_json(joined_mugraph(own, spots, whole)), "most": most})
+    return {"mugraph": to_json(joined_mugraph(graphs, spots, whole)), "before": before}
 
 
-def joined_mugraph(graphs: Sequence[Graph], spots: Sequence[RegionSite], whole: RegionSite) -> Graph | None:
-    """muGraphs, each for its place in a model, as the one for the place that they are together; None
-    where a name means two sizes, or one has a name for what is a number in the other."""
-    names: dict[Dim, Dim] = {}
+def joined_mugraph(graphs: Sequence[Graph], spots: Sequence[RegionSite], whole: RegionSite) -> Graph:
+    """muGraphs, each for its place in a model, as the one for the place that they are together."""
     known: dict[Node, Node] = {}
-    leaves: list[Node] = []
     for graph, spot in zip(graphs, spots, strict=True):
-        mapping: dict[Node, Node] = {}
         for leaf, node in zip(graph.inputs, spot.inputs, strict=True):
-            if node not in known:
-                known[node] = variable(f"i{len(leaves)}", leaf.tensor)
-                leaves.append(known[node])
-            if known[node].type != leaf.type or not _agree(names, leaf.tensor, node):
-                return None
-            mapping[leaf] = known[node]
+            known.setdefault(node, variable(f"i{len(known)}", leaf.tensor))
+        mapping = {leaf: known[node] for leaf, node in zip(graph.inputs, spot.inputs, strict=True)}
         known.update(zip(spot.outputs, substitute(graph.outputs, mapping), strict=True))
     return Graph(tuple([known[x] for x in whole.inputs]), tuple([known[o] for o in whole.outputs]))
-
-
-def _agree(names: dict[Dim, Dim], type: Tensor, node: Node) -> bool:
-    """Whether each name stands for one size of the model."""
-    pairs = zip(type.shape or (), node.shape, strict=True)
-    return all(isinstance(name, int) or names.setdefault(name, dim) == dim for name, dim in pairs)
