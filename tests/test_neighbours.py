@@ -1,5 +1,5 @@
-"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They compute
-what they computed apart, bit by bit, at every number of rows; wrong ones are refused."""
+"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They
+compute what they computed apart, bit by bit, at every number of rows; wrong ones are refused."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ from taso_mirage.rewriting.text import show_graph
 
 ALIGNMENT = 64
 ALONE = 1 << 16
-"""Bytes up to which a kernel without products runs on its caller's thread: to start the others takes
-longer."""
+"""Bytes up to which a kernel without products runs on its caller's thread: to start the others
+takes longer."""
 
 
 def generate_cpp(graph: Graph, name: str = "kernel") -> str:

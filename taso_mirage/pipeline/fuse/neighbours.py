@@ -94,8 +94,8 @@ class Neighbours:
         return [each for each in self.kind if self._reads([each], [spot])]
 
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether they are few, with few inputs, agree on sizes, and read nothing that hangs on what
-        they give."""
+        """Whether they are few, with few inputs, agree on sizes, and read nothing that hangs on
+        what they give."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
