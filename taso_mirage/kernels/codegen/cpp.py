@@ -276,7 +276,7 @@ class CppProgram:
             place = len(self.graph.inputs) + 1
             yield f"{INDENT}const size_t* sizes = static_cast<const size_t*>(inputs[{place}]);"
             yield INDENT + known
-        yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
+        yield from (INDENT + call for call in ("(void)inputs, (void)scratch, (void)parallel_for;", *self.calls))
         yield "}"
         if self.prepared:
             yield from self._preparing()
