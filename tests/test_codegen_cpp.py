@@ -86,6 +86,7 @@ def test_half_precision_is_computed_in_fp32() -> None:
 
 
 def test_blocks_run_on_the_callers_threads() -> None:
+    """Those that join the parts are few, and have no product: they do not wait for others."""
     graph, goal = mugraphs.attention_split_safe(masked=True, dtype="float32")
     made, given = NativeKernel(graph, flags=STRICT), values(graph)
     block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
@@ -105,7 +106,7 @@ def test_blocks_run_on_the_callers_threads() -> None:
 
         made._parallel, made._pool = parallel_for, ctypes.c_void_p(42)
         check(made, goal, given)
-    assert seen == [(2 * 3 * 4, 42), (2 * 3, 42)]
+    assert seen == [(2 * 3 * 4, 42)]
     assert threading.get_ident() not in threads
 
 

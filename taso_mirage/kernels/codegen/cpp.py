@@ -38,12 +38,15 @@ from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text, function_text
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, cpp_number, memory_type
-from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, prepares
+from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, layout, prepares
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 ALIGNMENT = 64
+ALONE = 1 << 16
+"""Bytes up to which a kernel without products runs on its caller's thread: to start the others
+takes longer."""
 
 
 def generate_cpp(graph: Graph, name: str = "kernel") -> str:
@@ -76,10 +79,14 @@ class SizeRange:
 
 def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kernel") -> str:
     """One entry point for muGraphs of one goal: the first of those `before` whose range has the
-    sizes of a run, else `graph`. All have the same inputs."""
+    sizes of a run, else `graph`. All have the same inputs, and prepare the same of them.
+
+    Raises Unsupported where they do not."""
     if not before:
         return generate_cpp(graph, name)
     graphs, limits = [*[each.graph for each in before], graph], [each.most for each in before]
+    if any(layout(each) != layout(graph) for each in graphs):
+        raise Unsupported("muGraphs for several sizes whose prepared weights lie otherwise")
     source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
     given = size_names([x.shape for x in graph.inputs])
     place, count = len(graph.inputs) + 1, " * ".join(f"sizes[{i}]" for i in range(len(given)))
@@ -98,6 +105,9 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
             limit = f"if ({count} <= {limits[i]}) " if i < len(limits) else ""
             source += f"{INDENT}{limit}return {name}_range{i}{call};\n"
         source += "}\n"
+    last = f"{name}_range{len(before)}"
+    if any(map(prepares, graph)):
+        source = source.replace(f"{last}_prepare", f"{name}_prepare")
     return source
 
 
@@ -117,6 +127,8 @@ class CppProgram:
     calls: list[str] = field(default_factory=list)
     prepared: list[PreparedInstance] = field(default_factory=list)
     """The terms that read prepared weights, which lie one behind the other."""
+    waiting: list[PreparedInstance] = field(default_factory=list)
+    """Those of them whose results nothing has read yet: they run together."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
@@ -124,6 +136,8 @@ class CppProgram:
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:
+            if any(each.node in node.args for each in self.waiting):
+                self._run_prepared()
             if prepares(node):
                 self._by_class(node)
             elif node.op not in ("input", "item", "constant") and node is not ABSENT:
@@ -150,28 +164,45 @@ class CppProgram:
         tensors = f"tensors_{len(self.functions) - 1}"
         self.calls += [
             f"void* {tensors}[] = {{{pointers}{self._sizes()}}};",
-            f"run({function}, {blocks}, {tensors}, parallel_for, pool);",
+            f"run({function}, {blocks}, {tensors}, {self._threads(node, [t for _, t in where])}, pool);",
         ]
+
+    def _threads(self, node: Node, types: Sequence[Tensor]) -> str:
+        """Who runs the blocks of a kernel, in C++."""
+        body = node.attr("body") if traits(node).lowering is Lowering.KERNEL else ()
+        moved: Dim = sum(map(_bytes, types))
+        if any(traits(each).lowering is Lowering.CONTRACT for each in body) or (
+            isinstance(moved, int) and moved > ALONE
+        ):
+            return "parallel_for"
+        return "nullptr" if isinstance(moved, int) else f"{moved} <= {ALONE} ? nullptr : parallel_for"
 
     def _sizes(self) -> str:
         return ", const_cast<size_t*>(sizes)" if self.names else ""
 
     def _by_class(self, node: Node) -> None:
-        """Its blocks are those of the class that a header has for it; they run last."""
-        if any(arg is not ABSENT and arg not in self.graph.inputs for arg in node.args):
-            raise Unsupported("a muGraph that prepares weights, or reads them, that are no inputs")
+        """Its blocks are those of the class that a header has for it; they run before what reads
+        it."""
         made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
+        if any(node.args[i] not in self.graph.inputs for i in made.weights):
+            raise Unsupported("a muGraph that prepares weights that are no inputs")
+        if any(arg.op == "constant" for arg in node.args):
+            raise Unsupported(f"a {node.op} of a constant; make it an input")
         self.functions.append(made.instance)
         self.places[node, 0] = self._place(node, 0, node.tensor)
         self.prepared.append(made)
+        self.waiting.append(made)
 
     def _run_prepared(self) -> None:
         """First the digits of what several may read, then all blocks."""
         digits: dict[object, str] = {}
-        for i, made in enumerate(self.prepared):
+        group, self.waiting = self.waiting, []
+        for i, made in enumerate(group, len(self.prepared) - len(group)):
             tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
             self.calls += [f"size_t {rows} = {made.rows};"] if made.rows != 0 else []
-            read = [None if arg is None else self.places[arg, 0][0] for arg in (made.node.args[0], *made.operands)]
+            read = [
+                None if arg is None else self.places[_source(arg)][0] for arg in (made.node.args[0], *made.operands)
+            ]
             read.insert(1, f"static_cast<const char*>(inputs[{len(self.graph.inputs)}]) + {self._before(i)}")
             pointers = [
                 "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
@@ -187,26 +218,26 @@ class CppProgram:
             self.calls.append(f"void* {tensors}[] = {{{', '.join(pointers)}}};")
             if bytes and known is None:
                 self.calls.append(f"run({made.name}::digits, {count}, {tensors}, parallel_for, pool);")
-        if len(self.prepared) > 1:
-            self._run_together()
-        for made in self.prepared if len(self.prepared) == 1 else ():
+        if len(group) > 1:
+            self._run_together(group)
+        for made in group if len(group) == 1 else ():
             self.calls.append(f"run({made.name}::block, {made.blocks}, tensors_{made.name}, parallel_for, pool);")
 
-    def _run_together(self) -> None:
+    def _run_together(self, group: Sequence[PreparedInstance]) -> None:
         """The blocks of one term after those of the other."""
-        names = [made.name for made in self.prepared]
-        if any(made.blocks != f"{made.name}::BLOCKS" for made in self.prepared):
+        names = [made.name for made in group]
+        if any(made.blocks != f"{made.name}::BLOCKS" for made in group):
             raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
-        lines = [f"static void {self.name}_blocks(void* data, size_t number) {{"]
+        lines = [f"static void {names[0]}_blocks(void* data, size_t number) {{"]
         for i, name in enumerate(names):
             lines.append(
                 f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void**>(data)[{i}], number);"
             )
             lines.append(f"{INDENT}number -= {name}::BLOCKS;")
         self.functions.append("\n".join([*lines, "}"]))
-        self.calls.append(f"void* all[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
+        self.calls.append(f"void* all_{names[0]}[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
         count = " + ".join(f"{name}::BLOCKS" for name in names)
-        self.calls.append(f"run({self.name}_blocks, {count}, all, parallel_for, pool);")
+        self.calls.append(f"run({names[0]}_blocks, {count}, all_{names[0]}, parallel_for, pool);")
 
     def _before(self, count: int) -> str:
         """The bytes of what is prepared for so many terms."""
@@ -245,17 +276,17 @@ class CppProgram:
             place = len(self.graph.inputs) + 1
             yield f"{INDENT}const size_t* sizes = static_cast<const size_t*>(inputs[{place}]);"
             yield INDENT + known
-        yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
+        yield from (INDENT + call for call in ("(void)inputs, (void)scratch, (void)parallel_for;", *self.calls))
         yield "}"
         if self.prepared:
             yield from self._preparing()
 
     def _preparing(self) -> Iterator[str]:
         """What prepares the weights, and which inputs those are."""
-        places, calls = list[int](), list[str]()
+        places, calls = dict[int, None](), list[str]()
         for i, made in enumerate(self.prepared):
             own = [self.graph.inputs.index(made.node.args[k]) for k in made.weights]
-            places += own
+            places |= dict.fromkeys(own)
             calls.append(made.prepare.format(*own, at=f"static_cast<char*>(prepared) + {self._before(i)}"))
         said = ", ".join(map(str, (len(places), *places)))
         yield f'extern "C" const size_t {self.name}_prepared[] = {{{self._before(len(self.prepared))}, {said}}};'

@@ -21,6 +21,7 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.codegen.cpu.prepared import NARROW_ROWS
 from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
@@ -31,12 +32,10 @@ from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
-FEW = 8
-"""Rows up to which weights may lie in their narrow format (`linear.h`)."""
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
 """The same for weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`)."""
-THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16, 6))
+THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
 ROUNDING = 4
@@ -124,7 +123,7 @@ class WeightProduct:
     @property
     def thin(self) -> bool:
         """Whether it has so few rows that it waits for its weights."""
-        return self.rows <= FEW
+        return self.rows <= NARROW_ROWS
 
     def evidence(self) -> Evidence | Failure:
         """Of its muGraphs."""

@@ -2,6 +2,7 @@
 kept where the whole model was measured faster. A target's `lowering.py` makes its kernels: see
 `targets/lowering.py`."""
 
-from taso_mirage.pipeline.fuse.stage import check_mode, fused, usual_mode
+from taso_mirage.pipeline.fuse.modes import check_mode, usual_mode
+from taso_mirage.pipeline.fuse.stage import fused
 
 __all__ = ["check_mode", "fused", "usual_mode"]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 
-from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
+from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
@@ -30,7 +30,7 @@ from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import compare, passes_checker, shown_sizes
+from taso_mirage.measure.check import compare, passes_checker
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
@@ -40,10 +40,12 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.modes import check_mode
+from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, trials
+from taso_mirage.pipeline.fuse.trials import Fused, trials, where_they_run
 from taso_mirage.report.result import PlacedKernels, Result
-from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
+from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 
@@ -58,27 +60,6 @@ SHARE = 1 / 32
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more
 rounds than chance gives; so many times as fast as the original is the result."""
-
-
-def check_mode(mode: str, measure: bool, target: str = "") -> None:
-    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are
-    none; and, if a target is named, RuntimeUnavailable where this machine cannot make kernels for
-    it."""
-    if mode not in KERNELS:
-        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
-    if mode != OFF and not measure:
-        raise InvalidOption(
-            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
-        )
-    if mode != OFF and target:
-        here(target)
-
-
-def usual_mode(config: Config) -> str:
-    """What is done where nothing was asked for: kernels are searched, unless nothing is measured
-    here, the model is to be portable, or its target has no kernels."""
-    none = config.target.lowering is None or config.portable or config.scheduler is not None
-    return SEARCH if config.measure and not none else OFF
 
 
 def fused(
@@ -137,6 +118,7 @@ class _Stage:
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
         self.kept: list[Fused] = []
+        self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
         self.trial = result.seconds.get("load the original", 0.0) + config.seconds / 2
@@ -243,13 +225,13 @@ class _Stage:
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
         before, after = times or (1.0, 1.0)
-        if after >= before * (1.0 if made is None else made.slack):
-            return None
+        worth = after < before * (1.0 if made is None else made.slack)
         place = spots[0], chosen[1], opsets, self.target, made is not None
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
-            return self._otherwise(kind, spots, operators, seconds)
+            return self._otherwise(kind, spots, operators, seconds) if worth else None
         prepares = None if made is None else type(made)
-        return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
+        self.tried.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        return self.tried[-1] if worth else None
 
     def _otherwise(
         self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
@@ -331,39 +313,48 @@ class _Stage:
                 )
                 break
             trial = [kind for kind in trial if kind not in kept]
-            if not trial:
-                continue
-            try:
-                tried = self._opened(self._with([*kept, *trial]))
-                timing = self._compared(session, tried)
-            except TasoMirageError:
-                continue  # a region that cannot be one node
-            if timing.ratio >= KEEP and timing.certain:
+            if trial and (tried := self._faster(session, kept, trial)) is not None:
                 session = tried
                 kept += trial
-                self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
-            del tried  # a large model is not to be there more often than it must
+        if session is not None:
+            kept = self._joined(kept, session)
         self.kept = kept
         shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
         return (
             self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
         )
 
+    def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
+        """The model with these kinds as well, if it is faster so."""
+        try:
+            tried = self._opened(self._with([*kept, *trial]))
+            timing = self._compared(session, tried)
+        except TasoMirageError:
+            return None  # a region that cannot be one node
+        if timing.ratio < KEEP or not timing.certain:
+            return None  # and no session: a large model is not to be there more often than it must
+        self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
+        return tried
+
+    def _joined(self, kept: list[Fused], session: Session) -> list[Fused]:
+        """The kinds that are kept, of which neighbours are one kernel where that makes the model
+        faster: all of them, else each."""
+        try:
+            made = Neighbours(self.base.model, self.tried).together(self.backend)
+        except TasoMirageError:
+            return kept
+        for trial in [made, *([each] for each in made if len(made) > 1)]:
+            if not trial or self.budget.stop or self.budget.left() < self.trial:
+                break
+            rest = without(kept, [place for _, places in trial for place in places])
+            if (tried := self._faster(session, rest, [kind for kind, _ in trial])) is not None:
+                session, kept = tried, [*rest, *[kind for kind, _ in trial]]
+                if trial is made:
+                    break
+        return kept
+
     def _with(self, kinds: Sequence[Fused]) -> Model:
         return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
-
-    def _where(self) -> list[str]:
-        """At which sizes the kernels run, of a model that has free dims."""
-        regions = [region for kind in self.kept for region in kind.regions]
-        fixed = sum(region.free for region in regions)
-        if not self.sizes or self.backend.batched:
-            return []
-        if not fixed:
-            return ["kernels run at every size"]
-        own = "" if fixed == len(regions) else f"{len(regions) - fixed} kernels run at every size; {fixed} "
-        return [
-            f"{own or 'kernels '}run at {shown_sizes(self.sizes)}; at all other sizes the model runs its own operators"
-        ]
 
     def _elsewhere(self, original: Session, without: Session) -> Timing:
         """The original against the model without the library of kernels; what looks slower at first
@@ -437,7 +428,7 @@ class _Stage:
             "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
             f"{elsewhere:.2f} times as fast as the original"
         )
-        self.notes += self._where()
+        self.notes += [] if self.backend.batched else where_they_run(self.kept, self.sizes)
         made = replace(
             self.base,
             model=model,

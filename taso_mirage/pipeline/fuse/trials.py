@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.measure.check import shown_sizes
 from taso_mirage.targets.lowering import Record
 
 
@@ -39,3 +40,13 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
             together.setdefault(kind.prepares, []).append(kind)
     several = [*together.values(), worth] if together else []
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
+
+
+def where_they_run(kept: Sequence[Fused], sizes: Mapping[str, int]) -> list[str]:
+    """At which sizes of its free dims a model runs these kernels, in words."""
+    regions = [region for kind in kept for region in kind.regions]
+    fixed = sum(region.free for region in regions)
+    if not sizes or not fixed:
+        return ["kernels run at every size"] if sizes else []
+    own = "" if fixed == len(regions) else f"{len(regions) - fixed} kernels run at every size; {fixed} "
+    return [f"{own or 'kernels '}run at {shown_sizes(sizes)}; at all other sizes the model runs its own operators"]

@@ -14,6 +14,8 @@ from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.operators.ops import traits
 
+NARROW_ROWS = 8
+"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 LANES = 16
 """Blocks have a multiple of so many tiles or columns: the longest vectors."""
 
@@ -117,7 +119,7 @@ KINDS: Mapping[Lowering | None, InstanceClass] = {
         lambda n: n.attr("block")[0],
         lambda n: (),
         _linear,
-        lambda n: n.attr("block")[:1],
+        lambda n: (n.attr("block")[0], n.attr("block")[1] == NARROW_ROWS),
         lambda n: (isinstance(_rows(n), Symbolic),),
         rows=_rows,
     ),

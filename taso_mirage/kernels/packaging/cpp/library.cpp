@@ -1,6 +1,7 @@
 // The custom operators of the domain `taso_mirage`: CpuKernel0.. for the CPU and CudaKernel0.. for CUDA. They are all the same two operators; a
 // model needs a name for each kernel because the kernel's original computation is the model's own function of that name, which the runtime
 // takes where this library, or the device, is not there.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -232,7 +233,10 @@ void inputs_of(const Node& node, OrtKernelContext* context, const void** found, 
   size_t given = 0, wanted = node.plan.inputs.size();
   succeed(api->KernelContext_GetInputCount(context, &given));
   if (given != wanted) throw Problem("it has " + std::to_string(given) + " inputs, its plan says " + std::to_string(wanted));
+  const std::vector<size_t>& weights = node.function.weights;
   for (size_t i = 0; i < wanted; ++i) {
+    // Constants that were prepared are not read again, and to ask for their shapes takes as long as a small kernel.
+    if (node.prepared != nullptr && std::find(weights.begin(), weights.end(), i) != weights.end()) continue;
     const OrtValue* value = nullptr;
     succeed(api->KernelContext_GetInput(context, i, &value));
     if (value == nullptr) throw Problem("input " + std::to_string(i) + " is left out; its kernel needs it");

@@ -1,0 +1,28 @@
+"""Whether kernels are searched, taken from what was searched before, or left out."""
+
+from __future__ import annotations
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config
+from taso_mirage.targets.lowering import here
+
+
+def check_mode(mode: str, measure: bool, target: str = "") -> None:
+    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are
+    none; and, if a target is named, RuntimeUnavailable where this machine cannot make kernels for
+    it."""
+    if mode not in KERNELS:
+        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
+    if mode != OFF and not measure:
+        raise InvalidOption(
+            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
+        )
+    if mode != OFF and target:
+        here(target)
+
+
+def usual_mode(config: Config) -> str:
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured
+    here, the model is to be portable, or its target has no kernels."""
+    none = config.target.lowering is None or config.portable or config.scheduler is not None
+    return SEARCH if config.measure and not none else OFF
