@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
