@@ -8,13 +8,13 @@ starts one node in place of several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.mugraph import size_names
-from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, variable
+from taso_mirage.ir.terms import Graph, Node, substitute, users, variable
 from taso_mirage.kernels.batches import region_members
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.linear import WeightProducts
@@ -99,7 +99,20 @@ class Neighbours:
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
-        return few and self._agree(parts) and given.isdisjoint(topological(list(read)))
+        return few and self._agree(parts) and not self._hangs(read, given)
+
+    def _hangs(self, read: Iterable[Node], given: Set[Node]) -> bool:
+        """Whether one of these hangs on what parts give; what comes before all parts does not."""
+        first = min(self.order[node] for node in given)
+        left, seen = [node for node in read if self.order[node] >= first], set[Node]()
+        while left:
+            node = left.pop()
+            if node in given:
+                return True
+            if node not in seen:
+                seen.add(node)
+                left += [arg for arg in node.args if self.order[arg] >= first]
+        return False
 
     def _agree(self, parts: Sequence[RegionSite]) -> bool:
         """Whether each value has one type in all kernels, each name is one size of the model, and
