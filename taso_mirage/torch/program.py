@@ -18,8 +18,8 @@ from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.targets.packaging import session
-from taso_mirage.torch.export import sizes_of, to_onnx
-from taso_mirage.torch.halves import Captured, Halves
+from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
+from taso_mirage.torch.halves import Captured, Halves, halves
 
 DTYPES = {
     torch.float32: 1,
@@ -42,18 +42,18 @@ COMPARED = 3
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    It computes what the inner half does. Raises Unsupported with the reason where the graph has to
-    stay in eager PyTorch.
+    It computes what the inner half does; `outer` is the other one, if there is any. Raises
+    Unsupported with the reason where the graph has to stay in eager PyTorch.
     """
 
     def __init__(self, captured: Captured, cut: Halves, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self._device = _device(arguments)
+        cut, self._module, model = _exported(captured, cut, arguments)
+        self.outer, self._changed = cut.outer, cut.changed
         self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
         self._weights = [arguments[i] for i in self._places]
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
-        self._device = _device([*self._weights, *given])
-        self._module = cut.frozen(captured, arguments)
-        model = to_onnx(self._module, given, cut.free)
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
         self.result, self._session = self._optimized(model.model, given, options)
@@ -74,6 +74,7 @@ class Program:
         return mine and self._sizes.hold([arguments[i] for i in self._inputs])
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        _check_apart(self._changed, arguments)
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
@@ -126,6 +127,28 @@ class Program:
             if any(not torch.equal(one, other) for one, other in zip(before, _random(devices), strict=True)):
                 raise Unsupported("it draws random numbers (model.eval() turns dropout off)")
         return found
+
+
+def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tuple[Halves, Any, OnnxForm]:
+    """The halves, with those arguments outside of the inner one that the exporter finds to be
+    changed in place; the inner half with its weights, and as a model."""
+    module = cut.frozen(captured, arguments)
+    given = [arguments[i] for i in cut.inputs]
+    try:
+        return cut, module, to_onnx(module, given, cut.free)
+    except ChangesInPlace as changes:
+        if cut.changed or not changes.weights <= set(cut.weights):  # more than arguments
+            raise Unsupported(str(changes)) from changes
+        places = {cut.inputs[i] for i in changes.inputs} | {cut.weights[name] for name in changes.weights}
+        return _exported(captured, halves(captured, places), arguments)
+
+
+def _check_apart(changed: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Refuse what is changed in place and shares memory with another argument."""
+    memories = [each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)]
+    for i in changed:
+        if memories.count(arguments[i].untyped_storage().data_ptr()) > 1:
+            raise Unsupported("it changes an argument in place that shares memory with another")
 
 
 def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> frozenset[int]:
