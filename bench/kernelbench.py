@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,11 +39,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["kernelbench_program"])
 PASSED = ("device", "scale", "budget", "seconds", "trials", "memory")
 """Options of a program's process."""
 SETTING = ("device", "scale", "budget", "trials")
@@ -66,36 +68,32 @@ def ran(name: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The line of a program."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        command = [sys.executable, str(ROOT / "bench" / "kernelbench_program.py"), str(path), str(answer)]
-        command += [f"--{option}={getattr(options, option)}" for option in PASSED]
-        with (Path(folder) / "log").open("w+") as log:
-            code = _limited(command, log, options.limit, {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder})
-            log.seek(0)
-            lines = [line.strip() for line in log if line.strip()]
+        answer, log = Path(folder) / "answer.json", Path(folder) / "log"
+        process = FORKS.Process(target=started, args=(path, answer, log, {k: getattr(options, k) for k in PASSED}))
+        process.start()
+        process.join(options.limit)
+        late = process.exitcode is None
+        if late:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
         row = json.loads(answer.read_text()) if answer.exists() else {"ended": "failed at the start"}
-    if code is None:
+        said = log.read_text(errors="replace") if log.exists() else ""
+    if late:
         row["reason"] = f"it took more than {options.limit:.0f} s"
-    elif code:
-        row["reason"] = f"its process ended with {code}: {lines[-1][:200] if lines else 'it said nothing'}"
+    elif process.exitcode:
+        last = [line.strip() for line in said.splitlines() if line.strip()][-1:] or ["it said nothing"]
+        row["reason"] = f"its process ended with {process.exitcode}: {last[0][:200]}"
     if options.log is not None:
         options.log.mkdir(parents=True, exist_ok=True)
-        (options.log / f"{name.replace('/', ' ')}.log").write_text("\n".join(lines))
+        (options.log / f"{name.replace('/', ' ')}.log").write_text(said)
     return {"case": name, **row, "took": round(time.monotonic() - start, 1)}
 
 
-def _limited(command: Sequence[str], log: Any, limit: float, environment: dict[str, str]) -> int | None:
-    """The exit code of a process, or None if it was ended with all that it started, as it took too
-    long."""
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def started(path: Path, answer: Path, log: Path, options: dict[str, Any]) -> None:
+    """The process of a program."""
+    from kernelbench_program import Options, run
+
+    run(path, answer, log, Options(**options))
 
 
 def earlier(path: Path, setting: dict[str, Any]) -> set[str]:
@@ -135,6 +133,8 @@ def main() -> None:
         "versions": {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "torch": metadata.version("torch")},
     }
     done = earlier(options.output, setting)
+    # the process that is forked finds the module of a program by this alone
+    os.environ["PYTHONPATH"] = os.pathsep.join((*sys.path[:2], os.environ.get("PYTHONPATH", "")))
     with options.output.open("a") as lines, ThreadPoolExecutor(options.jobs) as threads:
         waiting = [name for name in names if name not in done]
         for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):

@@ -1,12 +1,11 @@
-"""One program of KernelBench, in a process of its own: built, compiled, compared and measured
-(`bench/kernelbench.py` starts it).
+"""One program of KernelBench: built, compiled, compared and measured (`bench/kernelbench.py` does it
+in a process of its own, forked from one that has imported this module).
 
-What is known is written after each phase, so that it is there if the process is ended.
+What is known is written before each phase, so that it is there if the process is ended.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
 import json
@@ -18,11 +17,15 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxscript  # noqa: F401
 import torch
+import torch._dynamo
+import torch.onnx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
@@ -40,6 +43,21 @@ TOLERANCE = 1e-4
 FLUSHED = 32 * 2**20
 """Integers that the benchmark writes before each run on a GPU, so that its cache is cold."""
 CALLS = ("eager", "inductor", "ours")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of one program: the device, how much smaller it is made, seconds of the search, trials and
+    seconds of the measurement, and GB of the process."""
+
+    device: str
+    scale: float
+    budget: float
+    trials: int
+    seconds: float
+    memory: float
+
+
 Built = tuple[Any, Callable[[], list[Any]]]
 """A module, and what draws its inputs."""
 
@@ -109,11 +127,12 @@ def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, 
     return {"equal": int(equal), "equal_before": int(near), "of": COMPARED, "difference": float(f"{largest:.2g}")}
 
 
-def optimized(model: Any, inputs: Sequence[Any], budget: float) -> tuple[Optimized, dict[str, Any]]:
-    """The module by `taso_mirage.optimize`, and what was made of each graph."""
+def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Optimized, dict[str, Any]]:
+    """The module by `taso_mirage.optimize`, and what was made of each graph. Where nothing is timed,
+    what is predicted to be faster is taken."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ours = taso_mirage.optimize(model, tuple(inputs), budget=budget)
+        ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
     reasons = [str(each.message) for each in said if str(each.message).startswith("taso_mirage: a graph of")]
     kept = [result.kept or "" for result in ours.results]
     graphs = {
@@ -145,7 +164,7 @@ def timed(call: Callable[..., Any], inputs: Sequence[Any], flush: Any) -> float:
     return time.perf_counter() - start
 
 
-def measured(calls: Sequence[Callable[..., Any]], inputs: Sequence[Any], options: argparse.Namespace) -> np.ndarray:
+def measured(calls: Sequence[Callable[..., Any]], inputs: Sequence[Any], options: Options) -> np.ndarray:
     """A row of seconds for every trial, in turn forwards and backwards."""
     flush = torch.empty(FLUSHED, dtype=torch.int64, device="cuda") if options.device == "cuda" else None
     for call in calls:
@@ -173,19 +192,18 @@ def times(rounds: np.ndarray) -> dict[str, Any]:
     }
 
 
-def phases(row: dict[str, Any], options: argparse.Namespace, note: Callable[[str], None]) -> str:
+def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[[str], None]) -> str:
     """Fill the row; how the program ended."""
     note("building")
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(options.program).read_text()
-        (model, draw), sizes = runnable(source, options.scale, Path(folder), options.device)
+        (model, draw), sizes = runnable(program.read_text(), options.scale, Path(folder), options.device)
         row["sizes"] = sizes
         seed(SEED)
         inputs = draw()
         eager, inductor = copy.deepcopy(model), copy.deepcopy(model)
         note("optimizing")
         start = time.perf_counter()
-        ours, row["graphs"] = optimized(model, inputs, options.budget)
+        ours, row["graphs"] = optimized(model, inputs, options)
         row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
         if not row["graphs"]["compiled"]:
             row["reason"] = (row["graphs"]["reasons"] or ["nothing is computed"])[0]
@@ -201,7 +219,7 @@ def phases(row: dict[str, Any], options: argparse.Namespace, note: Callable[[str
 
 
 def _time(
-    row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: argparse.Namespace, note: Any
+    row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: Options, note: Any
 ) -> None:
     note("compiling with Inductor")
     start = time.perf_counter()
@@ -218,31 +236,24 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program")
-    parser.add_argument("answer", type=Path)
-    parser.add_argument("--device", default="cpu")
-    for name in ("scale", "budget", "seconds", "memory"):
-        parser.add_argument(f"--{name}", type=float, required=True)
-    parser.add_argument("--trials", type=int, required=True)
-    options = parser.parse_args()
+def run(program: Path, answer: Path, log: Path, options: Options) -> None:
+    """What the process does: it writes what it finds into `answer`, and all else into `log`."""
+    os.setsid()  # it can be ended with all that it starts
+    with log.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
     if options.device == "cpu":  # CUDA maps far more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (int(options.memory * 2**30),) * 2)
     row: dict[str, Any] = {}
 
     def note(phase: str) -> None:
         row["ended"] = f"ended while {phase}"
-        options.answer.write_text(json.dumps(row))
+        answer.write_text(json.dumps(row))
 
     try:
         with torch.no_grad():
-            row["ended"] = phases(row, options, note)
+            row["ended"] = phases(row, program, options, note)
     except Exception as error:
         traceback.print_exc()
         row |= {"ended": row["ended"].replace("ended while", "failed while"), "reason": reason(error)}
-    options.answer.write_text(json.dumps(row))
-
-
-if __name__ == "__main__":
-    main()
+    answer.write_text(json.dumps(row))
