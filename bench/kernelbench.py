@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--levels", default="1,2,3")
-    parser.add_argument("--sample", type=int, help="so many of them, drawn with --seed, of each level a share like its own")
+    parser.add_argument(
+        "--sample", type=int, help="so many of them, drawn with --seed, of each level a share like its own"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of the search, for each graph")
@@ -130,7 +132,11 @@ def main() -> None:
         **{name: getattr(options, name) for name in SETTING},
         "machine": runtime.device(),
         "threads": len(os.sched_getaffinity(0)),
-        "versions": {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "torch": metadata.version("torch")},
+        "versions": {
+            "taso-mirage": __version__,
+            "onnxruntime": runtime.child_version(),
+            "torch": metadata.version("torch"),
+        },
     }
     done = earlier(options.output, setting)
     # the process that is forked finds the module of a program by this alone

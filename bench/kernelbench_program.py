@@ -218,9 +218,7 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
     return "partly" if row["graphs"]["eager"] else "whole"
 
 
-def _time(
-    row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: Options, note: Any
-) -> None:
+def _time(row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: Options, note: Any) -> None:
     note("compiling with Inductor")
     start = time.perf_counter()
     compiled = torch.compile(calls[1])

@@ -70,5 +70,3 @@ def _words(setting: Mapping[str, Any]) -> str:
 
 def _said(row: Row) -> str:
     return str(row.get("reason", "")).replace("|", "/")
-
-
