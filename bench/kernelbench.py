@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -46,6 +47,8 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["kernelbench_program"])
+RUNNING: set[int] = set()
+"""Processes of programs, each with what it started in a group of its own."""
 PASSED = ("device", "scale", "budget", "seconds", "trials", "memory")
 """Options of a program's process."""
 SETTING = ("device", "scale", "budget", "trials")
@@ -71,11 +74,13 @@ def ran(name: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:
         answer, log = Path(folder) / "answer.json", Path(folder) / "log"
         process = FORKS.Process(target=started, args=(path, answer, log, {k: getattr(options, k) for k in PASSED}))
         process.start()
+        RUNNING.add(process.pid)
         process.join(options.limit)
         late = process.exitcode is None
         if late:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
+        RUNNING.discard(process.pid)
         row = json.loads(answer.read_text()) if answer.exists() else {"ended": "failed at the start"}
         said = log.read_text(errors="replace") if log.exists() else ""
     if late:
@@ -121,7 +126,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--log", type=Path, help="a folder for what each process says")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.jobs > 1 and options.trials:
         parser.error("--jobs is for --trials 0: programs that run at once disturb each other's times")
     chosen = programs(options.folder, [int(level) for level in options.levels.split(",")], options.names)
@@ -141,12 +146,21 @@ def main() -> None:
     done = earlier(options.output, setting)
     # the process that is forked finds the module of a program by this alone
     os.environ["PYTHONPATH"] = os.pathsep.join((*sys.path[:2], os.environ.get("PYTHONPATH", "")))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with options.output.open("a") as lines, ThreadPoolExecutor(options.jobs) as threads:
         waiting = [name for name in names if name not in done]
-        for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):
-            lines.write(json.dumps({**row, "setting": setting}) + "\n")
-            lines.flush()
-            print(row["case"], row["ended"], row.get("reason", ""), row.get("times", {}).get("ratio", ""), flush=True)
+        try:
+            for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):
+                lines.write(json.dumps({**row, "setting": setting}) + "\n")
+                lines.flush()
+                ratio = row.get("times", {}).get("ratio", "")
+                print(row["case"], row["ended"], row.get("reason", ""), ratio, flush=True)
+        except BaseException:  # an interrupt: nothing is left behind
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in list(RUNNING):
+                with suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+            raise
 
 
 def sampled(names: list[str], count: int | None, seed: int) -> list[str]:
