@@ -15,9 +15,10 @@ cache and the time from idle to idle. Unlike there, all three run in turn in one
 medians count.
 
 `--scale S` makes batches S times as small and extents the square root of S times: the sizes are
-meant for GPUs. A program that does not run so has smaller batches alone, or its own sizes. Each
-line says what was changed; such times are not figures of KernelBench. `--trials 0` measures
-nothing: how many programs go through; then `--jobs` may run several at once.
+meant for GPUs. A program that does not run so has both the square root of S times as small, or
+batches alone, or its own sizes. Each line says what was changed; such times are not figures of
+KernelBench. `--trials 0` measures nothing: how many programs go through; then `--jobs` may run
+several at once.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ import torch.onnx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from kernelbench_sizes import Sizes, scaled  # noqa: E402
+from kernelbench_sizes import Sizes, attempts  # noqa: E402
 
 import taso_mirage  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
@@ -87,17 +87,17 @@ def built(source: str, folder: Path, device: str) -> Built:
 
 
 def runnable(source: str, scale: float, folder: Path, device: str) -> tuple[Built, Sizes]:
-    """The program at the smaller sizes, if eager PyTorch runs it at these; else with smaller
-    batches alone; else at its own."""
-    options = [scaled(source, scale), scaled(source, scale, extents=False), (source, {})] if scale > 1 else []
-    for text, sizes in options or [(source, {})]:
+    """The program at the first of the smaller sizes at which eager PyTorch runs it."""
+    last: Exception | None = None
+    for text, sizes in attempts(source, scale) if scale > 1 else [(source, {})]:
         try:
-            found = built(text, folder, device)
+            model, draw = built(text, folder, device)
             with torch.no_grad():
-                found[0](*found[1]())
+                model(*draw())
             return built(text, folder, device), sizes
         except Exception as error:
-            last = error
+            last = last or error
+    assert last is not None
     raise last
 
 
@@ -206,7 +206,7 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
         ours, row["graphs"] = optimized(model, inputs, options)
         row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
         if not row["graphs"]["compiled"]:
-            row["reason"] = (row["graphs"]["reasons"] or ["nothing is computed"])[0]
+            row["reason"] = (row["graphs"]["reasons"] or ["PyTorch captured no graph in it"])[0]
             return "refused"
         note("comparing")
         row["results"] = compared(eager, ours, draw)

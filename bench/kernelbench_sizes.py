@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 BATCH = re.compile(r"(batch|batch_size|b)$")
@@ -22,19 +22,24 @@ Sizes = dict[str, tuple[Any, Any]]
 """Of each changed name its value in the benchmark, and here."""
 
 
-def scaled(source: str, scale: float, extents: bool = True) -> tuple[str, Sizes]:
-    """The source with batches `scale` times as small and extents its square root times, and what
-    was changed."""
+def attempts(source: str, scale: float) -> Iterator[tuple[str, Sizes]]:
+    """The source with smaller sizes, and what was changed: batches `scale` times as small and
+    extents its square root times; then both so many times, for a batch that has to be as large as
+    an extent; then batches alone; then the source itself."""
+    root = math.sqrt(scale)
+    for batch, extent in ((scale, root), (root, root), (scale, 1.0)):
+        yield _scaled(source, {BATCH: batch, EXTENT: extent})
+    yield source, {}
+
+
+def _scaled(source: str, factors: Mapping[re.Pattern[str], float]) -> tuple[str, Sizes]:
     tree, changed = ast.parse(source), {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign):
             for name, value in _assigned(statement):
-                kind = next((kind for kind in (BATCH, EXTENT) if kind.match(name)), None)
-                if kind is None or (kind is EXTENT and not extents):
-                    continue
-                factor = scale if kind is BATCH else math.sqrt(scale)
-                if (smaller := _smaller(value, factor, LEAST[kind])) != value:
-                    changed[name] = (value, smaller)
+                for kind, factor in factors.items():
+                    if kind.match(name) and (smaller := _smaller(value, factor, LEAST[kind])) != value:
+                        changed[name] = (value, smaller)
             _write(statement, changed)
     return (ast.unparse(tree), changed) if changed else (source, {})
 

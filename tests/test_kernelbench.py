@@ -40,26 +40,16 @@ def values(source: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "__builtins__"}
 
 
-def test_batches_shrink_by_the_scale_and_extents_by_its_root(sizes: ModuleType) -> None:
-    text, changed = sizes.scaled(PROGRAM, 64.0)
-    expected = {
-        "batch_size": 2,
-        "height": 64,
-        "width": 64,
-        "M": 256,
-        "input_shape": (512, 3),
-        "layer_sizes": [128, 128],
-    }
-    assert {name: smaller for name, (_, smaller) in changed.items()} == expected
-    assert values(text) == values(PROGRAM) | expected
-    assert changed["M"] == (2048, 256)
-
-
-def test_batches_alone_and_no_scale(sizes: ModuleType) -> None:
-    text, changed = sizes.scaled(PROGRAM, 64.0, extents=False)
-    assert changed == {"batch_size": (128, 2)}
-    assert values(text) == values(PROGRAM) | {"batch_size": 2}
-    assert sizes.scaled(PROGRAM, 1.0) == (PROGRAM, {})
+def test_sizes_shrink_by_what_their_names_say(sizes: ModuleType) -> None:
+    both, alike, batches, own = sizes.attempts(PROGRAM, 64.0)
+    extents = {"height": 64, "width": 64, "M": 256, "input_shape": (512, 3), "layer_sizes": [128, 128]}
+    for (text, changed), expected in ((both, extents | {"batch_size": 2}), (alike, extents | {"batch_size": 16})):
+        assert {name: smaller for name, (_, smaller) in changed.items()} == expected
+        assert values(text) == values(PROGRAM) | expected
+        assert changed["M"] == (2048, 256)
+    assert batches[1] == {"batch_size": (128, 2)}
+    assert values(batches[0]) == values(PROGRAM) | {"batch_size": 2}
+    assert own == (PROGRAM, {})
 
 
 def program(forward: str, init: str = "") -> str:

@@ -351,6 +351,33 @@ def test_optimize_takes_a_module() -> None:
         taso_mirage.optimize("model.onnx", X)
 
 
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.recurrent = getattr(torch.nn, kind)(8, 4, bidirectional=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.recurrent(x.unsqueeze(1))[0] * 2
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_recurrent_modules_are_captured_whole(kind: str) -> None:
+    model = Recurrent(kind)
+    found, results = taso_mirage.optimize(model, X, return_result=True, **QUICK)
+    with torch.no_grad():
+        same(found(X), model(X))
+    assert len(results) == 1
+    assert kind in {repr(value) for node in results[0].original.nodes() for _, value in node.attrs}
+
+
+def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
+    model = Recurrent("RNN")
+    with pytest.warns(UserWarning, match="writes rnn_tanh step by step"):
+        found = taso_mirage.optimize(model, X, **QUICK)
+    with torch.no_grad():
+        same(found(X), model(X))
+
+
 def test_the_entry_point_is_found_by_its_name(tmp_path: Path) -> None:
     """In a process that sees the entry points of pyproject.toml as an installed package's."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]

@@ -22,6 +22,8 @@ VIEWS = frozenset(
 """Functions and methods that look at their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
+UNROLLED = frozenset(("rnn_tanh", "rnn_relu"))
+"""Loops over a sequence that the exporter writes step by step."""
 FreeDims = frozenset[int] | None
 """The dims of a tensor whose sizes are not fixed; None for a number."""
 Captured = Any
@@ -64,6 +66,8 @@ def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
     for node in placeholders:
         if not isinstance(_value(node), torch.Tensor | torch.SymInt | int):
             raise Unsupported(f"the input {node.name} is a {type(_value(node)).__name__}, no tensor and no integer")
+    if names := UNROLLED & {getattr(node.target, "__name__", "") for node in captured.graph.nodes}:
+        raise Unsupported(f"PyTorch's exporter writes {min(names)} step by step")
     fresh, stays = _divided(captured, placeholders)
     states = [placeholders[i] for i in sorted(changed)]
     if states:
