@@ -211,7 +211,7 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
         note("comparing")
         row["results"] = compared(eager, ours, draw)
         if row["results"]["equal"] < COMPARED:
-            row["reason"] = f"results differ by {row['results']['difference']:.3g}"
+            row["reason"] = f"results differ by {row['results']['difference']:.3g}{_own_error(eager, inputs)}"
             return "wrong"
         if options.trials:
             _time(row, (eager, inductor, ours), inputs, options, note)
@@ -226,6 +226,16 @@ def _time(row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], opti
     row["seconds"]["inductor"] = round(time.perf_counter() - start, 1)
     note("measuring")
     row["times"] = times(measured((calls[0], compiled, calls[2]), inputs, options))
+
+
+def _own_error(eager: Any, inputs: Sequence[Any]) -> str:
+    """How far eager PyTorch itself is from float64, in words; nothing where it does not run so."""
+    wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in inputs]
+    try:
+        pairs = zip(tensors(eager(*inputs)), tensors(copy.deepcopy(eager).double()(*wide)), strict=True)
+        return f", those of eager from float64 by {max(float((a - b).abs().max()) for a, b in pairs):.3g}"
+    except Exception:  # a program may fix its dtype
+        return ""
 
 
 def reason(error: BaseException) -> str:

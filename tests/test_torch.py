@@ -208,6 +208,18 @@ def test_what_changes_in_place_changes_as_in_eager(name: str) -> None:
     assert [len(graph.results) for graph in graphs] == [1]  # what changes is no constant
 
 
+def test_batch_norm_in_training_at_other_sizes() -> None:
+    model = torch.nn.BatchNorm2d(3)
+    twin = copy.deepcopy(model)
+    ours, graphs = compiled(model)
+    with torch.no_grad():
+        for rows in (4, 5, 9, 2):
+            x = torch.randn(rows, 3, 4, 4)
+            same(ours(x), twin(x))
+            same(list(model.buffers()), list(twin.buffers()))
+    assert all(graph.results for graph in graphs)
+
+
 def test_what_changes_shares_no_memory_with_other_arguments() -> None:
     ours, _ = compiled(lambda x, y: LINEAR(x.add_(1)) + y)
     x = X.clone()

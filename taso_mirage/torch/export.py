@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.halves import FreeDims
+from taso_mirage.torch.norms import TRAINING_NORMS
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
@@ -125,8 +125,7 @@ def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
 
 
 def _exportable(program: Any) -> Any:
-    """The program, if it changes nothing in place, with batch norms in training in their parts: the
-    exporter takes them for those of inference.
+    """The program, if it changes nothing in place, with batch norms in training in their parts.
 
     Raises ChangesInPlace.
     """
@@ -137,11 +136,9 @@ def _exportable(program: Any) -> Any:
     inputs = {names.index(name) for name in signature.user_inputs_to_mutate.values()}
     if weights or inputs:
         raise ChangesInPlace(frozenset(inputs), frozenset(weights))
-    aten = torch.ops.aten
-    norms = (aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
-    if not any(node.target in norms for node in functional.graph.nodes):
+    if not any(node.target in TRAINING_NORMS for node in functional.graph.nodes):
         return program
-    return program.run_decompositions(get_decompositions(norms))
+    return program.run_decompositions(dict(TRAINING_NORMS))
 
 
 def held_sizes(program: Any) -> SizesHeld:
