@@ -1,5 +1,5 @@
-"""One program of KernelBench: built, compiled, compared and measured (`bench/kernelbench.py` does it
-in a process of its own, forked from one that has imported this module).
+"""One program of KernelBench: built, compiled, compared and measured (`bench/kernelbench.py` does
+it in a process of its own, forked from one that has imported this module).
 
 What is known is written before each phase, so that it is there if the process is ended.
 """
@@ -128,8 +128,10 @@ def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, 
 
 
 def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Optimized, dict[str, Any]]:
-    """The module by `taso_mirage.optimize`, and what was made of each graph. Where nothing is timed,
-    what is predicted to be faster is taken."""
+    """The module by `taso_mirage.optimize`, and what was made of each graph.
+
+    Where nothing is timed, what is predicted to be faster is taken.
+    """
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)

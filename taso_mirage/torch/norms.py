@@ -1,5 +1,5 @@
-"""Batch norms in training, which PyTorch's exporter writes as those of inference, in parts that ONNX
-has: the statistics of the batch, and a norm of inference with these."""
+"""Batch norms in training, which PyTorch's exporter writes as those of inference, in parts that
+ONNX has: the statistics of the batch, and a norm of inference with these."""
 
 from __future__ import annotations
 
