@@ -21,10 +21,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
-from taso_mirage.errors import InvalidOption  # noqa: E402
+from taso_mirage.errors import InvalidOption, Unsupported  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.export import held_sizes  # noqa: E402
-from taso_mirage.torch.program import Program  # noqa: E402
+from taso_mirage.torch.program import Program, _check_equal  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 QUICK = {"measure": False, "budget": 1}
@@ -329,6 +329,29 @@ def test_a_wrong_result_is_found_and_eager_runs(monkeypatch: pytest.MonkeyPatch)
     ours, _ = compiled(LINEAR)
     with torch.no_grad(), pytest.warns(UserWarning, match="result 0 differs from eager PyTorch by"):
         same(ours(X), LINEAR(X))
+
+
+def test_results_that_are_rounding_alone_are_compared_with_float64() -> None:
+    """The mean of what was normalized, over what it is divided by: noise of the largest 1e-7."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
+    ours, graphs = compiled(model)
+    x = torch.randn(1000, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="taso_mirage")
+        ours(x)
+    assert model[2].running_mean.abs().max() < 1e-7
+    assert graphs[0].results
+
+
+def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
+    exact = torch.zeros(3, dtype=torch.float64)
+    noise, ours = torch.tensor([0.0, 1e-9, 0.0]), torch.tensor([4e-9, 0.0, 0.0])
+    _check_equal([ours], [noise], lambda: [exact])
+    for wrong in (ours * 4, ours * torch.nan):
+        with pytest.raises(Unsupported, match="result 0 differs"):
+            _check_equal([wrong], [noise], lambda: [exact])
+    with pytest.raises(Unsupported, match="result 0 differs"):
+        _check_equal([ours], [noise], lambda: None)
 
 
 def test_training_is_one_clear_error() -> None:

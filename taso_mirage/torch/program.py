@@ -3,8 +3,10 @@ the memory that tensors have."""
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ DTYPES = {
 }
 """ONNX's numbers of PyTorch's dtypes."""
 _VERSION = attrgetter("_version")
+NEAR = 8.0
+"""How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
 COMPARED = 3
 """At so many sizes the first run is compared with eager PyTorch."""
 
@@ -61,7 +65,7 @@ class Program:
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
-        _check_equal(found, reference)
+        _check_equal(found, reference, partial(_exact, self._module, given))
         self._kept = _kept(given, found, self._run(given))
 
     def stale(self) -> bool:
@@ -78,7 +82,7 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
-            _check_equal(found, self._reference(given))
+            _check_equal(found, self._reference(given), partial(_exact, self._module, given))
             self._compared.add(sizes)
         return found
 
@@ -195,8 +199,9 @@ def _array(each: Any) -> Any:
     return each.numpy()
 
 
-def _check_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Integers are equal; other numbers to half of their digits, of the largest."""
+def _check_equal(ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], Sequence[Any] | None]) -> None:
+    """Integers are equal; other numbers to half of their digits, of the largest, or nearly as close
+    to float64 as those of eager PyTorch: the mean of a normalized batch is rounding alone."""
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one.dtype != other.dtype or one.shape != other.shape:
             raise Unsupported(
@@ -211,5 +216,29 @@ def _check_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
         largest = float(wide[1][finite].abs().max()) if finite.any() else 0.0
         tolerance = torch.finfo(other.dtype).eps ** 0.5 * largest
         if not torch.allclose(*wide, rtol=0.0, atol=tolerance, equal_nan=True):
-            error = float((wide[0] - wide[1]).abs().max())
-            raise Unsupported(f"its result {i} differs from eager PyTorch by {error:.3g}, the largest is {largest:.3g}")
+            known = exact()
+            if known is None or not _as_near(wide[0], wide[1], known[i]):
+                error = float((wide[0] - wide[1]).abs().max())
+                raise Unsupported(
+                    f"its result {i} differs from eager PyTorch by {error:.3g}, the largest is {largest:.3g}"
+                )
+
+
+def _as_near(ours: Any, theirs: Any, exact: Any) -> bool:
+    """Whether ours is as near to float64, but for a small factor; never where that is not
+    finite."""
+    if exact.dtype != torch.float64 or exact.shape != ours.shape:
+        return False
+    errors = [float((each - exact).abs().max()) for each in (ours, theirs)]
+    return errors[0] <= NEAR * errors[1]
+
+
+def _exact(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
+    """What eager PyTorch gives in float64, if it runs so."""
+    wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
+    try:
+        with torch.no_grad():
+            found: Sequence[Any] = copy.deepcopy(module).double()(*wide)
+    except RuntimeError:  # a graph may name its dtype
+        return None
+    return found
