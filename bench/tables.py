@@ -16,6 +16,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+from kernelbench_table import kernelbench  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
 
@@ -433,6 +434,8 @@ TABLES = {
     "real-cpu2": real,
     "quantized-cpu2": quantized,
     "torch-cpu2": from_torch,
+    "kernelbench-cpu2": kernelbench,
+    "kernelbench-H100": kernelbench,
 }
 
 
@@ -441,14 +444,22 @@ def wrapped(lines: list[str]) -> list[str]:
     return [part for line in lines for part in ([line] if line[:1] in ("", "|") else textwrap.wrap(line, 100))]
 
 
+def _results(name: str) -> Any:
+    """What a file of results has; of one in lines, all of them."""
+    path = ROOT / "bench" / "results" / f"{name}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    return [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+
+
 def filled(text: str) -> str:
     """A page with every section between `<!-- NAME -->` and `<!-- end -->` written anew."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, _, rest = text.partition(begin)
         if rest:
-            found = json.loads((ROOT / "bench" / "results" / f"{name.split()[0]}.json").read_text())
-            text = before + begin + "\n".join(wrapped(table(found))) + "\n" + end + rest.partition(end)[2]
+            lines = wrapped(table(_results(name.split()[0])))
+            text = before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
     return text
 
 

@@ -95,6 +95,7 @@ HEAVY = {
         "torch/backend.py",
         "torch/export.py",
         "torch/modules.py",
+        "torch/norms.py",
         "torch/halves.py",
         "torch/program.py",
     },

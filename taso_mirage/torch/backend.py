@@ -71,8 +71,7 @@ class CapturedGraph:
             try:
                 program = self._program(arguments)
                 computed = program(arguments)
-                outer = self._halves.outer
-                return computed if outer is None else outer(*arguments, *computed)
+                return computed if program.outer is None else program.outer(*arguments, *computed)
             except Unsupported as refused:
                 self._stay(refused)
         return self._captured.forward(*arguments)

@@ -15,11 +15,20 @@ import torch
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.halves import FreeDims
+from taso_mirage.torch.norms import TRAINING_NORMS
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
+
+
+class ChangesInPlace(Exception):
+    """A module changes inputs, by their numbers, or weights, by their names."""
+
+    def __init__(self, inputs: frozenset[int], weights: frozenset[str]) -> None:
+        super().__init__(f"it changes {', '.join(sorted(weights)) or 'its inputs'} in place")
+        self.inputs, self.weights = inputs, weights
 
 
 @dataclass
@@ -81,14 +90,14 @@ class OnnxForm:
 def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> OnnxForm:
     """A module of the inner half, exported for these inputs.
 
-    Raises Unsupported with the reason where the exporter cannot.
+    Raises ChangesInPlace where it changes inputs or weights, and Unsupported with the reason where
+    the exporter cannot.
     """
     with _quiet(), torch.no_grad():
         try:
             program = torch.export.export(module, tuple(given), dynamic_shapes=_dynamic(given, free), strict=False)
-            _check_pure(program)
-            model = torch.onnx.export(program, dynamo=True, verbose=False).model
-        except (Unsupported, MemoryError):
+            model = torch.onnx.export(_exportable(program), dynamo=True, verbose=False).model
+        except (Unsupported, ChangesInPlace, MemoryError):
             raise
         except Exception as error:  # the exporter raises what its many parts raise
             raise Unsupported(f"PyTorch cannot export it: {_reason(error)}") from error
@@ -115,14 +124,21 @@ def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
     )
 
 
-def _check_pure(program: Any) -> None:
-    """Refuse what changes its inputs or its weights."""
-    signature = program.run_decompositions({}).graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    changed += getattr(signature, "parameters_to_mutate", {}).values()
-    if changed:
-        names = ", ".join(name.removeprefix("weight_") for name in changed[:3])
-        raise Unsupported(f"it changes {names}{' and others' if len(changed) > 3 else ''} in place")
+def _exportable(program: Any) -> Any:
+    """The program, if it changes nothing in place, with batch norms in training in their parts.
+
+    Raises ChangesInPlace.
+    """
+    functional = program.run_decompositions({})
+    signature = functional.graph_signature
+    weights = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
+    names = list(signature.user_inputs)
+    inputs = {names.index(name) for name in signature.user_inputs_to_mutate.values()}
+    if weights or inputs:
+        raise ChangesInPlace(frozenset(inputs), frozenset(weights))
+    if not any(node.target in TRAINING_NORMS for node in functional.graph.nodes):
+        return program
+    return program.run_decompositions(dict(TRAINING_NORMS))
 
 
 def held_sizes(program: Any) -> SizesHeld:

@@ -5,7 +5,7 @@ inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -22,6 +22,8 @@ VIEWS = frozenset(
 """Functions and methods that look at their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
+UNROLLED = frozenset(("rnn_tanh", "rnn_relu"))
+"""Loops over a sequence that the exporter writes step by step."""
 FreeDims = frozenset[int] | None
 """The dims of a tensor whose sizes are not fixed; None for a number."""
 Captured = Any
@@ -32,13 +34,16 @@ Captured = Any
 class Halves:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name;
     `outer` takes all arguments and what `inner` gives, and gives the results; without it these are
-    the results. `free` says of each of `inputs` what is not fixed."""
+    the results. `free` says of each of `inputs` what is not fixed. `changed` are the positions of
+    the arguments that the graph changes in place: `inner` gives what they become, after the
+    results, and `outer` writes it into them."""
 
     inner: Any
     outer: Any
     weights: Mapping[str, int]
     inputs: tuple[int, ...]
     free: tuple[FreeDims, ...]
+    changed: tuple[int, ...]
 
     def frozen(self, captured: Captured, arguments: Sequence[Any]) -> Any:
         """The inner half with its weights, as a module."""
@@ -52,8 +57,8 @@ def is_trained(captured: Captured) -> bool:
     return any(getattr(_value(node), "requires_grad", False) for node in _results(captured))
 
 
-def halves(captured: Captured) -> Halves:
-    """The halves of a graph.
+def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
+    """The halves of a graph that changes the arguments at these positions in place.
 
     Raises Unsupported with the reason where there are none.
     """
@@ -61,18 +66,25 @@ def halves(captured: Captured) -> Halves:
     for node in placeholders:
         if not isinstance(_value(node), torch.Tensor | torch.SymInt | int):
             raise Unsupported(f"the input {node.name} is a {type(_value(node)).__name__}, no tensor and no integer")
+    if names := UNROLLED & {getattr(node.target, "__name__", "") for node in captured.graph.nodes}:
+        raise Unsupported(f"PyTorch's exporter writes {min(names)} step by step")
     fresh, stays = _divided(captured, placeholders)
-    layouts = [_layout(_value(node)) for node in fresh]
-    sizes, weights = _sizes(placeholders), {f"weight_{n.name}": n for n in placeholders if _is_weight(n)}
+    states = [placeholders[i] for i in sorted(changed)]
+    if states:
+        _check_views(stays)
+    layouts = [_layout(_value(node)) for node in (*fresh, *states)]
+    sizes = _sizes(placeholders)
+    weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
     inputs = [node for node in placeholders if node not in sizes and node not in weights.values()]
     given = captured.graph.output_node().args[0]
-    plain = list(given) == fresh and not any(layouts)
+    plain = list(given) == fresh and not any(layouts) and not states
     return Halves(
-        _inner(captured, inputs, weights, sizes, fresh, layouts),
-        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, layouts, stays, given)),
+        _inner(captured, inputs, weights, sizes, fresh, states, layouts),
+        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
         {name: placeholders.index(node) for name, node in weights.items()},
         tuple(placeholders.index(node) for node in inputs),
         tuple(_free(_value(node)) for node in inputs),
+        tuple(sorted(changed)),
     )
 
 
@@ -152,6 +164,14 @@ def _indexes(node: Any) -> bool:
     return _stays(taken)
 
 
+def _check_views(stays: Sequence[Any]) -> None:
+    """Refuse a copy among what is taken after arguments were changed: it was made before."""
+    for node in stays:
+        memory, operands = _memory(node), [_memory(operand) for operand in node.all_input_nodes]
+        if memory is not None and memory not in operands:
+            raise Unsupported("it changes an argument in place and has a copy of it among its results")
+
+
 def _memory(node: Any) -> Any:
     """What tells whether two tensors share memory; None for a number."""
     value = _value(node)
@@ -195,10 +215,12 @@ def _inner(
     weights: Mapping[str, Any],
     sizes: Mapping[Any, tuple[Any, int]],
     fresh: Sequence[Any],
+    states: Sequence[Any],
     layouts: Sequence[tuple[int, ...]],
 ) -> Any:
     graph = torch.fx.Graph()
     copied = {node: graph.node_copy(node) for node in inputs}
+    copied |= {node: graph.call_method("clone", (copied[node],)) for node in states}
     copied |= {node: graph.get_attr(name) for name, node in weights.items()}
     for node, (tensor, i) in sizes.items():
         copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
@@ -206,7 +228,7 @@ def _inner(
         if node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
             continue
         copied[node] = graph.node_copy(node, copied.__getitem__)
-    given = list(_turned(graph, [copied[node] for node in fresh], layouts))
+    given = list(_turned(graph, [copied[node] for node in (*fresh, *states)], layouts))
     graph.output(tuple(given))
     return graph
 
@@ -219,15 +241,19 @@ def _turned(graph: Any, nodes: Sequence[Any], layouts: Sequence[tuple[int, ...]]
 def _outer(
     placeholders: Sequence[Any],
     fresh: Sequence[Any],
+    states: Sequence[Any],
     layouts: Sequence[tuple[int, ...]],
     stays: Sequence[Any],
     given: Sequence[Any],
 ) -> Any:
     graph = torch.fx.Graph()
     copied = {node: graph.placeholder(node.name) for node in placeholders}
-    computed = [graph.placeholder(f"computed_{i}") for i in range(len(fresh))]
+    computed = [graph.placeholder(f"computed_{i}") for i in range(len(layouts))]
     back = [tuple(order.index(i) for i in range(len(order))) for order in layouts]
-    copied |= dict(zip(fresh, _turned(graph, computed, back), strict=True))
+    found = list(_turned(graph, computed, back))
+    copied |= dict(zip(fresh, found, strict=False))
+    for node, value in zip(states, found[len(fresh) :], strict=True):
+        graph.call_method("copy_", (copied[node], value))
     for node in stays:
         copied[node] = graph.node_copy(node, copied.__getitem__)
     graph.output(tuple(copied[each] if isinstance(each, torch.fx.Node) else each for each in given))

@@ -4,6 +4,7 @@ backend, run once."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.module = module
         self._graphs: list[CapturedGraph] = []
+        self._recurrent = any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
         wanted = checked_options(options)
 
         def backend(captured: Captured, example: Any) -> CapturedGraph:
@@ -30,8 +32,12 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
         self.__dict__["_compiled"] = torch.compile(module, backend=backend, dynamic=dynamic)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), self._captured():
             return self.__dict__["_compiled"](*arguments, **named)
+
+    def _captured(self) -> AbstractContextManager[Any]:
+        """Recurrent modules stay out of graphs otherwise, as Inductor is no faster at them."""
+        return torch._dynamo.config.patch(allow_rnn=True) if self._recurrent else nullcontext()
 
     @property
     def results(self) -> tuple[Result, ...]:

@@ -3,8 +3,10 @@ the memory that tensors have."""
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.targets.packaging import session
-from taso_mirage.torch.export import sizes_of, to_onnx
-from taso_mirage.torch.halves import Captured, Halves
+from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
+from taso_mirage.torch.halves import Captured, Halves, halves
 
 DTYPES = {
     torch.float32: 1,
@@ -35,6 +37,8 @@ DTYPES = {
 }
 """ONNX's numbers of PyTorch's dtypes."""
 _VERSION = attrgetter("_version")
+NEAR = 8.0
+"""How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
 COMPARED = 3
 """At so many sizes the first run is compared with eager PyTorch."""
 
@@ -42,18 +46,18 @@ COMPARED = 3
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    It computes what the inner half does. Raises Unsupported with the reason where the graph has to
-    stay in eager PyTorch.
+    It computes what the inner half does; `outer` is the other one, if there is any. Raises
+    Unsupported with the reason where the graph has to stay in eager PyTorch.
     """
 
     def __init__(self, captured: Captured, cut: Halves, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self._device = _device(arguments)
+        cut, self._module, model = _exported(captured, cut, arguments)
+        self.outer, self._changed = cut.outer, cut.changed
         self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
         self._weights = [arguments[i] for i in self._places]
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
-        self._device = _device([*self._weights, *given])
-        self._module = cut.frozen(captured, arguments)
-        model = to_onnx(self._module, given, cut.free)
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
         self.result, self._session = self._optimized(model.model, given, options)
@@ -61,7 +65,7 @@ class Program:
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
-        _check_equal(found, reference)
+        _check_equal(found, reference, partial(_exact, self._module, given))
         self._kept = _kept(given, found, self._run(given))
 
     def stale(self) -> bool:
@@ -74,10 +78,11 @@ class Program:
         return mine and self._sizes.hold([arguments[i] for i in self._inputs])
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        _check_apart(self._changed, arguments)
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
-            _check_equal(found, self._reference(given))
+            _check_equal(found, self._reference(given), partial(_exact, self._module, given))
             self._compared.add(sizes)
         return found
 
@@ -128,6 +133,28 @@ class Program:
         return found
 
 
+def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tuple[Halves, Any, OnnxForm]:
+    """The halves, with those arguments outside of the inner one that the exporter finds to be
+    changed in place; the inner half with its weights, and as a model."""
+    module = cut.frozen(captured, arguments)
+    given = [arguments[i] for i in cut.inputs]
+    try:
+        return cut, module, to_onnx(module, given, cut.free)
+    except ChangesInPlace as changes:
+        if cut.changed or not changes.weights <= set(cut.weights):  # more than arguments
+            raise Unsupported(str(changes)) from changes
+        places = {cut.inputs[i] for i in changes.inputs} | {cut.weights[name] for name in changes.weights}
+        return _exported(captured, halves(captured, places), arguments)
+
+
+def _check_apart(changed: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Refuse what is changed in place and shares memory with another argument."""
+    memories = [each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)]
+    for i in changed:
+        if memories.count(arguments[i].untyped_storage().data_ptr()) > 1:
+            raise Unsupported("it changes an argument in place that shares memory with another")
+
+
 def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> frozenset[int]:
     """The outputs whose memory is not theirs alone, as that of a constant: seen in two runs on the
     same inputs."""
@@ -172,8 +199,9 @@ def _array(each: Any) -> Any:
     return each.numpy()
 
 
-def _check_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Integers are equal; other numbers to half of their digits, of the largest."""
+def _check_equal(ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], Sequence[Any] | None]) -> None:
+    """Integers are equal; other numbers to half of their digits, of the largest, or nearly as close
+    to float64 as those of eager PyTorch: the mean of a normalized batch is rounding alone."""
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one.dtype != other.dtype or one.shape != other.shape:
             raise Unsupported(
@@ -188,5 +216,29 @@ def _check_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
         largest = float(wide[1][finite].abs().max()) if finite.any() else 0.0
         tolerance = torch.finfo(other.dtype).eps ** 0.5 * largest
         if not torch.allclose(*wide, rtol=0.0, atol=tolerance, equal_nan=True):
-            error = float((wide[0] - wide[1]).abs().max())
-            raise Unsupported(f"its result {i} differs from eager PyTorch by {error:.3g}, the largest is {largest:.3g}")
+            known = exact()
+            if known is None or not _as_near(wide[0], wide[1], known[i]):
+                error = float((wide[0] - wide[1]).abs().max())
+                raise Unsupported(
+                    f"its result {i} differs from eager PyTorch by {error:.3g}, the largest is {largest:.3g}"
+                )
+
+
+def _as_near(ours: Any, theirs: Any, exact: Any) -> bool:
+    """Whether ours is as near to float64, but for a small factor; never where that is not
+    finite."""
+    if exact.dtype != torch.float64 or exact.shape != ours.shape:
+        return False
+    errors = [float((each - exact).abs().max()) for each in (ours, theirs)]
+    return errors[0] <= NEAR * errors[1]
+
+
+def _exact(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
+    """What eager PyTorch gives in float64, if it runs so."""
+    wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
+    try:
+        with torch.no_grad():
+            found: Sequence[Any] = copy.deepcopy(module).double()(*wide)
+    except RuntimeError:  # a graph may name its dtype
+        return None
+    return found

@@ -1,0 +1,269 @@
+"""One program of KernelBench: built, compiled, compared and measured (`bench/kernelbench.py` does
+it in a process of its own, forked from one that has imported this module).
+
+What is known is written before each phase, so that it is there if the process is ended.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxscript  # noqa: F401
+import torch
+import torch._dynamo
+import torch.onnx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from kernelbench_sizes import Sizes, attempts  # noqa: E402
+
+import taso_mirage  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.torch.modules import Optimized  # noqa: E402
+
+SEED, COMPARED, WARM = 42, 5, 5
+"""The benchmark's seed, inputs that are compared, and runs before those that count."""
+TOLERANCE = 1e-4
+"""The benchmark's, absolute and relative, in single precision; it was 1e-2 before."""
+FLUSHED = 32 * 2**20
+"""Integers that the benchmark writes before each run on a GPU, so that its cache is cold."""
+CALLS = ("eager", "inductor", "ours")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of one program: the device, how much smaller it is made, seconds of the search, trials and
+    seconds of the measurement, and GB of the process."""
+
+    device: str
+    scale: float
+    budget: float
+    trials: int
+    seconds: float
+    memory: float
+
+
+Built = tuple[Any, Callable[[], list[Any]]]
+"""A module, and what draws its inputs."""
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    torch.cuda.manual_seed(number)
+
+
+def built(source: str, folder: Path, device: str) -> Built:
+    """The program with the benchmark's seed, in training mode as there."""
+    path = folder / "program.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("program", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    seed(SEED)
+    given = module.get_init_inputs()
+    with torch.no_grad():
+        seed(SEED)
+        model = module.Model(*(each.to(device) if isinstance(each, torch.Tensor) else each for each in given))
+    # the benchmark converts all inputs so, those that are indices too
+    draw = lambda: [each.to(device) if isinstance(each, torch.Tensor) else each for each in module.get_inputs()]  # noqa: E731
+    return model.to(device), draw
+
+
+def runnable(source: str, scale: float, folder: Path, device: str) -> tuple[Built, Sizes]:
+    """The program at the first of the smaller sizes at which eager PyTorch runs it."""
+    last: Exception | None = None
+    for text, sizes in attempts(source, scale) if scale > 1 else [(source, {})]:
+        try:
+            model, draw = built(text, folder, device)
+            with torch.no_grad():
+                model(*draw())
+            return built(text, folder, device), sizes
+        except Exception as error:
+            last = last or error
+    assert last is not None
+    raise last
+
+
+def tensors(found: Any) -> list[Any]:
+    """The tensors of a result, however they are packed."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    return [each for part in found for each in tensors(part)] if isinstance(found, tuple | list) else []
+
+
+def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, Any]:
+    """How many of the benchmark's random inputs give equal results, by its tolerance and by its
+    earlier one, and the largest difference."""
+    seed(SEED)
+    seeds = [int(torch.randint(0, 2**32 - 1, (1,)).item()) for _ in range(COMPARED)]
+    equal, near, largest = 0, 0, 0.0
+    for number in seeds:
+        seed(number)
+        inputs = draw()
+        wanted, found = tensors(eager(*inputs)), tensors(ours(*inputs))
+        pairs = list(zip(found, wanted, strict=True))
+        shapes = all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+        equal += shapes and all(torch.allclose(b, a, atol=TOLERANCE, rtol=TOLERANCE) for a, b in pairs)
+        near += shapes and all(torch.allclose(b, a, atol=1e-2, rtol=1e-2) for a, b in pairs)
+        if shapes:
+            largest = max([largest, *(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())])
+    return {"equal": int(equal), "equal_before": int(near), "of": COMPARED, "difference": float(f"{largest:.2g}")}
+
+
+def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Optimized, dict[str, Any]]:
+    """The module by `taso_mirage.optimize`, and what was made of each graph.
+
+    Where nothing is timed, what is predicted to be faster is taken.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
+    reasons = [str(each.message) for each in said if str(each.message).startswith("taso_mirage: a graph of")]
+    kept = [result.kept or "" for result in ours.results]
+    graphs = {
+        "compiled": len(ours.results),
+        "eager": len(reasons),
+        "reasons": [reason.partition("eager PyTorch: ")[2] for reason in reasons],
+        "changed": sum(result.changed for result in ours.results),
+        "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
+        "kernels": sum(bool(result.kernels) for result in ours.results),
+        "kept": [reason for reason in kept if reason],
+        "equations": sum(sum(result.equations.values()) for result in ours.results),
+    }
+    return ours, graphs
+
+
+def timed(call: Callable[..., Any], inputs: Sequence[Any], flush: Any) -> float:
+    """Seconds of a run; on a GPU from an idle device with a cold cache to an idle one."""
+    if flush is not None:
+        torch.cuda.synchronize()
+        flush.fill_(42)
+        torch.cuda.synchronize()
+    else:
+        time.sleep(runtime.SPINNING)  # the others' threads fall asleep
+        call(*inputs)  # and its own wake up
+    start = time.perf_counter()
+    call(*inputs)
+    if flush is not None:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measured(calls: Sequence[Callable[..., Any]], inputs: Sequence[Any], options: Options) -> np.ndarray:
+    """A row of seconds for every trial, in turn forwards and backwards."""
+    flush = torch.empty(FLUSHED, dtype=torch.int64, device="cuda") if options.device == "cuda" else None
+    for call in calls:
+        for _ in range(WARM):
+            call(*inputs)
+    rounds: list[list[float]] = []
+    began = time.perf_counter()
+    while len(rounds) < options.trials and (len(rounds) < 3 or time.perf_counter() < began + options.seconds):
+        found = [0.0] * len(calls)
+        for i in range(len(calls)) if len(rounds) % 2 else reversed(range(len(calls))):
+            found[i] = timed(calls[i], inputs, flush)
+        rounds.append(found)
+    return np.array(rounds)
+
+
+def times(rounds: np.ndarray) -> dict[str, Any]:
+    """Medians and means in microseconds, and ratios of ours trial by trial with their quartiles."""
+    ratios = {name: rounds[:, i] / rounds[:, 2] for i, name in enumerate(CALLS[:2])}
+    return {
+        "us": {name: round(float(np.median(rounds[:, i])) * 1e6, 1) for i, name in enumerate(CALLS)},
+        "mean_us": {name: round(float(np.mean(rounds[:, i])) * 1e6, 1) for i, name in enumerate(CALLS)},
+        "ratio": {k: [round(float(np.percentile(v, p)), 4) for p in (50, 25, 75)] for k, v in ratios.items()},
+        "trials": len(rounds),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[[str], None]) -> str:
+    """Fill the row; how the program ended."""
+    note("building")
+    with tempfile.TemporaryDirectory() as folder:
+        (model, draw), sizes = runnable(program.read_text(), options.scale, Path(folder), options.device)
+        row["sizes"] = sizes
+        seed(SEED)
+        inputs = draw()
+        eager, inductor = copy.deepcopy(model), copy.deepcopy(model)
+        note("optimizing")
+        start = time.perf_counter()
+        ours, row["graphs"] = optimized(model, inputs, options)
+        row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
+        if not row["graphs"]["compiled"]:
+            row["reason"] = (row["graphs"]["reasons"] or ["PyTorch captured no graph in it"])[0]
+            return "refused"
+        note("comparing")
+        row["results"] = compared(eager, ours, draw)
+        if row["results"]["equal"] < COMPARED:
+            row["reason"] = f"results differ by {row['results']['difference']:.3g}{_own_error(eager, inputs)}"
+            return "wrong"
+        if options.trials:
+            _time(row, (eager, inductor, ours), inputs, options, note)
+    return "partly" if row["graphs"]["eager"] else "whole"
+
+
+def _time(row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: Options, note: Any) -> None:
+    note("compiling with Inductor")
+    start = time.perf_counter()
+    compiled = torch.compile(calls[1])
+    compiled(*inputs)
+    row["seconds"]["inductor"] = round(time.perf_counter() - start, 1)
+    note("measuring")
+    row["times"] = times(measured((calls[0], compiled, calls[2]), inputs, options))
+
+
+def _own_error(eager: Any, inputs: Sequence[Any]) -> str:
+    """How far eager PyTorch itself is from float64, in words; nothing where it does not run so."""
+    wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in inputs]
+    try:
+        pairs = zip(tensors(eager(*inputs)), tensors(copy.deepcopy(eager).double()(*wide)), strict=True)
+        return f", those of eager from float64 by {max(float((a - b).abs().max()) for a, b in pairs):.3g}"
+    except Exception:  # a program may fix its dtype
+        return ""
+
+
+def reason(error: BaseException) -> str:
+    """The error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def run(program: Path, answer: Path, log: Path, options: Options) -> None:
+    """What the process does: it writes what it finds into `answer`, and all else into `log`."""
+    os.setsid()  # it can be ended with all that it starts
+    with log.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    if options.device == "cpu":  # CUDA maps far more than it uses
+        resource.setrlimit(resource.RLIMIT_DATA, (int(options.memory * 2**30),) * 2)
+    row: dict[str, Any] = {}
+
+    def note(phase: str) -> None:
+        row["ended"] = f"ended while {phase}"
+        answer.write_text(json.dumps(row))
+
+    try:
+        with torch.no_grad():
+            row["ended"] = phases(row, program, options, note)
+    except Exception as error:
+        traceback.print_exc()
+        row |= {"ended": row["ended"].replace("ended while", "failed while"), "reason": reason(error)}
+    answer.write_text(json.dumps(row))

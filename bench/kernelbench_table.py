@@ -1,0 +1,72 @@
+"""The table of KernelBench (`bench/kernelbench.py`): how many programs of each level go through and
+are faster, and one line for each that does not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RIGHT = ("whole", "partly")
+"""How a program ended that was compiled, with equal results: all of its graphs, or some."""
+LEVELS = {"level1": 100, "level2": 100, "level3": 50}
+Row = Mapping[str, Any]
+
+
+def kernelbench(found: Sequence[Row]) -> list[str]:
+    """A row for each level, of the last line of each program. fast_p is as the benchmark defines
+    it: the share of programs with equal results that are more than p times as fast."""
+    rows = list({row["case"]: row for row in found}.values())
+    heads = ["level", "programs", "compiled, in parts", "refused", "failed or wrong", "faster than eager"]
+    heads += ["than Inductor", "mean over eager", "over Inductor", "fast_1, fast_2 over eager", "over Inductor"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    levels = {level: [row for row in rows if row["case"].startswith(f"{level}/")] for level in LEVELS}
+    lines += [_level(f"{level[-1]}", part, LEVELS[level]) for level, part in levels.items() if part]
+    lines += ["", *_setting(rows)]
+    lines += [f"- {row['case']}: {row['ended']}: {_said(row)}" for row in rows if row["ended"] not in RIGHT]
+    return lines
+
+
+def _level(level: str, rows: Sequence[Row], count: int) -> str:
+    right = [row for row in rows if row["ended"] in RIGHT]
+    parts = sum(row["ended"] == "partly" for row in right)
+    refused = sum(row["ended"] == "refused" for row in rows)
+    programs = f"{len(rows)} of {count}"
+    cells = [level, programs, f"{len(right)}, {parts}", str(refused), str(len(rows) - len(right) - refused)]
+    timed = [row["times"]["ratio"] for row in right if "times" in row]
+    ratios = {name: [ratio[name][0] for ratio in timed] for name in ("eager", "inductor")}
+    for shown in (_faster, _mean, lambda each: f"{_fast(each, 1, len(rows))}, {_fast(each, 2, len(rows))}"):
+        cells += [shown(each) if timed else "" for each in ratios.values()]
+    return f"| {' | '.join(cells)} |"
+
+
+def _faster(ratios: Sequence[float]) -> str:
+    return f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{statistics.geometric_mean(ratios):.3f}"
+
+
+def _fast(ratios: Sequence[float], p: float, count: int) -> str:
+    return f"{sum(ratio > p for ratio in ratios) / count:.2f}"
+
+
+def _setting(rows: Sequence[Row]) -> list[str]:
+    """One line for each setting of the rows."""
+    settings: list[Mapping[str, Any]] = []
+    for row in rows:
+        settings += [row["setting"]] if row["setting"] not in settings else []
+    return [part for each in settings for part in (_words(each), "")]
+
+
+def _words(setting: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in setting["versions"].items())
+    sizes = "the benchmark's sizes"
+    if setting["scale"] > 1:
+        sizes = f"smaller sizes (--scale {setting['scale']:g}): no figures of KernelBench"
+    return f"At {sizes}. {setting['machine']}, {setting['threads']} threads, {setting['budget']:g} s of search; {versions}."
+
+
+def _said(row: Row) -> str:
+    return str(row.get("reason", "")).replace("|", "/")

@@ -1,0 +1,47 @@
+"""Batch norms in training, which PyTorch's exporter writes as those of inference, in parts that
+ONNX has: the statistics of the batch, and a norm of inference with these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
+    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c)."""
+    axes = [0, *range(2, x.ndim)]
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    mean, variance = mean.reshape(-1), (centred * centred).mean(axes)
+    norm = torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, 0.0, eps)[0]
+    return norm, mean, variance
+
+
+def _functional(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    if not training:
+        norm = torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, momentum, eps)
+        return (*norm, mean.clone(), variance.clone())
+    norm, now, spread = _normalized(x, weight, bias, eps)
+    count = math.prod(x.shape) // x.shape[1]
+    moved = now * momentum + mean * (1 - momentum)
+    unbiased = spread * (count / (count - 1))
+    return norm, now, (spread + eps).rsqrt(), moved, unbiased * momentum + variance * (1 - momentum)
+
+
+def _without_statistics(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, Any, Any]:
+    norm, mean, variance = _normalized(x, weight, bias, eps)
+    return norm, mean, (variance + eps).rsqrt()
+
+
+TRAINING_NORMS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: _functional,
+    torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
+}
+"""What PyTorch calls for them once nothing changes in place, and their parts."""
