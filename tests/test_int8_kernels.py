@@ -22,7 +22,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
-from taso_mirage.kernels.integers import PRODUCTS, of_integers_or_floats
+from taso_mirage.kernels.integers import SUMMED, of_integers_or_floats
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cuda_kernel
@@ -115,7 +115,7 @@ def kinds(graph: Graph) -> list[TritonProgram]:
     return list(found.values())
 
 
-PRODUCTS_OF = {
+SUMMED_OF = {
     "signed": Product("int8"),
     "zero": Product(zeros=((), None)),
     "number": Product(zeros=(131, 0)),
@@ -139,8 +139,8 @@ LAYERS = {"zero": "float32", "both": "float32", "odd": "float32", "long": "float
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     folder, programs = tmp_path_factory.mktemp("triton"), {}
-    goals = {name: (each, each.goal()) for name, each in PRODUCTS_OF.items()}
-    goals |= {f"{name}_layer": (PRODUCTS_OF[name], PRODUCTS_OF[name].layer(dtype)) for name, dtype in LAYERS.items()}
+    goals = {name: (each, each.goal()) for name, each in SUMMED_OF.items()}
+    goals |= {f"{name}_layer": (SUMMED_OF[name], SUMMED_OF[name].layer(dtype)) for name, dtype in LAYERS.items()}
     for name, (product, graph) in goals.items():
         rng = np.random.default_rng(0)
         values = [product.drawn(x, rng) for x in graph.inputs]
@@ -157,9 +157,9 @@ def results(folder: Path, name: str) -> list[NDArray[Any]]:
     return [np.load(f) for f in files]
 
 
-@pytest.mark.parametrize("name", PRODUCTS_OF)
+@pytest.mark.parametrize("name", SUMMED_OF)
 def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
-    product, rng = PRODUCTS_OF[name], np.random.default_rng(0)
+    product, rng = SUMMED_OF[name], np.random.default_rng(0)
     wanted = product.wanted([product.drawn(x, rng) for x in product.goal().inputs])
     for found in results(interpreted, name):
         np.testing.assert_array_equal(found, wanted)
@@ -168,7 +168,7 @@ def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_right_bit_by_bit(name: str, interpreted: Path) -> None:
     """Scales are powers of two, so no order of the products rounds."""
-    product, rng = PRODUCTS_OF[name], np.random.default_rng(0)
+    product, rng = SUMMED_OF[name], np.random.default_rng(0)
     *given, s, u, t = [product.drawn(x, rng) for x in product.layer(LAYERS[name]).inputs]
     s, u, t = (each.astype(np.float32) for each in (s, u, t))
     total = product.wanted(given).astype(np.float32)
@@ -178,7 +178,7 @@ def test_a_layer_is_right_bit_by_bit(name: str, interpreted: Path) -> None:
 
 
 def test_loops_and_several_kernels_are_tried() -> None:
-    programs = kinds(PRODUCTS_OF["long"].goal())
+    programs = kinds(SUMMED_OF["long"].goal())
     assert any(launch.loop != 1 for each in programs for launch in each.launches)
     assert {len(each.launches) for each in programs} >= {1, 2}
     split = next(each for each in programs if len(each.launches) == 2)
@@ -191,11 +191,11 @@ INSTRUCTION = re.compile(r"(wgmma\.mma_async|mma)\.sync\.\S*s32\.s8\.s8")
 
 
 @pytest.mark.parametrize(
-    ("name", "capability"), [("zero", 80), *((name, 90) for name in PRODUCTS_OF if name != "one_row")]
+    ("name", "capability"), [("zero", 80), *((name, 90) for name in SUMMED_OF if name != "one_row")]
 )
 def test_tensor_cores_multiply_the_bytes(name: str, capability: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    programs = [each.program() for each in searched(PRODUCTS_OF[name].layer(), 8)]
+    programs = [each.program() for each in searched(SUMMED_OF[name].layer(), 8)]
     made = compiled(next(p for p in programs if "int8 operands, int32 sums" in p.source), capability)
     assert all(each.cubin for each in made)
     assert any(INSTRUCTION.search(each.ptx) for each in made)
@@ -215,10 +215,10 @@ def test_many_rows_are_a_product_of_warp_groups(turned: bool) -> None:
 # ---------------------------------------------------------------- what is wrong
 
 
-@pytest.mark.parametrize("name", PRODUCTS_OF)
+@pytest.mark.parametrize("name", SUMMED_OF)
 def test_bytes_apart_from_zeros_are_the_same_product(name: str) -> None:
     """What a search takes a goal for, with all bytes and with their ends alone."""
-    product = PRODUCTS_OF[name]
+    product = SUMMED_OF[name]
     graph = product.goal()
     other = of_integers_or_floats(inlined(graph.outputs))
     assert "whole" in {n.op for n in Graph(graph.inputs, other)}
@@ -241,7 +241,7 @@ WRONG = {
 @pytest.mark.parametrize("why", WRONG)
 def test_other_products_are_refuted(why: str) -> None:
     name, change = WRONG[why]
-    product = PRODUCTS_OF[name]
+    product = SUMMED_OF[name]
     graph, other = product.goal(), change(product).goal()
     wrong = Graph(graph.inputs, other.outputs)
     found = searched(graph)[0].graph
@@ -264,7 +264,7 @@ def test_other_products_are_refuted(why: str) -> None:
 def test_wrong_mugraphs_are_refuted(old: str, new: str) -> None:
     """A sign, a sum that is missing, a largest one in its place, bytes without the change of
     sign."""
-    graph = PRODUCTS_OF["zero"].goal()
+    graph = SUMMED_OF["zero"].goal()
     text = show_graph(searched(graph)[0].graph)
     assert text.count(old) == 1
     refuted = verified_mugraph(parse_graph(text.replace(old, new)), graph)
@@ -275,7 +275,7 @@ def test_wrong_mugraphs_are_refuted(old: str, new: str) -> None:
 def test_integers_are_compared_without_a_tolerance() -> None:
     """One more in all elements, as an even number that the field does not see: it has no remainder
     there."""
-    graph = PRODUCTS_OF["signed"].goal()
+    graph = SUMMED_OF["signed"].goal()
     (total,) = graph.outputs
     near = Graph(graph.inputs, (term("add", total, constant(np.asarray(65063 * 32531, np.int64).astype(np.int32))),))
     refused = verified_mugraph(near, graph)
@@ -283,14 +283,14 @@ def test_integers_are_compared_without_a_tolerance() -> None:
 
 
 def test_a_mugraph_is_printed_and_read_again() -> None:
-    found = searched(PRODUCTS_OF["both"].layer())[0].graph
+    found = searched(SUMMED_OF["both"].layer())[0].graph
     assert parse_graph(show_graph(found)) == found
 
 
 def test_a_sum_that_may_leave_int32_has_no_labels() -> None:
-    assert label(Product("int8", sizes=(2, PRODUCTS - 1, 2)).goal())
-    with pytest.raises(Unsupported, match=f"a sum of {PRODUCTS} products of integers"):
-        label(Product("int8", sizes=(2, PRODUCTS, 2)).goal())
+    assert label(Product("int8", sizes=(2, SUMMED - 1, 2)).goal())
+    with pytest.raises(Unsupported, match=f"a sum of {SUMMED} products of integers"):
+        label(Product("int8", sizes=(2, SUMMED, 2)).goal())
 
 
 @pytest.mark.parametrize("op", ["div", "max", "mod"])
@@ -309,7 +309,7 @@ def test_other_integers_are_no_goal() -> None:
 
 def test_a_cpu_has_no_kernel_for_sums_of_integers() -> None:
     with pytest.raises(Unsupported, match="sums of integers on CPU"):
-        Search(PRODUCTS_OF["zero"].goal(), SearchOptions(), CPU_DEVICE)
+        Search(SUMMED_OF["zero"].goal(), SearchOptions(), CPU_DEVICE)
 
 
 def test_rounding_to_integers_has_no_labels() -> None:

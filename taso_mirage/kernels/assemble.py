@@ -288,16 +288,17 @@ class _Kernel:
 
     def constant(self, value: float) -> Node:
         """A number as it is: a conversion within a body does not round, and half precision has no
-        1e-5 and no 100000. That of integers is one."""
-        if isinstance(value, int):
-            return constant(np.asarray(value, np.int32))
+        1e-5 and no 100000."""
         return self.converted(constant(np.asarray(value, np.float32)))
+
+    def integer(self, value: int) -> Node:
+        return constant(np.asarray(value, np.int32))
 
     def converted(self, value: Node) -> Node:
         return _converted(value, self.dtype)
 
     def count(self, label: str) -> Node:
-        return self.constant(float(dim_product(self.sizes[part] for part in self.goal.whole(label))))
+        return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))
 
     def taken(self, c: int) -> Written:
         return self.values[c], self.axes[c]

@@ -24,7 +24,7 @@ from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 
 NARROW = ("int8", "uint8")
-PRODUCTS = 2**31 // SIGN**2
+SUMMED = 2**31 // SIGN**2
 """A sum of fewer products of signed bytes is within int32, where tensor cores may saturate."""
 _ARITHMETIC = {np.add: "add", np.subtract: "sub", np.multiply: "mul"}
 

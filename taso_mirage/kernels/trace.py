@@ -31,7 +31,7 @@ from taso_mirage.kernels.derivations.elementwise import (
 )
 from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
-from taso_mirage.kernels.integers import PRODUCTS
+from taso_mirage.kernels.integers import SUMMED
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -230,8 +230,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         """Raise Unsupported where a sum of integers, with the sums below it, is of so many products
         that tensor cores may saturate."""
         labels = {label for each in below(total) for label in self.unifier.axis(each.labels)}
-        if (count := prod(self.unifier.sizes[label] for label in labels)) >= PRODUCTS:
-            raise Unsupported(f"a sum of {count} products of integers: of {PRODUCTS} and more it may not be in int32")
+        if (count := prod(self.unifier.sizes[label] for label in labels)) >= SUMMED:
+            raise Unsupported(f"a sum of {count} products of integers: of {SUMMED} and more it may not be in int32")
 
     # ------------------------------------------------------------ structure
 

@@ -81,7 +81,11 @@ class BodyWriter(Protocol):
     def read(self, view: str) -> Written:
         """A tile of an input, its axes as they lie."""
 
-    def constant(self, value: float) -> Node: ...
+    def constant(self, value: float) -> Node:
+        """A number among floats."""
+
+    def integer(self, value: int) -> Node:
+        """A number among integers."""
 
     def converted(self, value: Node) -> Node:
         """A float in the type that all floats of the body have."""

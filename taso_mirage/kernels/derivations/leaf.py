@@ -38,7 +38,8 @@ class Input(DerivationKind):
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         if self.name in body.goal.constants:
-            return body.constant(body.goal.constants[self.name]), []
+            number = body.goal.constants[self.name]
+            return body.integer(number) if isinstance(number, int) else body.constant(number), []
         return body.read(self.name)
 
     def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
