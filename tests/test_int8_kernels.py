@@ -300,6 +300,20 @@ def test_only_sums_and_products_of_integers_have_labels(op: str) -> None:
         label(Graph(tuple(leaves), (term("cast", term(op, total, total), to="float32"),)))
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "zeros"),
+    [
+        (Tensor("uint8", (3, 4)), Tensor("uint8", (4,)), (Tensor("uint8", (3,)), Tensor("uint8", ()))),
+        (Tensor("int8", (4,)), Tensor("int8", (4,)), (Tensor("int8", ()), Tensor("int8", ()))),
+        (Tensor("uint8", (4,)), Tensor("uint8", (4, 5)), (Tensor("uint8", ()), Tensor("uint8", (5,)))),
+    ],
+)
+def test_a_product_with_one_axis_keeps_its_type(left: Tensor, right: Tensor, zeros: tuple[Tensor, Tensor]) -> None:
+    made = term("matmul_integer", *(variable(n, t) for n, t in zip("xwab", (left, right, *zeros), strict=True)))
+    (found,) = of_integers_or_floats(inlined((made,)))
+    assert found.type == made.type
+
+
 def test_other_integers_are_no_goal() -> None:
     """What is not known to come from bytes may wrap."""
     x = variable("x", Tensor("int32", (8, 8)))

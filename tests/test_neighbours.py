@@ -220,6 +220,17 @@ def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monke
     assert (longest > 6) == one
 
 
+def test_a_weight_that_is_prepared_may_be_read_as_it_is_too() -> None:
+    x = variable("x", Tensor("float32", (8, 8)))
+    weight = w("w", 8, 32768)
+    plain = model(term("add", term("matmul", x, weight), weight))
+    apart = kinds(plain, {})
+    assert any(kind.prepares for kind in apart)
+    given = {"x": np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)}
+    wanted, found = (session(*each).run(None, given)[0] for each in ((plain, False), (placed(plain, apart), True)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_small_kernels_do_not_start_threads() -> None:
     for n in (ALONE // 16, ALONE):
         data = x("x", 1, n)

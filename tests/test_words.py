@@ -43,23 +43,27 @@ def first_fact(result: Result) -> tuple[str, str]:
     """How the page's first fact looks, and what it says."""
     content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
     Page(content)
-    (found,) = re.findall(r'<ul class="facts (\w+)">\s*<li>([^<]*)</li>', content)
+    (found,) = re.findall(r'<p class="headline (\w+)">([^<]*)</p>', content)
     return found[0], found[1]
 
 
 def test_only_a_gain_that_passed_the_check_is_green(result: Result) -> None:
     failed = replace(result, failure=CheckFailed("the check failed"))
     kept = replace(failed, steps=(), changed=False, model=result.original, timing=None)
-    assert first_fact(result) == ("won", "1.07 times as fast")
+    assert first_fact(result) == ("won", "The model is 1.07 times as fast: 1 s instead of 1.07 s, measured on cpu.")
     look, said = first_fact(failed)
     assert look == "failed"
-    assert said == "check failed: a rewrite was left out; the rest is 1.07 times as fast"
-    assert first_fact(kept) == ("failed", "check failed: the original is kept")
+    assert (
+        said
+        == "The check failed: a rewrite was left out; the rest is 1.07 times as fast: 1 s instead of 1.07 s, measured on cpu."
+    )
+    assert first_fact(kept) == ("failed", "The check failed: the original is kept.")
     assert first_fact(replace(kept, failure=None))[0] == "kept"
     assert first_fact(replace(result, timing=SLOWER))[0] == "kept"
     style = (HOME / "taso_mirage" / "report" / "templates" / "page.css").read_text()
-    assert [line for line in style.splitlines() if "var(--after); border" in line] == [
-        ".facts.won li:first-child { color: var(--paper); background: var(--after); border-color: var(--after); }"
+    assert re.findall(r"[^{}]*headline\.\w+ \{[^}]*\}", style) == [
+        "\n.headline.won { color: var(--after); }",
+        " .headline.failed { color: var(--failed); }",
     ]
     for each, bar in ((result, "after"), (failed, "failed")):
         assert f'<rect class="{bar}"' in html.page(each, [], Path("m.onnx"), [], ["taso-mirage"], {})

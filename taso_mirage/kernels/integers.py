@@ -105,7 +105,7 @@ def _expanded(node: Node) -> Node:
         made = term("sub", made, term("mul", a, _summed(w, -2)))
     if b is not None:
         made = term("sub", made, term("mul", _summed(node.args[0], -1), b))
-    return made
+    return made if made.type == node.type else node  # an operand of one axis has no zero of rows or columns
 
 
 def _apart(x: Node, axis: int) -> tuple[Node, Node | None]:

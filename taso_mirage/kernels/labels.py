@@ -48,6 +48,9 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
     result does not hang on its axes.
     """
     outputs = of_integers_or_floats(inlined(graph.outputs))
+    for ours, wanted in zip(outputs, graph.outputs, strict=True):
+        if ours.type != wanted.type:
+            raise Unsupported(f"the term {wanted.op} {wanted.type} is {ours.type} as it is taken apart")
     unifier = Unifier()
     values = _values(outputs, LabelsMeaning(unifier))
     _refine(values, unifier)

@@ -92,12 +92,13 @@ def page(
 
 def headline(result: Result) -> str:
     """What was gained, in one sentence."""
+    said = f"The model is {_verdict(result)}" if result.failure is None else f"The {_verdict(result)}"
     if not result.changed:
-        return f"The model is {_verdict(result)}."
+        return f"{said}."
     timing = result.timing
     before, after = (result.cost_before, result.cost_after) if timing is None else _seconds(timing)
     how = f"measured on {result.target.name}" if timing is not None else "by prediction alone: nothing was measured"
-    return f"The model is {_verdict(result)}: {duration(after)} instead of {duration(before)}, {how}."
+    return f"{said}: {duration(after)} instead of {duration(before)}, {how}."
 
 
 def most_of_it(explained: Sequence[Explanation]) -> str:

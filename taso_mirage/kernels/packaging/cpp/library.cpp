@@ -235,13 +235,13 @@ void inputs_of(const Node& node, OrtKernelContext* context, const void** found, 
   if (given != wanted) throw Problem("it has " + std::to_string(given) + " inputs, its plan says " + std::to_string(wanted));
   const std::vector<size_t>& weights = node.function.weights;
   for (size_t i = 0; i < wanted; ++i) {
-    // Constants that were prepared are not read again, and to ask for their shapes takes as long as a small kernel.
-    if (node.prepared != nullptr && std::find(weights.begin(), weights.end(), i) != weights.end()) continue;
     const OrtValue* value = nullptr;
     succeed(api->KernelContext_GetInput(context, i, &value));
     if (value == nullptr) throw Problem("input " + std::to_string(i) + " is left out; its kernel needs it");
+    // Constants that were prepared have the shapes that they had; to ask for these takes as long as a small kernel.
+    const bool known = node.prepared != nullptr && std::find(weights.begin(), weights.end(), i) != weights.end();
     try {
-      bind(node.plan, i, value, sizes);
+      if (!known) bind(node.plan, i, value, sizes);
     } catch (const Problem& problem) {
       throw Problem(problem.what() + std::string(OTHER_SIZES));
     }
