@@ -16,6 +16,15 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+from kernel_tables import (  # noqa: E402
+    free_sizes,
+    kernel_search,
+    kernels_cpu,
+    kernels_h100,
+    prepared_cpu,
+    quantized_h100,
+    timeline,
+)
 from kernelbench_table import kernelbench  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
@@ -179,117 +188,6 @@ def generate(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def kernel_search(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| goal, s | search and proof | Mirage | classes, edges | muGraphs looked at | verified |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        counts = row["counts"]
-        peer = ", ".join(f"{v:g} ({k.partition(', ')[2]})" for k, v in row["baselines"].items())
-        cells = [row["case"], f"{row['ours']:.2f}", peer, f"{counts['classes']}, {counts['edges']}"]
-        lines.append(f"| {' | '.join([*cells, str(counts['plans']), str(counts['verified'])])} |")
-    return [*lines, "", f"The six workloads of Mirage together: {found['all_six']['seconds']:.1f} s on one core."]
-
-
-def kernels_cpu(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| fragment, us | generated C++ | ONNX Runtime, as exported | its own operator | ratio to the better |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        written, own = (row["baselines"].get(k) for k in ("onnxruntime", "onnxruntime_operator"))
-        shown = "" if own is None else f"{own:.0f}"
-        lines.append(f"| {row['case']} | {row['ours']:.0f} | {written:.0f} | {shown} | {row['ratio_best']:.2f} |")
-    means = found["means"]
-    return [
-        *lines,
-        "",
-        f"Geometric means: {means['ratio']:.2f} over the graph as exporters write it, {means['ratio_best']:.2f} over the better of both. "
-        f"{found['device']}, {found['threads']} threads.",
-    ]
-
-
-def prepared_cpu(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| case, us | ours | ONNX Runtime | ratio (of the rounds) | Gflop/s of the direct sum |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        ratio = f"{row['ratio']:.2f} ({row['range'][0]:.2f} to {row['range'][1]:.2f})"
-        times = f"{row['ours']:.0f} | {row['baselines']['onnxruntime']:.0f}"
-        lines.append(f"| {row['case']} | {times} | {ratio} | {row['gflops']:.0f} |")
-    return [*lines, "", f"Geometric mean {found['mean']:.2f}. {found['device']}."]
-
-
-START = 7.0
-"""Microseconds that the start of a CUDA graph takes, at most."""
-KINDS = ("eager", "torch.compile", "SDPA", "FlashInfer")
-
-
-def kernels_h100(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| kernels, us | ours | memory floor | eager | torch.compile | SDPA, the best | FlashInfer, the best | ratio to the best |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    ratios = []
-    for row in found["rows"]:
-        peers = _peers(row)
-        kinds = [[v for k, v in peers.items() if k.startswith(kind)] for kind in KINDS]
-        shown = [f"{min(times):.1f}" if times else "" for times in kinds]
-        ratios += [min(peers.values()) / row["ours"]] if peers else []
-        ratio = f"{ratios[-1]:.2f}" if peers else ""
-        lines.append(f"| {row['case']} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
-    mean = float(np.exp(np.mean(np.log(ratios))))
-    return [
-        *lines,
-        "",
-        f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}.",
-    ]
-
-
-def quantized_h100(found: dict[str, Any]) -> list[str]:
-    """Products alone, then the model, whose floor is that of all bytes of a run."""
-    names = ("onnxruntime", "torch float16")
-    lines = [
-        "| case, us | ours | ONNX Runtime | PyTorch float16 | over ONNX Runtime | of the floor |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        peers = [f"{v:.2f}" if (v := row["baselines"].get(name)) is not None else "" for name in names]
-        part = row.get("of_floor") or 1 / row["floor"]["distance"]
-        cells = [row["case"], f"{row['ours']:.2f}", *peers, f"{row['baselines']['onnxruntime'] / row['ours']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} | {part:.2f} |")
-    return [*lines, "", f"{found['device']}; a copy moves {found['bandwidth'] / 1e12:.2f} TB/s."]
-
-
-def _peers(row: dict[str, Any]) -> dict[str, float]:
-    """The least time of every peer; of what was measured in graphs of few calls without the longest
-    start of a graph."""
-    before = row.get("before", {"calls": 1, "baselines": {}})
-    earlier = {k: v - START / before["calls"] for k, v in before["baselines"].items()}
-    return {k: min(d[k] for d in (row["baselines"], earlier) if k in d) for k in {**row["baselines"], **earlier}}
-
-
-def timeline(found: dict[str, Any]) -> list[str]:
-    """Where the time of a call goes: a row for every kernel."""
-    heads = [
-        "kernel, us from the end of the call before",
-        "may load",
-        "loop ends",
-        "stores",
-        "its blocks on a processor",
-    ]
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
-    for row in found["rows"]:
-        for i, each in enumerate(row.get("timeline", {}).get("launches", [])):
-            loop, stored = (" to ".join(f"{t:.1f}" for t in each.get(phase, [])[::2]) for phase in ("loop", "stored"))
-            beside = ", ".join(f"{n} on {count}" for n, count in each["processors"].items())
-            case = f"{row['case']}, {i + 1} (a call {row['timeline']['call']:.1f})"
-            lines.append(f"| {case} | {each['waited'][1]:.1f} | {loop} | {stored} | {beside} |")
-    return [*lines, "", f"Median of the blocks, and first to last block. {found['device']}."]
-
-
 def partial(found: dict[str, Any]) -> list[str]:
     lines = [
         "| program, us | alone | mutants | the best that is right everywhere | the best with corrections (without them) |",
@@ -373,21 +271,6 @@ def extraction(found: dict[str, Any]) -> list[str]:
     count = len(found["rows"])
     said = f"Exact of {count}: ours {exact[0]}, milp {exact[1]}."
     return [*lines, "", f"{said} {found['device']}, scipy {found['versions']['scipy']}."]
-
-
-def free_sizes(found: dict[str, Any]) -> list[str]:
-    lines = ["| goal, us | sizes | free | fixed | torch | free / fixed |", "|---|---|---:|---:|---:|---:|"]
-    timed = [(row["case"], each) for row in found["rows"] for each in row["timed"]]
-    lines += [
-        f"| {case} | {' x '.join(map(str, t['sizes']))} | {t['free']:.1f} | {t['fixed']:.1f} | {t['torch']:.1f} "
-        f"| {t['free/fixed']:.2f} |"
-        for case, t in timed
-    ]
-    mean = statistics.geometric_mean(t["free/fixed"] for _, t in timed)
-    right = sum(each["right"] for row in found["rows"] for each in row["checked"])
-    count = sum(len(row["checked"]) for row in found["rows"])
-    said = f"Geometric mean of free / fixed {mean:.2f}; right at {right} of {count} sizes."
-    return [*lines, "", f"{said} {found['device']}, torch {found['versions']['torch']}."]
 
 
 def from_torch(found: dict[str, Any]) -> list[str]:
