@@ -100,8 +100,11 @@ class Options:
     stop: Stop | None = None
     command: Sequence[str] = ()
 
-    def config(self, model: Model) -> Config:
-        """The options of the pipeline for a model. Raises InvalidOption."""
+    def config(self, model: Model | None = None) -> Config:
+        """The options of the pipeline for a model; without one, those that depend on none.
+
+        Raises InvalidOption, and RuntimeUnavailable where this machine has no such kernels.
+        """
         target = named(self.target) if isinstance(self.target, str) else self.target
         if self.kernels is not None:
             check_mode(self.kernels, self.measure, target.name)
@@ -109,8 +112,8 @@ class Options:
             budget=self.budget,
             alpha=self.alpha,
             measure=self.measure,
-            shapes=parse_shapes(model, self.shape),
-            inputs=tuple(_arrays(model, each) for each in self.inputs),
+            shapes=(({}, 1.0),) if model is None else parse_shapes(model, self.shape),
+            inputs=() if model is None else tuple(_arrays(model, each) for each in self.inputs),
             target=target,
             strategy=self.strategy,
             portable=self.portable,

@@ -20,8 +20,9 @@ from urllib.parse import quote
 from typing_extensions import TypedDict
 
 from taso_mirage import api
-from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, TasoMirageError
+from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
 from taso_mirage.onnx_io.files import files_of
+from taso_mirage.report.data import finite
 from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
@@ -44,7 +45,8 @@ class ModelRow(TypedDict):
     model: str
     state: ModelState
     """`check failed`: a rewrite was left out, the rest is written. `interrupted`: the best until
-    then is written, and the next run does it again. `failed`: nothing is written."""
+    then is written, and the next run does it again. `failed`: nothing is written, and what an
+    earlier run wrote stays where it is of the same files."""
     before: float | None
     """Seconds of a run of the original."""
     after: float | None
@@ -61,8 +63,10 @@ class ModelRow(TypedDict):
     options: str
     """The digest of the options and of the version."""
     read: dict[str, str]
-    """SHA-256 of the files that were read."""
+    """SHA-256 of the files that `written` was made from."""
     written: dict[str, str]
+    """SHA-256 of the results that are there, of an earlier run where the state is `waiting` or
+    `failed`."""
 
 
 class FolderReport(TypedDict):
@@ -71,8 +75,8 @@ class FolderReport(TypedDict):
     taso_mirage: str
     """The version."""
     folder: str
-    budget: float
-    """Seconds that each model may take."""
+    budget: float | None
+    """Seconds that each model may take; null: without a limit."""
     models: list[ModelRow]
 
 
@@ -81,21 +85,23 @@ class Folder:
     those of `optimize`, for each of them.
 
     `rows` has what is known of each: what an earlier run did with these options, and what has not
-    changed since, is done. InvalidOption where there are no models, or where the results would be
-    written over something else.
+    changed since, is done. InvalidOption where there are no models, where the results would be written
+    over something else, or where options are wrong whatever the model.
     """
 
     def __init__(self, source: Path, output: Path | None = None, options: Mapping[str, Any] | None = None) -> None:
-        self.source, self.output = source, output or source.with_name(f"{source.resolve().name}.optimized")
+        self.source, self.output = source, output or _beside(source)
         self.options = {k: v for k, v in (options or {}).items() if k not in APART}
         self._digest = _digest_of(self.options)
         if self.source.resolve().is_relative_to(self.output.resolve()):
             raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
+        api.Options(**self.options).config()
         names = list(self._found())
         if not names:
             raise InvalidOption(f"{source} has no .onnx files; name a folder that has")
-        self._before = known = self._known()
+        known = self._known()
         self.rows = {name: self._row(name, known.get(name)) for name in names}
+        self._refuse_foreign()
 
     def _found(self) -> Iterator[str]:
         """The paths of all models, those of results not among them."""
@@ -120,7 +126,29 @@ class Folder:
     def _row(self, name: str, known: ModelRow | None) -> ModelRow:
         if known is not None and self._done(name, known):
             return known
-        return _row(name, "waiting", self._digest)
+        row = _row(name, "waiting", self._digest)
+        return row | {"read": _said(known, "read"), "written": _said(known, "written")}
+
+    def _refuse_foreign(self) -> None:
+        """InvalidOption where a result would be written over a file that no earlier run wrote, or
+        that somebody changed since."""
+        for name in self.waiting:
+            try:
+                there = self._there(name)
+            except OSError as error:
+                raise OutputError(f"cannot read {error.filename}: {error.strerror}") from None
+            for path, digest in there.items():
+                if self.rows[name]["written"].get(path) != digest:
+                    raise InvalidOption(
+                        f"{self.output / path} is no result of an earlier run, or was changed since; "
+                        "name another folder with --output, or delete that file"
+                    )
+
+    def _there(self, name: str) -> dict[str, str]:
+        """The files that are at the places of a model's results."""
+        output = self.output / name
+        places = (output, _page(output), output.with_name(f"{output.name}.data"))
+        return _digests(self.output, [place for place in places if os.path.isfile(place)])
 
     def _done(self, name: str, row: ModelRow) -> bool:
         """Whether a row's result is there, and nothing that it was made from has changed."""
@@ -138,11 +166,13 @@ class Folder:
         return _digests(self.source, files_of(self.source / name))
 
     def _readable(self, name: str) -> dict[str, str]:
-        """The same; nothing where a file is not there: the reader says what is wrong."""
-        try:
+        """The same; of what is no model, or lacks files, its own file: the reader says what is
+        wrong."""
+        with suppress(InvalidModel, OSError, ValueError):
             return self._read(name)
-        except (InvalidModel, OSError, ValueError):
-            return {}
+        with suppress(OSError):
+            return _digests(self.source, [self.source / name])
+        return {}
 
     # ------------------------------------------------------------ the work
 
@@ -158,34 +188,40 @@ class Folder:
 
         The report is written anew. OutputError where that fails.
         """
-        begun, result = time.monotonic(), None
+        begun, result, read = time.monotonic(), None, dict[str, str]()
         try:
             read = self._readable(name)
             result = self._optimized(name, {"progress": progress, "stop": stop, "candidates": candidates})
             row = self._row_of(name, result, stop) | {"read": read}
-        except TasoMirageError as error:
-            row = _row(name, "failed", self._digest) | {"error": str(error), "exit_code": error.exit_code}
-        except MemoryError:
-            row = _row(name, "failed", self._digest) | {"error": "not enough memory for this model", "exit_code": 1}
-        except Exception as error:  # a bug; it must not cost the other models
-            said = f"internal error: {type(error).__name__}: {error} (please report it)"
-            row = _row(name, "failed", self._digest) | {"error": said[:400], "exit_code": 1}
+        except Exception as error:  # a bug, too: it must not cost the other models
+            row = self._failed(name, read, error)
         row["seconds"] = time.monotonic() - begun
         self.rows[name] = row
-        if row["state"] == "failed":
-            self._remove_earlier(name)
         self.write()
         return row, result
 
-    def _remove_earlier(self, name: str) -> None:
-        """Remove what an earlier run wrote for a model that fails now: it is the result of another
-        file, or of other options. What somebody changed since stays."""
-        inside = self.output.resolve()
-        with suppress(LookupError, TypeError, AttributeError, ValueError, OSError):
-            for each, digest in self._before[name]["written"].items():
-                path = self.output / each
-                if path.resolve().is_relative_to(inside) and _digests(self.output, [path]) == {each: digest}:
-                    path.unlink()
+    def _failed(self, name: str, read: Mapping[str, str], error: Exception) -> ModelRow:
+        """The row of a model that fails.
+
+        The earlier result of other files is removed. That of the same files stays, and so does any
+        where the model may be right: what is wrong is an option, the machine, or this program.
+        """
+        said, code = f"internal error: {type(error).__name__}: {error} (please report it)"[:400], 1
+        if isinstance(error, TasoMirageError):
+            said, code = str(error), error.exit_code
+        elif isinstance(error, MemoryError):
+            said = "not enough memory for this model"
+        earlier, there = self.rows[name], self._there(name)
+        of_model = isinstance(error, TasoMirageError) and not isinstance(error, InvalidOption | RuntimeUnavailable)
+        if of_model and any(read.get(each, digest) != digest for each, digest in earlier["read"].items()):
+            with suppress(OSError):
+                for path in there:
+                    if earlier["written"].get(path) == there[path]:
+                        (self.output / path).unlink()
+            there = self._there(name)
+        row = _row(name, "failed", self._digest) | {"error": said, "exit_code": code}
+        old = there.items() <= earlier["written"].items()
+        return row | {"read": earlier["read"] if old else dict(read), "written": there}
 
     def _optimized(self, name: str, heard: Mapping[str, Any]) -> Result:
         source, output = self.source / name, self.output / name
@@ -193,9 +229,8 @@ class Folder:
             output.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot make {output.parent}: {error.strerror or error}") from None
-        page = output.with_name(f"{output.name}.html")
         command = ["taso-mirage", "optimize", str(source), "-o", str(output)]
-        files = {"output": output, "report": page, "command": command}
+        files = {"output": output, "report": _page(output), "command": command}
         _, result = api.optimize(source, return_result=True, **self.options, **files, **heard)
         return result
 
@@ -204,10 +239,10 @@ class Folder:
         cost = (result.cost_before, result.cost_after)
         before, after = cost if timing is None else (timing.original, timing.optimized)
         ratio = timing.ratio if timing is not None else before / after if after else 1.0
-        page = f"{name}.html"
+        page = _page(Path(name)).as_posix()
         row = _row(name, "faster" if result.changed else "kept", self._digest)
         row |= {"before": before, "after": after, "ratio": ratio, "measured": timing is not None, "report": page}
-        row |= {"notes": list(result.notes), "written": _digests(self.output, [*result.written, self.output / page])}
+        row |= {"notes": list(result.notes), "written": self._there(name)}
         if not result.changed:
             row |= {"after": before, "ratio": 1.0}
         if result.failure is not None:
@@ -244,10 +279,10 @@ class Folder:
     def plan(self) -> str:
         """What is left to do, and the time that it may take."""
         count, left = len(self.rows), len(self.waiting)
-        return (
-            f"{count} models, {count - left} of them done before; {left} to do, each in at most {self.budget:g} s "
-            f"(together {left * self.budget / 60:.3g} minutes)"
-        )
+        said = f"{count} models, {count - left} of them done before; {left} to do, "
+        if math.isinf(self.budget):
+            return f"{said}without a limit of time"
+        return f"{said}each in at most {self.budget:g} s (together {left * self.budget / 60:.3g} minutes)"
 
     def said(self) -> list[str]:
         """What became of all, as lines."""
@@ -260,13 +295,13 @@ class Folder:
         return {
             "taso_mirage": __version__,
             "folder": str(self.source),
-            "budget": self.budget,
+            "budget": finite(self.budget),
             "models": list(self.rows.values()),
         }
 
     def write(self) -> None:
         """Write both forms of the report, each whole or not at all."""
-        write_file(self.output / DATA, json.dumps(self.as_data(), indent=2) + "\n")
+        write_file(self.output / DATA, json.dumps(self.as_data(), indent=2, allow_nan=False) + "\n")
         rows = [{**row, **_shown(row)} for row in self.rows.values()]
         said = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         page = rendered(
@@ -314,6 +349,25 @@ def _row(name: str, state: ModelState, options: str) -> ModelRow:
         "read": {},
         "written": {},
     }
+
+
+def _said(known: Mapping[str, Any] | None, field: str) -> dict[str, str]:
+    """What an earlier row says of files, which is carried on until they are written anew."""
+    found = (known or {}).get(field)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _page(output: Path) -> Path:
+    """The report of a model, by the path of its result."""
+    return output.with_name(f"{output.name}.html")
+
+
+def _beside(source: Path) -> Path:
+    """Where the results go if it is not said."""
+    given = source.resolve() if source.name in ("", "..") else source
+    if not given.name:
+        raise InvalidOption(f"{source} has no name to put the results beside it; name a folder with --output")
+    return given.with_name(f"{given.name}.optimized")
 
 
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:

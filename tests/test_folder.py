@@ -21,7 +21,7 @@ from commandline import one_line, run
 from onnx import TensorProto, helper
 
 from taso_mirage import api, folder
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import InvalidModel, InvalidOption, RuntimeUnavailable
 from taso_mirage.folder import Folder
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
@@ -120,7 +120,6 @@ def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Pa
         (lambda: None, []),
         (lambda: relus(models / "a.onnx", 4), ["a.onnx"]),  # another model
         (lambda: (tmp_path / "out" / "one.onnx").unlink(), ["one.onnx"]),  # its result is gone
-        (lambda: (tmp_path / "out" / "a.onnx").write_bytes(b""), ["a.onnx"]),  # its result is another
         (lambda: relus(models / "new.onnx", 2), ["new.onnx"]),
     ):
         asked.clear()
@@ -133,6 +132,12 @@ def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Pa
     assert "5 models, 0 of them done before" in done.stderr
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the index."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("index."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
 def test_the_result_of_a_model_that_fails_now_does_not_stay(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ("optimize", models, "-o", out, *QUICK)
@@ -141,13 +146,97 @@ def test_the_result_of_a_model_that_fails_now_does_not_stay(models: Path, tmp_pa
     index = json.loads((out / "index.json").read_text())
     index["models"][0]["written"]["../kept.onnx"] = hashlib.sha256(b"of somebody").hexdigest()
     (out / "index.json").write_text(json.dumps(index))
-    for name in ("a.onnx", "one.onnx"):
-        (models / name).write_text("no model any more")
-    (out / "one.onnx").write_bytes(b"changed since")
+    (models / "a.onnx").write_text("no model any more")
+    run(*command, check=3)
+    assert not (out / "a.onnx").exists()
+    assert not (out / "a.onnx.html").exists()
+    assert rows(out)["a.onnx"]["written"] == {}
+    assert (out / "one.onnx").exists()
+    assert (tmp_path / "kept.onnx").exists()
+
+
+def test_a_wrong_option_removes_no_earlier_result(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("optimize", models, "-o", out, *QUICK)
+    run(*command, check=3)
+    before, index = content(out), (out / "index.json").read_text()
+    for wrong in (("--strategy", "foo"), ("--target", "tpu"), ("--kernels", "search"), ("--allow-rounding", "x")):
+        one_line(run(*command, *wrong, check=2))  # before any model
+        assert (out / "index.json").read_text() == index
+    relus(models / "a.onnx", 5)  # though the model is another now
+    (models / "c.onnx").unlink()
+    run(*command, "--shape", "bacth:1", check=2)
+    assert {row["state"] for row in rows(out).values()} == {"failed"}
+    assert content(out) == before
+    (models / "a.onnx").write_text("no model any more")
     run(*command, check=3)
     assert not (out / "a.onnx").exists()
     assert (out / "one.onnx").exists()
-    assert (tmp_path / "kept.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeUnavailable("not here"),
+        MemoryError(),
+        ZeroDivisionError("a bug"),
+        InvalidModel("what the file was before"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_not_of_a_changed_model_removes_no_result(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "models", tmp_path / "out"
+    relus(source / "a.onnx", 2)
+    Folder(source, out, {"measure": False, "budget": 3.0}).optimize("a.onnx")
+    before = content(out)
+    if not isinstance(error, InvalidModel):
+        relus(source / "a.onnx", 3)
+
+    def optimize(model: Path, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(folder.api, "optimize", optimize)
+    row, _ = Folder(source, out).optimize("a.onnx")
+    assert row["state"] == "failed"
+    assert content(out) == before
+    assert row["written"] == {name: hashlib.sha256(each).hexdigest() for name, each in before.items()}
+
+
+def test_an_interruption_forgets_no_earlier_result(tmp_path: Path) -> None:
+    source, out = tmp_path / "models", tmp_path / "out"
+    relus(source / "a.onnx", 2)
+    Folder(source, out, {"measure": False, "budget": 3.0}).optimize("a.onnx")
+    known = rows(out)["a.onnx"]
+    (source / "a.onnx").write_text("no model any more")
+    Folder(source, out).write()  # all that a run leaves which ends before its first model is done
+    waits = rows(out)["a.onnx"]
+    assert waits["state"] == "waiting"
+    assert (waits["read"], waits["written"]) == (known["read"], known["written"])
+    Folder(source, out).optimize("a.onnx")
+    assert not (out / "a.onnx").exists()
+
+
+def test_what_no_earlier_run_wrote_is_not_written_over(tmp_path: Path, asked: list[str]) -> None:
+    source = tmp_path / "models"
+    relus(source / "a.onnx", 2)
+    for name in ("a.onnx", "a.onnx.html", "a.onnx.data"):
+        out = source / name.replace(".", "_")
+        relus(out / name, 4)
+        before = content(source)
+        said = one_line(run("optimize", source, "-o", out, *QUICK, check=2))
+        assert str(out / name) in said
+        assert "name another folder with --output, or delete that file" in said
+        assert content(source) == before
+        (out / name).unlink()
+    assert asked == []
+    run("optimize", source, "-o", out, *QUICK)
+    assert rows(out)["a.onnx"]["written"].keys() == {"a.onnx", "a.onnx.html"}
+    run("optimize", source, "-o", out, *QUICK, "--portable")  # its own result it does write over
+    (out / "a.onnx").write_bytes(b"changed since")
+    assert "or was changed since" in one_line(run("optimize", source, "-o", out, *QUICK, check=2))
+    assert (out / "a.onnx").read_bytes() == b"changed since"
 
 
 def test_rules_and_inputs_are_part_of_what_is_done_by_their_content(models: Path, tmp_path: Path) -> None:
@@ -183,6 +272,17 @@ def test_results_inside_of_the_folder_are_no_models(models: Path) -> None:
 def test_where_the_results_go_if_it_is_not_said(models: Path) -> None:
     run("optimize", models, *QUICK, check=3)
     assert (models.parent / "models.optimized" / "below").is_dir()
+
+
+@pytest.mark.parametrize("given", [".", "..", "../models/."])
+def test_a_folder_without_a_name_of_its_own(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relus(tmp_path / "models" / "sub" / "a.onnx", 2)
+    inside = tmp_path / "models" / ("sub" if given == ".." else "")
+    monkeypatch.chdir(inside)
+    run("optimize", given, *QUICK)
+    assert (tmp_path / "models.optimized" / "sub" / "a.onnx").exists()
+    with pytest.raises(InvalidOption, match="has no name"):
+        Folder(Path("/"))
 
 
 def test_wrong_folders_exit_2(models: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from jsonschema import Draft202012Validator
 from scripts import ROOT
 from test_folder import relus
 
-from taso_mirage.errors import InvalidOption, SyntaxProblem
+from taso_mirage import api
+from taso_mirage.cli.interrupt import CtrlC
+from taso_mirage.errors import CheckFailed, InvalidOption, SyntaxProblem
 from taso_mirage.generate.family import FOLDER as FAMILIES
 from taso_mirage.generate.family import read_family
 from taso_mirage.rewriting.library import operator_count, parse_rules, read
@@ -258,3 +261,60 @@ def test_a_folder_is_lines_of_its_models_and_its_report(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "index.json").read_text())
     assert validator("folder").is_valid(written)
     assert {key: found[-1][key] for key in written} == written
+
+
+def test_a_result_is_the_last_line_of_a_model_also_where_a_rewrite_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = api._run
+    failure = CheckFailed("the check failed: the rewrite 'x' is left out")
+    monkeypatch.setattr(api, "_run", lambda *given: replace(real(*given), failure=failure))
+    source = tmp_path / "models"
+    relus(source / "a.onnx", 2)
+    for model, last in ((source / "a.onnx", ["error", "result"]), (source, ["error", "result", "folder"])):
+        done = run("optimize", model, "-o", tmp_path / f"{model.name}.out", "--no-measure", "--json", check=5)
+        found = lines(done)
+        assert [line["event"] for line in found if line["event"] in ("error", "result", "folder")] == last
+        assert [line["event"] for line in found][-len(last) :] == last
+        (error,) = (line for line in found if line["event"] == "error")
+        assert (error["message"], error["exit_code"]) == (str(failure), 5)
+        assert result_of(done)["failure"] == str(failure)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_interrupted_folder_ends_with_its_line(
+    given_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = api.optimize
+
+    def optimize(model: Path, **options: Any) -> Any:
+        if given_up:
+            raise CtrlC
+        options["stop"]()
+        return real(model, **options)
+
+    source = tmp_path / "models"
+    for name in "ab":
+        relus(source / f"{name}.onnx", 2)
+    monkeypatch.setattr(api, "optimize", optimize)
+    done = run("optimize", source, "-o", tmp_path / "out", "--no-measure", "--json", check=130)
+    *_, error, last = lines(done)
+    assert (error["event"], error["exit_code"]) == ("error", 130)
+    assert done.stderr.splitlines()[-1] == f"taso-mirage: {error['message']}"
+    assert (last["event"], last["exit_code"]) == ("folder", 130)
+    assert [row["state"] for row in last["models"]] == ["waiting" if given_up else "interrupted", "waiting"]
+
+
+def test_no_limit_of_time_is_null_in_json(tmp_path: Path) -> None:
+    source = tmp_path / "models"
+    relus(source / "a.onnx", 2)
+    options = ("--budget", "inf", "--kernels", "off", "--json")
+    done = run("optimize", source, "-o", tmp_path / "out", *options)
+    found = lines(done)
+    assert "Infinity" not in done.stdout
+    assert found[0]["budget"] is None
+    assert found[-1]["budget"] is None
+    text = (tmp_path / "out" / "index.json").read_text()
+    assert validator("folder").is_valid(json.loads(text))
+    assert "Infinity" not in text
+    assert "1 to do, without a limit of time" in done.stderr

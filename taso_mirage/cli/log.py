@@ -16,11 +16,11 @@ import typer
 from typing_extensions import TypedDict
 
 from taso_mirage.cli.interrupt import CtrlC
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.folder import FolderReport
 from taso_mirage.measure.timing import Timing
 from taso_mirage.pipeline.stage import SPENT
-from taso_mirage.report.data import ResultData, Times, times_data
+from taso_mirage.report.data import ResultData, Times, finite, times_data
 from taso_mirage.system.terminal import say
 from taso_mirage.version import __version__
 
@@ -37,8 +37,8 @@ class StartLine(TypedDict):
     """The model, or the folder of models."""
     models: int
     """How many are to be done."""
-    budget: float
-    """Seconds that each may take."""
+    budget: float | None
+    """Seconds that each may take; null: without a limit."""
 
 
 class StageLine(TypedDict):
@@ -85,7 +85,8 @@ class WarningLine(TypedDict):
 
 
 class ResultLine(ResultData):
-    """What came of a model: the last line of one that was done."""
+    """What came of a model: the last line of one that was done, also where an `error` says what of
+    it failed the check."""
 
     event: Literal["result"]
 
@@ -101,7 +102,7 @@ class ErrorLine(TypedDict):
 
 
 class FolderLine(FolderReport):
-    """The last line of a folder: its report, as in `index.json`."""
+    """The last line of a folder, of an interrupted one, too: its report, as in `index.json`."""
 
     event: Literal["folder"]
     exit_code: int
@@ -120,11 +121,11 @@ class Log:
     def begin(self, model: Path) -> None:
         """The lines that follow are of this model."""
         self.model, self._begun, self._stage, self._last = str(model), time.monotonic(), "", -PAUSE
+        self._ended = False
 
     def start(self, models: int, budget: float) -> None:
-        _print(
-            {"event": "start", "version": __version__, "model": self.model, "models": models, "budget": float(budget)}
-        )
+        said = finite(float(budget))
+        _print({"event": "start", "version": __version__, "model": self.model, "models": models, "budget": said})
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """A line where a stage begins, and one where it goes on, but not many a second."""
@@ -149,35 +150,43 @@ class Log:
         _print(said)
 
     def result(self, data: ResultData) -> None:
-        """The notes as warnings, and the result."""
+        """The notes as warnings, what failed the check as an error, and the result."""
         for note in data["notes"]:
             _print({"event": "warning", "model": self.model, "message": note})
+        if data["failure"] is not None:
+            self.error(data["failure"], CheckFailed.exit_code)
         _print({**data, "event": "result"})
+        self._ended = True
 
     def error(self, message: str, exit_code: int) -> None:
         _print({"event": "error", "model": self.model, "message": message, "exit_code": exit_code})
 
     def folder(self, report: FolderReport, exit_code: int) -> None:
         _print({**report, "event": "folder", "exit_code": exit_code})
+        self._ended = True
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Whatever ends the command is a line, too."""
+        """Whatever ends the command is a line, too, unless its last line is printed."""
         try:
             yield
         except typer.Exit:  # all is said
             raise
         except TasoMirageError as error:
-            self.error(str(error), error.exit_code)
+            self._end(str(error), error.exit_code)
             raise
         except CtrlC as given_up:
-            self.error(str(given_up) or "interrupted; nothing was written", 130)
+            self._end(str(given_up) or "interrupted; nothing was written", 130)
             raise
         except Exception as error:
-            self.error(f"{type(error).__name__}: {error}"[:400], 1)
+            self._end(f"{type(error).__name__}: {error}"[:400], 1)
             raise
+
+    def _end(self, message: str, exit_code: int) -> None:
+        if not self._ended:
+            self.error(message, exit_code)
 
 
 def _print(line: LogLine) -> None:
     ordered: dict[str, Any] = {"event": line["event"]} | {**line}
-    say(json.dumps(ordered))
+    say(json.dumps(ordered, allow_nan=False))

@@ -18,6 +18,7 @@ from taso_mirage.system.terminal import say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.cli.log import Log
+    from taso_mirage.folder import Folder
     from taso_mirage.report.summary import Stages
 
 # ---------------------------------------------------------------- options
@@ -187,40 +188,50 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) ->
 
 def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) -> None:
     """One model after the other. What was done stays, and is not done again, however it ends."""
-    from taso_mirage.folder import PAGE, Folder, row_text
-    from taso_mirage.report import data, summary
+    from taso_mirage.folder import PAGE, Folder
 
     for name in ("report", "certificate"):
         if options[name] is not None:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
     folder = Folder(source, options["output"], options)
     folder.write()
-    names = folder.waiting
     if log is not None:
-        log.start(len(names), options["budget"])
+        log.start(len(folder.waiting), options["budget"])
     say(folder.plan, err=True)
-    for i, name in enumerate(names, 1):
+    try:
+        _optimize_each(folder, log)
+    except CtrlC as given_up:
+        said = str(given_up) or "interrupted; what was done before stays, and the same command goes on from there"
         if log is not None:
-            log.begin(source / name)
-        try:
-            with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
-                row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
-        except CtrlC:
-            raise CtrlC("interrupted; what was done before stays, and the same command goes on from there") from None
-        if log is None:
-            say_lines([f"{i}/{len(names)} {row_text(row)}"])
-        elif result is not None:
-            log.result(data.result_data(result, source / name, result.written))
-        if log is not None and row["error"] is not None:
-            log.error(row["error"], row["exit_code"])
-        if stop.asked:
-            raise CtrlC("interrupted; the same command goes on from here")
+            log.error(said, 130)
+            log.folder(folder.as_data(), 130)
+        raise CtrlC(said) from None
     if log is not None:
         log.folder(folder.as_data(), folder.exit_code)
     else:
         say_lines(folder.said())
     if folder.exit_code:
         raise typer.Exit(folder.exit_code)
+
+
+def _optimize_each(folder: Folder, log: Log | None) -> None:
+    from taso_mirage.folder import row_text
+    from taso_mirage.report import data, summary
+
+    names = folder.waiting
+    for i, name in enumerate(names, 1):
+        if log is not None:
+            log.begin(folder.source / name)
+        with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+            row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
+        if log is None:
+            say_lines([f"{i}/{len(names)} {row_text(row)}"])
+        elif result is not None:
+            log.result(data.result_data(result, folder.source / name, result.written))
+        elif row["error"] is not None:
+            log.error(row["error"], row["exit_code"])
+        if stop.asked:
+            raise CtrlC("interrupted; the same command goes on from here")
 
 
 def _heard(stages: Stages, log: Log | None, writing: Callable[[], object]) -> dict[str, Any]:

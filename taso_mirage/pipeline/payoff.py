@@ -96,7 +96,8 @@ class Payoff:
         in memory."""
         weights = (n for n in topological(self.current.model.graph.outputs) if n.op == "weight" and n.dtype != "string")
         fitting = BYTES // max(sum(size(n.tensor) for n in weights), 1)
-        return min(most, WIDE, max(fitting, 1), int((self.end - time.monotonic()) / (ROUNDS * self.pace)) - 1)
+        rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
+        return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)
 
 
 def faster(timing: Timing) -> bool:

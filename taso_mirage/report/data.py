@@ -231,16 +231,16 @@ def _check_data(result: Result) -> list[CheckData]:
         {
             "case": d.case,
             "output": d.output,
-            "error": _finite(d.error),
-            "own_error": _finite(d.own),
-            "bound": _finite(d.bound),
+            "error": finite(d.error),
+            "own_error": finite(d.own),
+            "bound": finite(d.bound),
             "passed": d.passed,
         }
         for d in result.differences
     ]
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
     """JSON has no other numbers."""
     return number if math.isfinite(number) else None
 
