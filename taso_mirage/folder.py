@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
 from taso_mirage.onnx_io.files import files_of
-from taso_mirage.report.data import finite
+from taso_mirage.report.data import or_null
 from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
@@ -85,8 +85,8 @@ class Folder:
     those of `optimize`, for each of them.
 
     `rows` has what is known of each: what an earlier run did with these options, and what has not
-    changed since, is done. InvalidOption where there are no models, where the results would be written
-    over something else, or where options are wrong whatever the model.
+    changed since, is done. InvalidOption where there are no models, where the results would be
+    written over something else, or where options are wrong whatever the model.
     """
 
     def __init__(self, source: Path, output: Path | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -295,7 +295,7 @@ class Folder:
         return {
             "taso_mirage": __version__,
             "folder": str(self.source),
-            "budget": finite(self.budget),
+            "budget": or_null(self.budget),
             "models": list(self.rows.values()),
         }
 

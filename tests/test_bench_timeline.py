@@ -60,7 +60,7 @@ def test_blocks_are_counted_by_the_processors_that_have_them() -> None:
 
 
 def test_of_each_peer_the_least_time_counts_without_the_start_of_a_graph() -> None:
-    tables = script("tables")
+    tables = script("kernel_tables")
     row = {
         "baselines": {"eager": 30.0, "torch.compile": 28.0},
         "before": {"calls": 2, "baselines": {"eager": 32.0, "SDPA": 40.0}},

@@ -20,7 +20,7 @@ from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.folder import FolderReport
 from taso_mirage.measure.timing import Timing
 from taso_mirage.pipeline.stage import SPENT
-from taso_mirage.report.data import ResultData, Times, finite, times_data
+from taso_mirage.report.data import ResultData, Times, or_null, times_data
 from taso_mirage.system.terminal import say
 from taso_mirage.version import __version__
 
@@ -124,7 +124,7 @@ class Log:
         self._ended = False
 
     def start(self, models: int, budget: float) -> None:
-        said = finite(float(budget))
+        said = or_null(float(budget))
         _print({"event": "start", "version": __version__, "model": self.model, "models": models, "budget": said})
 
     def progress(self, stage: str, done: int, total: int) -> None:

@@ -231,16 +231,16 @@ def _check_data(result: Result) -> list[CheckData]:
         {
             "case": d.case,
             "output": d.output,
-            "error": finite(d.error),
-            "own_error": finite(d.own),
-            "bound": finite(d.bound),
+            "error": or_null(d.error),
+            "own_error": or_null(d.own),
+            "bound": or_null(d.bound),
             "passed": d.passed,
         }
         for d in result.differences
     ]
 
 
-def finite(number: float) -> float | None:
+def or_null(number: float) -> float | None:
     """JSON has no other numbers."""
     return number if math.isfinite(number) else None
 
