@@ -27,8 +27,9 @@ from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize_model
-from taso_mirage.report import html, summary
+from taso_mirage.pipeline import optimize_model, stages
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.report import explanations, html, summary
 from taso_mirage.report.changes import ReportedChange, changes
 from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
@@ -38,7 +39,7 @@ from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import parse_equation, show_graph
-from taso_mirage.search.config import Config
+from taso_mirage.search.config import Config, Stop, measuring, quiet
 from taso_mirage.search.cost import Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
@@ -400,3 +401,23 @@ def values_of(png: bytes) -> int:
             data += png[at + 8 : at + 8 + length]
         at += 12 + length
     return len(set(zlib.decompress(data)))
+
+
+def test_after_an_interrupt_no_change_is_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(change: object, *_: object) -> tuple[float, float]:
+        heard.append(change)
+        return 2.0, 1.0
+
+    heard: list[object] = []
+    monkeypatch.setattr(explanations, "measured_seconds", asked)
+    config = Config(budget=5, seconds=0.1, explain=True)
+    found = optimize_model(load(MINI), replace(config, measure=False, explain=False))
+    with measuring(config) as (cache, executor):
+        for pressed in (False, True):
+            heard.clear()
+            stop = Stop()
+            if pressed:
+                stop()
+            done = stages.explain(Job(config, quiet, stop, cache, executor), found)
+            assert len(done.explanations) > 5
+            assert bool(heard) is not pressed

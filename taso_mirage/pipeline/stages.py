@@ -25,7 +25,7 @@ from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
-from taso_mirage.report.explanations import explained
+from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
@@ -96,10 +96,10 @@ def fuse(job: Job, result: Result) -> Result:
 
 def explain(job: Job, result: Result) -> Result:
     """The result with an explanation of every change and where the time goes, where that was asked
-    for."""
+    for; after an interrupt no change is measured alone."""
     if not job.config.explain:
         return result
-    listed = tuple(explained(result, job.config, job.progress))
+    listed = tuple(explained(result, job.config, job.progress, 0.0 if job.stop.asked else MEASURING))
     return replace(result, explanations=listed, times=operator_times(result, job.config))
 
 
