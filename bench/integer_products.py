@@ -77,8 +77,6 @@ class IntegerProduct:
 
     def peers(self, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, float]]:
         """Seconds of ONNX Runtime's operators, and of PyTorch's; none of what fails."""
-        import torch
-
         dense = [(x.half(), w.half()) for x, w, *_ in sets[:8]]
         kinds: list[tuple[str, Callable[[], float]]] = [
             ("onnxruntime", lambda: _of_runtime(self, sets)),
@@ -86,12 +84,19 @@ class IntegerProduct:
         ]
         if self.left == "int8":
             kinds.append(("torch int8", lambda: float(tune.measured(of_torch, sets))))
-        for name, call in kinds:
-            try:
-                with torch.inference_mode():
-                    yield name, call()
-            except Exception as error:  # a peer that fails has no figure
-                print(f"  {name}: {native.first_line(error)}", flush=True)
+        yield from timed_peers(kinds)
+
+
+def timed_peers(kinds: Sequence[tuple[str, Callable[[], float]]]) -> Iterator[tuple[str, float]]:
+    """The seconds that each of these calls gives, by name; none of one that fails."""
+    import torch
+
+    for name, call in kinds:
+        try:
+            with torch.inference_mode():
+                yield name, call()
+        except Exception as error:
+            print(f"  {name}: {native.first_line(error)}", flush=True)
 
 
 def of_torch(x: Any, w: Any, u: Any, t: Any, s: Any) -> Any:

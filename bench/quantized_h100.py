@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 import end_to_end_h100 as end_to_end
 from end_to_end_common import ROOT, Case
-from integer_products import INTEGER_PRODUCTS, IntegerProduct
+from integer_products import INTEGER_PRODUCTS, IntegerProduct, timed_peers
 from kernels_h100 import searched
 from roofline import Machine
 
@@ -177,17 +177,10 @@ def of_runtime(product: Product, sets: Sequence[Sequence[Any]]) -> float:
 
 
 def peers(product: Product, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, float]]:
-    import torch
-
     kinds: list[tuple[str, Callable[[], float]]] = [("onnxruntime", lambda: of_runtime(product, sets))]
     dense = [(each[0], weights(product, *each[1:]).half()) for each in sets[: max(2, 600 // (product.inner >> 3))]]
     kinds.append(("torch float16", lambda: float(tune.measured(lambda x, w: x @ w.T, dense))))
-    for name, call in kinds:
-        try:
-            with torch.inference_mode():
-                yield name, call()
-        except Exception as error:  # a peer that fails has no figure
-            print(f"  {name}: {native.first_line(error)}", flush=True)
+    yield from timed_peers(kinds)
 
 
 def measured(
