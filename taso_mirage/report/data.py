@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import NotRequired
+from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
 from taso_mirage.kernels.packaging.register import FORMAT_KEY
-from taso_mirage.measure.rounding import LetThrough, OutputRounding
+from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
 from taso_mirage.report.result import Result
@@ -249,19 +250,7 @@ def _rounding_data(found: LetThrough) -> LetThroughData:
     return {
         "rules": list(found.rules),
         "allowed": {"steps": found.allowed.steps, "rules": list(found.allowed.rules)},
-        "outputs": [_output(each) for each in found.outputs],
-    }
-
-
-def _output(each: OutputRounding) -> OutputData:
-    return {
-        "case": each.case,
-        "output": each.output,
-        "against": each.against,
-        "step": each.step,
-        "steps": each.steps,
-        "elements": each.elements,
-        "size": each.size,
+        "outputs": [cast(OutputData, asdict(each)) for each in found.outputs],
     }
 
 

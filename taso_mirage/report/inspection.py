@@ -34,7 +34,7 @@ def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
             opaque[(str(node.attr("call")), model.opaque.get(node, ""))] += 1
         elif node.args and node.op != "item":
             row = rows.setdefault(node.op, {"count": 0, "flops": 0, "bytes": 0})
-            flops, moved = _work(node, sizes)
+            flops, moved = counted_work(node, sizes)
             row["count"] += 1
             row["flops"] += flops
             row["bytes"] += moved
@@ -50,7 +50,8 @@ def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
+def counted_work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Operations and bytes of a term; none where they are not known."""
     try:
         counted = work(node, sizes)
     except (TasoMirageError, LookupError, TypeError, ValueError):

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
 from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
+from taso_mirage.report.inspection import counted_work
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
@@ -96,13 +96,5 @@ def by_operator(times: OperatorTimes, sizes: Mapping[str, int]) -> list[Operator
     for side, nodes in (("before", times.before), ("after", times.after)):
         for node, seconds in nodes.items():
             pair = found.setdefault(node.op, OperatorPair(node.op))
-            getattr(pair, side).add(seconds, *_work(node, sizes))
+            getattr(pair, side).add(seconds, *counted_work(node, sizes))
     return sorted(found.values(), key=lambda pair: -pair.seconds)
-
-
-def _work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
-    try:
-        counted = work(node, sizes)
-    except (TasoMirageError, LookupError, TypeError, ValueError):
-        return 0, 0
-    return counted.flops, counted.bytes

@@ -15,8 +15,8 @@ def reuse_memory() -> None:
     """Large arrays come from the heap, and their memory is used again.
 
     Else glibc maps and unmaps every array of 32 MiB or more, and the system clears its pages each
-    time: a float64 evaluation of a large model takes two to three times as long. For a process of
-    our own only. Nothing where the C library is another one.
+    time, which is much of a float64 evaluation of a large model. For a process of our own only.
+    Nothing where the C library is another one.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
