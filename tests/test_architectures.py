@@ -34,7 +34,7 @@ The last two are built small from torch, too.
 Small = Callable[..., onnx.ModelProto]
 
 
-def optimize(proto: onnx.ModelProto, budget: float = 1) -> Result:
+def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
     return pipeline.optimize_model(from_ir(from_proto(proto)), Config(measure=False, budget=budget))
 
 

@@ -1,7 +1,8 @@
 """The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
 pictures are those of today.
 
-Blocks of `sh` and `python` run in a copy of the checkout, in their order. A block of `text` right
+Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets, and
+in the slow test with their own. A block of `text` right
 behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
 `<!-- not run: WHY -->`.
 """
@@ -62,7 +63,7 @@ def blocks(page: Path) -> list[Block]:
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
 QUICK = [p for p in PAGES if any(not b.mark for b in blocks(p))]
-SLOW = [p for p in PAGES if any(b.mark == "slow" for b in blocks(p))]
+SLOW = [p for p in PAGES if any(b.mark in ("", "slow") for b in blocks(p))]
 
 
 def named(page: Path) -> str:

@@ -200,7 +200,7 @@ def test_every_set_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_the_users_inputs_are_timed_at_their_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = {"x": np.ones((2, 8), np.float32)}
     _, clock = timed(monkeypatch, tmp_path, 0.9, inputs=(own,))
-    assert len(clock.feeds) % 2 == 0  # each comparison is at both sizes
+    assert len(clock.feeds) in range(2, 100, 2)  # each comparison is at both sizes
     assert all(each["x"].shape == (256, 8) for each in clock.feeds[::2])
     assert all(each is own for each in clock.feeds[1::2])
 
