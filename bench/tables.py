@@ -277,17 +277,20 @@ def from_torch(found: dict[str, Any]) -> list[str]:
     """Medians, and ratios round by round; the largest difference to eager at any of the sizes."""
     heads = ["model, ms", "eager", "Inductor", "ours", "over eager (quartiles)", "over Inductor (quartiles)"]
     heads += ["graphs, in eager", "largest difference", "s to compile, Inductor and ours"]
+    keys = {"ratio": "eager", "ratio_inductor": "Inductor", "ratio_graphs": "Inductor with CUDA graphs"}
+    keys = {key: name for key, name in keys.items() if key in found["rows"][0]}
+    heads[6:6] = ["over it with CUDA graphs"] if "ratio_graphs" in keys else []
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     for row in found["rows"]:
         times = [f"{t / 1e3:.2f}" for t in (row["baselines"]["eager"], row["baselines"]["inductor"], row["ours"])]
-        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in ("ratio", "ratio_inductor")]
+        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in keys]
         took = f"{row['seconds']['inductor']:.0f}, {row['seconds']['ours']:.0f}"
         rest = [f"{row['graphs']}, {row['eager_graphs']}", f"{max(row['differences']):.1g}", took]
         lines.append(f"| {' | '.join([row['case'], *times, *ratios, *rest])} |")
-    means = [statistics.geometric_mean(row[key][0] for row in found["rows"]) for key in ("ratio", "ratio_inductor")]
+    means = {key: statistics.geometric_mean(row[key][0] for row in found["rows"]) for key in keys}
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-    said = f"Geometric means: {means[0]:.2f} over eager, {means[1]:.2f} over Inductor."
-    return [*lines, "", f"{said} {found['device']}, {found['threads']} threads; {versions}."]
+    said = ", ".join(f"{means[key]:.2f} over {name}" for key, name in keys.items())
+    return [*lines, "", f"Geometric means: {said}. {found['device']}, {found['threads']} threads; {versions}."]
 
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "measured").glob("*.md")))
@@ -317,6 +320,7 @@ TABLES = {
     "real-cpu2": real,
     "quantized-cpu2": quantized,
     "torch-cpu2": from_torch,
+    "torch-H100": from_torch,
     "kernelbench-cpu2": kernelbench,
     "kernelbench-H100": kernelbench,
 }

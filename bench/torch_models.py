@@ -2,12 +2,13 @@
 and with this package's backend (extra `torch`, with transformers, torchvision, timm, and a C++
 compiler for Inductor).
 
-    python bench/torch_cpu.py [NAME ...] [--seconds 5] [--budget 10]
+    python bench/torch_models.py [NAME ...] [--device cuda] [--seconds 5] [--budget 10]
 
-Prints a line and writes bench/results/torch-cpu2.json after each row (microseconds; rows of models
-that are not named stay). Small configurations with random weights. All three run in turn in one
-process, after a pause in which the others' threads fall asleep; medians, and ratios round by round.
-Each result is compared with eager, also at the other sizes, which come after the first.
+Prints a line and writes bench/results/torch-DEVICE.json after each row (microseconds; rows of
+models that are not named stay). Small configurations with random weights. All run in turn in one
+process: on a CPU after a pause in which the others' threads fall asleep, on a GPU from idle to
+idle, with Inductor's CUDA graphs as one peer more. Medians, and ratios round by round. Each result
+is compared with eager, also at the other sizes, which come after the first.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 
-EAGER, INDUCTOR, OURS = "eager", "inductor", "ours"
+EAGER, INDUCTOR, OURS, GRAPHS = "eager", "inductor", "ours", "inductor graphs"
 TEXT = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 TOKENS, IMAGES = ((1, 128), (2, 48)), ((1, 3, 224, 224), (2, 3, 224, 224))
 
@@ -125,23 +126,31 @@ def difference(found: Any, wanted: Any) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def timed(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], float]:
+def timed(call: Callable[..., Any], inputs: tuple[Any, ...], device: str) -> Callable[[], float]:
     def run() -> float:
         start = time.perf_counter()
         call(*inputs)
         return time.perf_counter() - start
 
-    return run
+    def until_idle() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(*inputs)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    return run if device == "cpu" else until_idle
 
 
-def interleaved(runs: Sequence[Callable[[], float]], seconds: float, least: int = 15) -> np.ndarray:
-    """A row of times for every round, in turn forwards and backwards."""
+def interleaved(runs: Sequence[Callable[[], float]], seconds: float, pause: float, least: int = 15) -> np.ndarray:
+    """A row of times for every round, in turn forwards and backwards, with seconds of pause
+    before each."""
     rounds: list[list[float]] = []
     began = time.perf_counter()
     while len(rounds) < least or time.perf_counter() < began + seconds:
         found = [0.0] * len(runs)
         for i in range(len(runs)) if len(rounds) % 2 else reversed(range(len(runs))):
-            time.sleep(runtime.SPINNING)
+            time.sleep(pause)
             found[i] = native.turn(runs[i])
         rounds.append(found)
     return np.array(rounds)
@@ -152,12 +161,14 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     backend = Backend(options.budget)
-    model = CASES[name].build().eval()
+    model = CASES[name].build().eval().to(options.device)
     calls = {
         EAGER: model,
         INDUCTOR: torch.compile(copy.deepcopy(model)),
         OURS: torch.compile(copy.deepcopy(model), backend=backend),
     }
+    if options.device == "cuda":
+        calls[GRAPHS] = torch.compile(copy.deepcopy(model), mode="reduce-overhead")
     with torch.inference_mode():
         return measured(name, calls, backend, options)
 
@@ -166,22 +177,24 @@ def measured(
     name: str, calls: dict[str, Callable[..., Any]], backend: Backend, options: argparse.Namespace
 ) -> dict[str, Any]:
     case = CASES[name]
+    inputs, *others = (tuple(each.to(options.device) for each in case.inputs(size)) for size in case.sizes)
     took: dict[str, float] = {}
     for whose, call in calls.items():
         start = time.perf_counter()
-        call(*case.inputs(case.sizes[0]))
+        call(*inputs)
         took[whose] = round(time.perf_counter() - start, 1)
-    inputs = case.inputs(case.sizes[0])
-    times = interleaved([timed(call, inputs) for call in calls.values()], options.seconds)
+    pause = runtime.SPINNING if options.device == "cpu" else 0.0
+    times = interleaved([timed(call, inputs, options.device) for call in calls.values()], options.seconds, pause)
     graphs = [bool(graph.results) for graph in backend.graphs]
-    differences = [difference(calls[OURS](*each), calls[EAGER](*each)) for each in map(case.inputs, case.sizes)]
+    differences = [difference(calls[OURS](*each), calls[EAGER](*each)) for each in (inputs, *others)]
     median = dict(zip(calls, map(float, np.median(times, axis=0) * 1e6), strict=True))
     return {
         "case": name,
         "ours": round(median[OURS], 1),
-        "baselines": {k: round(median[k], 1) for k in (EAGER, INDUCTOR)},
+        "baselines": {k: round(v, 1) for k, v in median.items() if k != OURS},
         "ratio": _ratio(times[:, 0] / times[:, 2]),
         "ratio_inductor": _ratio(times[:, 1] / times[:, 2]),
+        **({"ratio_graphs": _ratio(times[:, 3] / times[:, 2])} if GRAPHS in calls else {}),
         "runs": len(times),
         "seconds": took,
         "graphs": len(graphs),
@@ -202,14 +215,20 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--seconds", type=float, default=5.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=10.0, help="search of each graph")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "torch-cpu2.json")
-    options = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_intermixed_args()
     if unknown := set(options.names) - set(CASES):
         parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(CASES)}")
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "torchvision", "timm", "onnxscript")}
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), **versions}
-    head = {"bench": "torch", "device": runtime.device(), "threads": torch.get_num_threads(), "versions": versions}
-    rows = Rows(options.output, {**head, "unit": "us", "budget": options.budget})
+    device = torch.cuda.get_device_name() if options.device == "cuda" else runtime.device()
+    head = {"bench": "torch", "device": device, "threads": torch.get_num_threads(), "versions": versions}
+    short = "cpu2" if options.device == "cpu" else device.split()[1]
+    rows = Rows(
+        options.output or ROOT / "bench" / "results" / f"torch-{short}.json",
+        {**head, "unit": "us", "budget": options.budget},
+    )
     for name in options.names:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
