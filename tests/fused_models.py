@@ -24,7 +24,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, searches, stage
+from taso_mirage.pipeline.fuse import alone, comparisons, searches
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu import lowering as cpu
@@ -59,7 +59,7 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(alone, "in_child", lambda *measurement: [2.0, 1.0])
-    patch.setattr(stage, "interleaved", clock([gain]))
+    patch.setattr(comparisons, "interleaved", clock([gain]))
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -39,7 +39,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import comparisons, fused
 from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.targets.cpu.compiler import compiler
@@ -414,7 +414,7 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     passed = ModelCandidate("passes", result.model, result.steps, result.cost_after, result.target)
     kept = replace(result, model=result.original, steps=(), changed=False, normal=passed)
     tried: list[int] = []
-    monkeypatch.setattr(stage, "interleaved", counted(stage.interleaved, tried))
+    monkeypatch.setattr(comparisons, "interleaved", counted(comparisons.interleaved, tried))
     found = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
     assert found.changed
     assert found.steps == result.steps
@@ -423,7 +423,7 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     assert operators.count("opaque") == 2
     assert not {"conv", "batch_norm", "relu"} & set(operators)
     assert len(tried) == 3, "both kinds in the model at once, then the whole with and without the library"
-    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([1.0]))
     none = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
     assert none.model is kept.model
     assert none.steps == ()

@@ -30,10 +30,11 @@ from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CUDA, TARGETS
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, check_mode, fused, searches, stage, usual_mode
+from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, searches, stage, usual_mode
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets import lowering
 from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.targets.cpu import lowering as cpu
@@ -90,14 +91,14 @@ def test_what_was_searched_before_is_not_searched_again(
 
 
 def test_a_kernel_that_gains_nothing_is_left_out(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([1.0]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "2 different parts of the model could be one, and none makes the model measurably faster" in found.notes[-1]
 
 
 def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "interleaved", lambda *args: [[2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 4.0, 4.0]])
+    monkeypatch.setattr(comparisons, "interleaved", lambda *args: [[2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 4.0, 4.0]])
     assert fused(result, CONFIG, "cached").model is result.model
 
 
@@ -105,7 +106,7 @@ def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alone, "in_child", lambda *measurement: [1.0, 2.0])
-    monkeypatch.setattr(stage, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
+    monkeypatch.setattr(comparisons, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
     assert fused(result, CONFIG, "cached").model is result.model
 
 
@@ -220,16 +221,29 @@ def test_where_there_is_no_time_for_each_all_kernels_are_tried_at_once(
     late = replace(CONFIG, budget=0.0)
     found = fused(result, late, "cached")
     assert [len(made.kinds) for made in found.kernels] == [2], found.notes
-    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([1.0]))
     found = fused(result, late, "cached")
     assert found.model is result.model
     assert "the time was over after 1 of 3 sets of kernels were tried in the model" in found.notes
 
 
+def test_no_model_is_tried_that_the_command_has_no_time_for(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison of whole models, and the check of what it keeps, would take longer than the
+    command has."""
+    monkeypatch.setattr(comparisons, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
+    monkeypatch.setattr(child(), "deadline", Deadline(60.0))
+    found = fused(result, CONFIG, "cached", comparing=50.0)
+    assert found.model is result.model
+    assert "the time was over after 0 of 2 kinds of regions" in found.notes
+    monkeypatch.setattr(stage, "TRIALS", 1)
+    found = fused(result, CONFIG, "cached", comparing=50.0)
+    assert "the time was over after 0 of 2 sets of kernels were tried in the model" in found.notes
+
+
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind makes the model faster, but all that is kept is slower than the original: it is
     not."""
-    monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 0.5]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([2.0, 2.0, 0.5]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "0.500 times as fast as the original" in found.notes[-1]
@@ -240,7 +254,7 @@ def test_a_session_without_luck_is_not_the_last_word(result: Result, monkeypatch
     fast: the quiet runs of both count."""
     looks = iter([[2.0, 1.0], [2.0, 1.0], [2.0, 4.0]])
     monkeypatch.setattr(
-        stage, "interleaved", lambda sessions, *args: [[t] * 3 for t in next(looks, [2.0, 1.0])[: len(sessions)]]
+        comparisons, "interleaved", lambda sessions, *args: [[t] * 3 for t in next(looks, [2.0, 1.0])[: len(sessions)]]
     )
     found = fused(result, CONFIG, "cached")
     assert kernels(found) == 2
@@ -258,7 +272,7 @@ def test_an_interrupt_ends_the_looks(result: Result, monkeypatch: pytest.MonkeyP
             stop()
         return [[t] * 3 for t in times[: len(sessions)]]
 
-    monkeypatch.setattr(stage, "interleaved", interleaved)
+    monkeypatch.setattr(comparisons, "interleaved", interleaved)
     found = fused(result, CONFIG, "cached", stop=stop)
     assert kernels(found) == 0
     assert "0.500 times as fast as the original" in found.notes[-1]
@@ -269,7 +283,7 @@ def test_a_model_that_is_slower_without_the_library_is_not_kept(
 ) -> None:
     """A user who registers nothing loses nothing: each kind pays, and all together, but not their
     functions."""
-    monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 2.0, 0.5]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([2.0, 2.0, 2.0, 0.5]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "where their library is not registered the model would be 0.500 times as fast" in found.notes[-1]
@@ -348,7 +362,7 @@ def test_several_sets_of_sizes_are_all_timed(result: Result, monkeypatch: pytest
 
     config = replace(CONFIG, shapes=(({"rows": 5}, 1.0), ({"rows": ROWS}, 3.0)))
     before = plain("rows", config)
-    monkeypatch.setattr(stage, "interleaved", timed)
+    monkeypatch.setattr(comparisons, "interleaved", timed)
     found = fused(before, config, "cached")
     assert seen == [ROWS, 5] * 4  # each of two kinds, both together, and both without the library
     assert found.timing is not None

@@ -29,7 +29,7 @@ from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import comparisons, fused, stage
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.search.config import Config
@@ -204,12 +204,12 @@ def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monke
     plain = model(*layer(2))
     before = optimize_model(plain, Config(measure=False, budget=0.0))
     single = stage._Stage._joined
-    monkeypatch.setattr(stage, "interleaved", clock([2.0]))
+    monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
 
     def after(self: Any, kept: list[Fused], opened: Any) -> list[Fused]:
-        monkeypatch.setattr(stage, "interleaved", clock([gain]))
+        monkeypatch.setattr(comparisons, "interleaved", clock([gain]))
         made = single(self, kept, opened)
-        monkeypatch.setattr(stage, "interleaved", clock([2.0]))
+        monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
         return made
 
     monkeypatch.setattr(stage._Stage, "_joined", after)

@@ -25,18 +25,23 @@ HALF = 0.5
 """Of the budget, for all comparisons, at most."""
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
-CHECKED = 3
-"""So many models are loaded to check kernels."""
+CHECKED = 2
+"""So many models are loaded to check kernels: with their library and without."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
 LEAST = 0.2
-"""Of the budget, for kernels however late it is."""
+"""Of the budget, for kernels however late it is, but no more than half of what is left."""
 
 
 def comparison_seconds(job: Job) -> float:
     """Of one comparison of whole models."""
     share = COMPARISON * (1.0 if job.config.kernels == OFF else AFTER)
     return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
+
+
+def compared_seconds(job: Job) -> float:
+    """What a comparison takes: a slow model has few rounds in it, in more time."""
+    return max(comparison_seconds(job), FEW * RUNS * job.running)
 
 
 def load_seconds(job: Job) -> float:
@@ -48,8 +53,7 @@ def measuring_seconds(job: Job) -> float:
     """What is kept for the choice among the candidates."""
     if not job.config.measure:
         return 0.0
-    each = max(comparison_seconds(job), FEW * RUNS * job.running)
-    wanted = COMPARISONS * each + LOADS * load_seconds(job) + PARTS * job.config.budget
+    wanted = COMPARISONS * compared_seconds(job) + LOADS * load_seconds(job) + PARTS * job.config.budget
     return min(wanted, HALF * job.config.budget)
 
 
@@ -66,6 +70,6 @@ def search_seconds(job: Job) -> float:
 def kernel_seconds(job: Job) -> float:
     """What the search of kernels may take: a comparison and a check follow, of the original and of
     the model with its kernels and without."""
-    after = COMPARISONS * comparison_seconds(job) + job.checking + CHECKED * load_seconds(job)
-    left = job.deadline.left() - after
-    return max(left, LEAST * job.config.budget)
+    after = COMPARISONS * compared_seconds(job) + job.checking + CHECKED * load_seconds(job)
+    left = job.deadline.left()
+    return max(left - after, min(LEAST * job.config.budget, left / 2))

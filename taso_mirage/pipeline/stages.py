@@ -13,6 +13,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.measure.rounding import LetThrough
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -23,7 +24,7 @@ from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
-from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
+from taso_mirage.pipeline.shares import compared_seconds, comparison_seconds, kernel_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
@@ -79,7 +80,7 @@ def conclude(
     return kept if choice.candidate is None else kept.of(choice.candidate)
 
 
-def fuse(job: Job, result: Result) -> Result:
+def fuse(job: Job, result: Result, original: Session) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
     They have what is left of the budget, but for a comparison and a check.
@@ -89,7 +90,8 @@ def fuse(job: Job, result: Result) -> Result:
         return result
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
     try:
-        return fused(result, asked, config.kernels, job.progress, job.stop)
+        known = original if result.target == config.target else None
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, compared_seconds(job))
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
 
@@ -130,7 +132,7 @@ SEARCH = (
 
 A stage that finds that the original has to be kept ends these.
 """
-KERNELS = (Stage("kernels", fuse, ("result",), ("result",)),)
+KERNELS = (Stage("kernels", fuse, ("result", "original"), ("result",)),)
 """What makes more of it, in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
@@ -159,7 +161,8 @@ def optimize_model(
             values: Values = run(SEARCH, job, {"model": model})
             known: Values = values if "problem" in values else {"problem": pose(job, model)}
             result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
-        result = run(KERNELS, job, {"result": result})["result"]
+        loaded = {name: values[name] for name in ("original",) if name in values}
+        result = run(KERNELS, job, {"result": result, **loaded})["result"]
     finally:
         child().deadline = around
         if asked is not None:

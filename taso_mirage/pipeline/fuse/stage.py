@@ -31,14 +31,15 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker
+from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.session import Session, interleaved
-from taso_mirage.measure.timing import Timing, compared_times
+from taso_mirage.measure.session import Session
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
+from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
 from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
@@ -51,15 +52,12 @@ from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
-CLEAR = 0.03
-"""A difference of two models that a short look is enough for."""
 TRIALS, HALF = 3, 0.5
 """For so many whole models time is kept while kernels are searched: this part of it at most."""
+FIRST = 2
+"""The first set is tried where the command has the time of so many: it is checked, too."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
-KEEP = 1.01
-"""A kind of region is kept if the whole model was measured so many times as fast with it, in more
-rounds than chance gives; so many times as fast as the original is the result."""
 
 
 def fused(
@@ -68,6 +66,8 @@ def fused(
     mode: str,
     progress: Progress = quiet,
     stop: Stop | None = None,
+    original: Session | None = None,
+    comparing: float = 0.0,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
     says why.
@@ -75,7 +75,8 @@ def fused(
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
     and choice of the fastest kernels together take the budget of `config`, and no more than what
     had begun when it ended; `stop` ends them, and what was measured to be faster until then is
-    kept.
+    kept. `original` is a session on the original, where there is one, and `comparing` are the
+    seconds that a comparison of whole models takes, where they are known.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -89,7 +90,7 @@ def fused(
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
-        return _Stage(result, config, mode, backend, progress, stop.budget).run()
+        return _Stage(result, config, mode, backend, progress, stop.budget, original, comparing).run()
     finally:
         stop.budget = None
 
@@ -105,14 +106,21 @@ class _Ended(Exception):
 
 class _Stage:
     def __init__(
-        self, result: Result, config: Config, mode: str, backend: Backend, progress: Progress, budget: Budget
+        self,
+        result: Result,
+        config: Config,
+        mode: str,
+        backend: Backend,
+        progress: Progress,
+        budget: Budget,
+        original: Session | None,
+        comparing: float,
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
         self.backend, self.target = backend, result.target
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
-        self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.choices = Choices(self.target.name, backend.key)
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
@@ -121,7 +129,13 @@ class _Stage:
         self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
-        self.trial = result.seconds.get("load the original", 0.0) + config.seconds / 2
+        self.original = original
+        self.comparisons = Comparisons(
+            [self._inputs(sizes) for sizes, _ in result.workloads],
+            [share for _, share in result.workloads],
+            config.seconds,
+        )
+        self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
         with closing(self.backend), closing(self._searches()) as self.searches:
@@ -199,6 +213,9 @@ class _Stage:
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
         for i, (kind, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
+            if self._late(TRIALS):
+                self.notes.append(f"the time was over after {i} of {len(self.kinds)} kinds of regions")
+                break
             share = possible[i] / sum(possible[i:])
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
@@ -209,6 +226,10 @@ class _Stage:
             except Exception as error:
                 self._report(" ".join(operators), error)
         return sorted(found, key=lambda f: -f.saved)
+
+    def _late(self, trials: int) -> bool:
+        """Whether the command has less time left than so many whole models take."""
+        return child().deadline.left() < trials * self.trial
 
     def _tried(
         self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
@@ -307,7 +328,8 @@ class _Stage:
             self.progress("kernels in the model", i, len(tries))
             if self.budget.stop or session is None:
                 break
-            if i > 0 and self.budget.left() < self.trial and len(kept) < len(worth):
+            late = self.budget.left() < self.trial if i else self._late(FIRST)
+            if late and len(kept) < len(worth):
                 self.notes.append(
                     f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
                 )
@@ -328,7 +350,7 @@ class _Stage:
         """The model with these kinds as well, if it is faster so."""
         try:
             tried = self._opened(self._with([*kept, *trial]))
-            timing = self._compared(session, tried)
+            timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
         if timing.ratio < KEEP or not timing.certain:
@@ -356,11 +378,11 @@ class _Stage:
     def _with(self, kinds: Sequence[Fused]) -> Model:
         return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
 
-    def _elsewhere(self, original: Session, without: Session) -> Timing:
-        """The original against the model without the library of kernels; what looks slower at first
-        is looked at again, longer."""
-        first = self._timed(original, without, self.config.seconds / 2)
-        return self._timed(original, without, self.config.seconds) if first.slower else first
+    def _anew(self, model: Model) -> tuple[Session, Session] | None:
+        """New sessions on the original and on the model, if there is time for them."""
+        if self.budget.stop or self._late(1):
+            return None
+        return runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
@@ -368,42 +390,10 @@ class _Stage:
     def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
         return feed(self.result.original, self.config.inputs, sizes)
 
-    def _compared(self, before: Session, after: Session) -> Timing:
-        """A first look, and a longer one where that leaves it open which is faster."""
-        first = self._timed(before, after, self.config.seconds / 8)
-        clear = first.ratio < 1 - CLEAR or (first.ratio > 1 + CLEAR and first.certain)
-        return first if clear else self._timed(before, after, self.config.seconds / 2)
-
-    def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
-        """At every set of sizes, in its share of the time."""
-        return self._judged(self._rounds(before, after, seconds))
-
-    def _rounds(self, before: Session, after: Session, seconds: float) -> list[list[list[float]]]:
-        """Seconds of all runs of both, at every set of sizes."""
-        return [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
-
-    def _whole(self, original: Session, session: Session, model: Model) -> Timing:
-        """The original against the model with kernels.
-
-        Where that is no faster, though the trials were, runs of new sessions count as well, as luck
-        lasts as long as a session.
-        """
-        times = self._rounds(original, session, self.config.seconds)
-        if self._judged(times).ratio < KEEP and not self.budget.stop:
-            opened = runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
-            again = self._rounds(*opened, self.config.seconds)
-            times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]
-        return self._judged(times)
-
-    def _judged(self, times: Sequence[Sequence[Sequence[float]]]) -> Timing:
-        return compared_times(
-            [t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads]
-        )
-
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        original = runtime.open_in_child(result.original, self.target, source=True)
+        original = self.original or runtime.open_in_child(result.original, self.target, source=True)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
         without = runtime.open_in_child(model, self.target, library=False)
         fine = Fine.of(result.original)
@@ -415,10 +405,10 @@ class _Stage:
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
-        timing = self._whole(original, session, model)
+        timing = self.comparisons.whole(original, session, lambda: self._anew(model))
         if timing.ratio < KEEP:
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
-        there = self._elsewhere(original, without)
+        there = self.comparisons.elsewhere(original, without)
         elsewhere = there.ratio
         if there.slower:
             return result.noted(
