@@ -93,6 +93,9 @@ HEAVY = {
     "torch": {
         "kernels/codegen/tune.py",
         "torch/backend.py",
+        "torch/calls.py",
+        "torch/draws.py",
+        "torch/equal.py",
         "torch/export.py",
         "torch/modules.py",
         "torch/norms.py",

@@ -71,7 +71,7 @@ def program(forward: str, init: str = "") -> str:
 
 PROGRAMS = {
     "level1/1_right": program("self.norm(x) * 2 + 1"),
-    "level1/2_random": program("torch.nn.functional.dropout(self.norm(x), 0.5)"),
+    "level1/2_random": program("torch.bernoulli(self.norm(x).sigmoid())"),
     "level2/1_wrong_sizes": program("self.norm(x.reshape(7, 8))"),
 }
 

@@ -11,10 +11,12 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -22,9 +24,12 @@ pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption, Unsupported  # noqa: E402
+from taso_mirage.torch import program  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
-from taso_mirage.torch.export import held_sizes  # noqa: E402
-from taso_mirage.torch.program import Program, _check_equal  # noqa: E402
+from taso_mirage.torch.calls import BoundCalls  # noqa: E402
+from taso_mirage.torch.equal import check_equal  # noqa: E402
+from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
+from taso_mirage.torch.program import Program  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 QUICK = {"measure": False, "budget": 1}
@@ -233,7 +238,7 @@ def test_what_changes_shares_no_memory_with_other_arguments() -> None:
 EAGER: dict[str, tuple[Callable[..., Any], str]] = {
     "an input that changes is a result": (lambda x: x.add_(1), "share memory"),
     "a copy before a change": (copied_before, "has a copy"),
-    "random": (lambda x: torch.nn.functional.dropout(LINEAR(x), 0.5, True) * 0, "random numbers"),
+    "random": (lambda x: torch.bernoulli(LINEAR(x).sigmoid()) * 0, "random numbers"),
     "a view before a change": (between, "share memory"),
     "complex": (lambda x: torch.fft.fft(x), "result 0 is"),
     "a dtype": (lambda x: LINEAR(x) * torch.ones(8, dtype=torch.complex64), "does not run"),
@@ -254,6 +259,98 @@ def test_what_cannot_be_exported_runs_in_eager_and_says_why(name: str) -> None:
     if isinstance(function, torch.nn.Module):
         same(dict(function.state_dict()), dict(twin.state_dict()))
     assert not any(graph.results for graph in graphs)
+
+
+def stirred(x: Any) -> Any:
+    h = torch.randn(2, x.size(0), 8)
+    y = torch.nn.functional.dropout(LINEAR(x) * h[0], 0.3) + h[1]
+    return torch.nn.functional.dropout(y, 0.3, False), torch.rand(3), torch.randint(0, 9, (2,)) + 1
+
+
+DRAWING: dict[str, tuple[Callable[..., Any], Any]] = {
+    "dropout": (torch.nn.Sequential(LINEAR, torch.nn.Dropout(0.5), torch.nn.Softmax(-1)), X),
+    "whole channels": (torch.nn.Sequential(CONV, torch.nn.Dropout2d(0.5)), torch.randn(2, 3, 8, 8)),
+    "another layout": (
+        torch.nn.Sequential(CONV, torch.nn.Dropout(0.5)),
+        torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+    ),
+    "several": (stirred, X),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_numbers_are_those_of_eager_with_the_same_seed(name: str) -> None:
+    function, x = DRAWING[name]
+    ours, graphs = compiled(function)
+    with torch.no_grad():
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            found = ours(x), torch.rand(2)  # as many were drawn
+            torch.manual_seed(seed)
+            same(found, (function(x), torch.rand(2)))
+    assert graphs[0].results
+
+
+def test_what_stays_in_eager_draws_once() -> None:
+    function = lambda x: torch.fft.fft(torch.nn.functional.dropout(x, 0.5))  # noqa: E731
+    ours, graphs = compiled(function)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        with pytest.warns(UserWarning, match="runs in eager PyTorch"):
+            found = ours(X), torch.rand(2)
+        torch.manual_seed(0)
+        same(found, (function(X), torch.rand(2)))
+    assert not graphs[0].results
+
+
+@pytest.mark.parametrize("owning", [False, True])
+def test_calls_read_what_lies_there_now(owning: bool, tmp_path: Path) -> None:
+    """Inputs at the same place and at others, of no elements and of other strides; results that are
+    kept; and calls from several threads."""
+    calls = bound(tmp_path, owning)
+    x = torch.ones(4, 8)
+    kept = []
+    for value in (x, x.fill_(2), x * 3, torch.arange(32.0).reshape(8, 4).t(), x[:0], x[:3]):
+        (found,) = calls([value])
+        kept.append((found, value * 2 + 1))
+        torch.testing.assert_close(found, value * 2 + 1)
+    for found, wanted in kept:
+        torch.testing.assert_close(found, wanted)
+    values = [torch.full((1000, 8), float(i)) for i in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        for (found,), value in zip(threads.map(calls, [[v] for v in values * 20]), values * 20, strict=True):
+            assert torch.equal(found, value * 2 + 1)
+
+
+def bound(folder: Path, owning: bool) -> BoundCalls:
+    """Calls of 2 x + 1 for any number of rows."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 + 1
+
+    model = to_onnx(Module(), [X], [frozenset({0})]).model
+    onnx_ir.save(model, folder / "model.onnx")
+    calls = BoundCalls(taso_mirage.session(folder / "model.onnx"), torch.device("cpu"))
+    calls.owning = owning
+    return calls
+
+
+def test_a_large_graph_is_optimized_with_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, and is compared with eager, with all."""
+    monkeypatch.setattr(program, "LARGE", 1 << 12)
+    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    model = torch.nn.Sequential(LINEAR, torch.nn.ReLU(), torch.nn.LayerNorm(8))
+    ours, graphs = compiled(lambda x, y: model(x) + y)
+    x, y = torch.randn(200, 8), torch.randn(8)
+    with torch.no_grad():
+        same(ours(x, y), model(x) + y)
+    (result,) = graphs[0].results
+    assert [n.shape[0] for n in result.original.graph.inputs if len(n.shape) > 1] != [200]
+    assert list(result.workloads[0][0].values()) == [32]
+    plain, graphs = compiled(lambda x: x.reshape(100, 16).sum(0))  # the exporter fixes the number of rows
+    same(plain(x), x.reshape(100, 16).sum(0))
+    assert [n.shape for n in graphs[0].results[0].original.graph.inputs] == [(200, 8)]
 
 
 def test_autocast_is_not_taken_for_single_precision() -> None:
@@ -290,10 +387,10 @@ def test_a_size_for_which_the_model_does_not_hold_makes_another() -> None:
         def forward(self, x: Any, y: Any) -> Any:
             return (x + y).reshape(-1, 4)
 
-    program = torch.export.export(
+    exported = torch.export.export(
         Module(), (torch.ones(4, 6), torch.ones(4, 6)), dynamic_shapes=({0: n}, {0: n}), strict=False
     )
-    sizes = held_sizes(program)
+    sizes = held_sizes(exported)
     assert sizes.hold((torch.ones(8, 6), torch.ones(8, 6)))
     assert not sizes.hold((torch.ones(8, 6), torch.ones(6, 6)))  # a dim of both
     assert not sizes.hold((torch.ones(5, 6), torch.ones(5, 6)))  # 30 is no multiple of 4
@@ -346,12 +443,12 @@ def test_results_that_are_rounding_alone_are_compared_with_float64() -> None:
 def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
     exact = torch.zeros(3, dtype=torch.float64)
     noise, ours = torch.tensor([0.0, 1e-9, 0.0]), torch.tensor([4e-9, 0.0, 0.0])
-    _check_equal([ours], [noise], lambda: [exact])
+    check_equal([ours], [noise], lambda: [exact])
     for wrong in (ours * 4, ours * torch.nan):
         with pytest.raises(Unsupported, match="result 0 differs"):
-            _check_equal([wrong], [noise], lambda: [exact])
+            check_equal([wrong], [noise], lambda: [exact])
     with pytest.raises(Unsupported, match="result 0 differs"):
-        _check_equal([ours], [noise], lambda: None)
+        check_equal([ours], [noise], lambda: None)
 
 
 def test_training_is_one_clear_error() -> None:

@@ -8,9 +8,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
+from taso_mirage.torch.draws import Drawn, drawn_before, random_state, restore
 from taso_mirage.torch.halves import Captured, halves, is_trained
 from taso_mirage.torch.program import Program
 
@@ -59,8 +62,10 @@ class CapturedGraph:
         self._programs: list[Program] = []
         self._eager = False
         self._trained = is_trained(captured)
+        self._drawn = Drawn(captured, None)
         try:
-            self._halves = halves(captured)
+            self._drawn = drawn_before(captured)
+            self._halves = halves(self._drawn.rest)
         except Unsupported as refused:
             self._stay(refused)
 
@@ -68,12 +73,16 @@ class CapturedGraph:
         if self._trained:
             raise InvalidOption(TRAINING)
         if not self._eager:
+            state = None if self._programs or self._drawn.draws is None else random_state(_on_gpu(arguments))
             try:
-                program = self._program(arguments)
-                computed = program(arguments)
-                return computed if program.outer is None else program.outer(*arguments, *computed)
+                given = self._drawn.arguments(arguments)
+                program = self._program(given)
+                computed = program(given)
+                return computed if program.outer is None else program.outer(*given, *computed)
             except Unsupported as refused:
                 self._stay(refused)
+                if state is not None:
+                    restore(state)  # eager PyTorch draws the same numbers again
         return self._captured.forward(*arguments)
 
     @property
@@ -88,7 +97,7 @@ class CapturedGraph:
         self._programs = [program for program in self._programs if not program.stale()]
         if len(self._programs) >= PROGRAMS:
             raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-        self._programs.append(Program(self._captured, self._halves, arguments, self._options))
+        self._programs.append(Program(self._drawn.rest, self._halves, arguments, self._options))
         return self._programs[-1]
 
     def _stay(self, refused: Unsupported) -> None:
@@ -96,3 +105,7 @@ class CapturedGraph:
         self._eager, self._programs = True, []
         count = sum(node.op in CALLS for node in self._captured.graph.nodes)
         warnings.warn(f"taso_mirage: a graph of {count} operations runs in eager PyTorch: {refused}", stacklevel=2)
+
+
+def _on_gpu(arguments: Sequence[Any]) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments)

@@ -42,6 +42,11 @@ class SizesHeld:
     guards: tuple[str, ...]
     _known: dict[tuple[SizeGiven, ...], bool] = field(default_factory=dict)
 
+    @property
+    def free(self) -> bool:
+        """Whether it may hold for several."""
+        return any(hasattr(dim, "subs") for dims in self.dims for dim in (dims if isinstance(dims, tuple) else (dims,)))
+
     def hold(self, given: Sequence[Any]) -> bool:
         """Whether they hold for these arguments."""
         sizes = sizes_of(given)
@@ -50,6 +55,20 @@ class SizesHeld:
                 self._known.clear()
             known = self._known[sizes] = self._hold(sizes, given)
         return known
+
+    def sample(self, given: Sequence[Any], share: float) -> Sequence[Any]:
+        """Inputs like these with about that share of every free leading dim, where the model holds
+        for them too; else these."""
+        wanted = {
+            dims[0]: max(2, 1 << max(int(each.shape[0] * share), 1).bit_length() - 1)
+            for dims, each in zip(self.dims, given, strict=True)
+            if isinstance(dims, tuple) and dims and getattr(dims[0], "is_symbol", False)
+        }
+        made = [
+            each[: wanted[dims[0]]] if isinstance(dims, tuple) and dims and dims[0] in wanted else each
+            for dims, each in zip(self.dims, given, strict=True)
+        ]
+        return made if share < 1 and wanted and self.hold(made) else given
 
     def _hold(self, sizes: Sequence[SizeGiven], given: Sequence[Any]) -> bool:
         pairs = [
@@ -75,7 +94,7 @@ class SizesHeld:
 
 
 def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
-    return tuple(each if isinstance(each, int) else tuple(each.shape) for each in given)
+    return tuple([each if isinstance(each, int) else each.shape for each in given])
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,16 @@ class Halves:
         return torch.fx.GraphModule(root | {name: arguments[i] for name, i in self.weights.items()}, self.inner)
 
 
+def largest(captured: Captured) -> int:
+    """Bytes of the largest tensor of fixed sizes in a graph."""
+    values = [value_of(node) for node in captured.graph.nodes]
+    known = [each for each in values if isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in each.shape)]
+    return max((each.numel() * each.element_size() for each in known), default=0)
+
+
 def is_trained(captured: Captured) -> bool:
     """Whether gradients of a result are wanted."""
-    return any(getattr(_value(node), "requires_grad", False) for node in _results(captured))
+    return any(getattr(value_of(node), "requires_grad", False) for node in _results(captured))
 
 
 def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
@@ -64,15 +71,15 @@ def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
     """
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     for node in placeholders:
-        if not isinstance(_value(node), torch.Tensor | torch.SymInt | int):
-            raise Unsupported(f"the input {node.name} is a {type(_value(node)).__name__}, no tensor and no integer")
+        if not isinstance(value_of(node), torch.Tensor | torch.SymInt | int):
+            raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
     if names := UNROLLED & {getattr(node.target, "__name__", "") for node in captured.graph.nodes}:
         raise Unsupported(f"PyTorch's exporter writes {min(names)} step by step")
     fresh, stays = _divided(captured, placeholders)
     states = [placeholders[i] for i in sorted(changed)]
     if states:
         _check_views(stays)
-    layouts = [_layout(_value(node)) for node in (*fresh, *states)]
+    layouts = [_layout(value_of(node)) for node in (*fresh, *states)]
     sizes = _sizes(placeholders)
     weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
     inputs = [node for node in placeholders if node not in sizes and node not in weights.values()]
@@ -83,7 +90,7 @@ def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
         None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
         {name: placeholders.index(node) for name, node in weights.items()},
         tuple(placeholders.index(node) for node in inputs),
-        tuple(_free(_value(node)) for node in inputs),
+        tuple(_free(value_of(node)) for node in inputs),
         tuple(sorted(changed)),
     )
 
@@ -94,7 +101,7 @@ def _results(captured: Captured) -> list[Any]:
     return list(dict.fromkeys(node for node in given if isinstance(node, torch.fx.Node)))
 
 
-def _value(node: Any) -> Any:
+def value_of(node: Any) -> Any:
     """What stands for the node's value while the graph is captured: a tensor without elements, or a
     symbol."""
     return node.meta.get("example_value")
@@ -102,7 +109,7 @@ def _value(node: Any) -> Any:
 
 def _is_weight(node: Any) -> bool:
     fixed = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
-    return fixed or isinstance(_value(node), torch.nn.Parameter)
+    return fixed or isinstance(value_of(node), torch.nn.Parameter)
 
 
 def _free(value: Any) -> FreeDims:
@@ -134,14 +141,14 @@ def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any]
 
     for node in results:
         alone = _memory(node) not in given and shared[_memory(node)] == 1
-        if isinstance(_value(node), torch.Tensor) and alone:
+        if isinstance(value_of(node), torch.Tensor) and alone:
             fresh[node] = None
         else:
             stay(node)
     owners = [_memory(node) for node in fresh]
     if len(set(owners)) < len(owners) or given & set(owners):
         raise Unsupported("results share memory with each other or with an input in a way that is not understood")
-    if any(not isinstance(_value(node), torch.Tensor) for node in fresh):
+    if any(not isinstance(value_of(node), torch.Tensor) for node in fresh):
         raise Unsupported("it gives a number that is not computed from sizes")
     return list(fresh), [node for node in captured.graph.nodes if node in stays]
 
@@ -151,14 +158,14 @@ def _stays(node: Any) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name == "getitem":
         return _indexes(node)
-    number = not isinstance(_value(node), torch.Tensor | tuple | list) or isinstance(_value(node), torch.Size)
+    number = not isinstance(value_of(node), torch.Tensor | tuple | list) or isinstance(value_of(node), torch.Size)
     return node.op in ("call_function", "call_method") and (number or name in VIEWS)
 
 
 def _indexes(node: Any) -> bool:
     """Whether `x[i]` is a view, a size, or a part of what is one."""
     taken, index = node.args
-    if isinstance(_value(taken), torch.Tensor):
+    if isinstance(value_of(taken), torch.Tensor):
         each = index if isinstance(index, tuple) else (index,)
         return all(i is None or i is Ellipsis or isinstance(i, int | slice) for i in each)
     return _stays(taken)
@@ -174,7 +181,7 @@ def _check_views(stays: Sequence[Any]) -> None:
 
 def _memory(node: Any) -> Any:
     """What tells whether two tensors share memory; None for a number."""
-    value = _value(node)
+    value = value_of(node)
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
@@ -201,12 +208,12 @@ def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
     """The placeholders that are a size of another one, with that one and the dim."""
     found: dict[str, tuple[Any, int]] = {}
     for node in placeholders:
-        value = _value(node)
+        value = value_of(node)
         for i, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
                 found.setdefault(str(size), (node, i))
-    numbers = [node for node in placeholders if isinstance(_value(node), torch.SymInt)]
-    return {node: found[str(_value(node))] for node in numbers if str(_value(node)) in found}
+    numbers = [node for node in placeholders if isinstance(value_of(node), torch.SymInt)]
+    return {node: found[str(value_of(node))] for node in numbers if str(value_of(node)) in found}
 
 
 def _inner(

@@ -28,10 +28,12 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
             self._graphs.append(CapturedGraph(captured, wanted))
             return self._graphs[-1]
 
-        # not a module of this one: it has the same weights
-        self.__dict__["_compiled"] = torch.compile(module, backend=backend, dynamic=dynamic)
+        # not a module of this one, as it has the same weights; its hooks are the module's own
+        self.__dict__["_compiled"] = torch.compile(module, backend=backend, dynamic=dynamic).forward
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
+        if not self._recurrent and not torch.is_grad_enabled():
+            return self.__dict__["_compiled"](*arguments, **named)  # contexts take microseconds
         with torch.no_grad(), self._captured():
             return self.__dict__["_compiled"](*arguments, **named)
 

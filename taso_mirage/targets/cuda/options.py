@@ -9,10 +9,17 @@ CHANNELS_LAST = ("prefer_nhwc", "1")
 CHOSEN = ("cudnn_conv_algo_search", "HEURISTIC")
 """cuDNN's own choice of algorithm: the provider's trial of all of them can take one ten times as
 slow."""
-DEFAULT = (("use_tf32", "0"),)
+TF32 = "use_tf32"
+DEFAULT = ((TF32, "0"),)
 KNOWN = {
-    "use_tf32": ("0", "1"),
+    TF32: ("0", "1"),
     "prefer_nhwc": ("0", "1"),
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     GRAPH: ("0", "1"),
 }
+USER_STREAM = "user_compute_stream"
+DEFAULT_STREAM = 1
+"""The address of CUDA's default stream in words of its own (`cudaStreamLegacy`): the provider takes
+0, which PyTorch says, for no stream."""
+EXACT_SIZES = {"arena_extend_strategy": "kSameAsRequested"}
+"""Memory as it is asked for: PyTorch has the same GPU."""

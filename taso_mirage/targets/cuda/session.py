@@ -13,8 +13,9 @@ from typing import Any
 
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import GRAPH, PROVIDER
+from taso_mirage.targets.cuda.options import DEFAULT, DEFAULT_STREAM, EXACT_SIZES, GRAPH, PROVIDER, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (
     bind_there,
     check_provider,
@@ -25,6 +26,7 @@ from taso_mirage.targets.onnx_runtime import (
     run_session,
 )
 from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.stamp import Stamp, read_stamp
 
 PLAIN = "-1"
 """The annotation of a run that neither captures nor replays a CUDA graph."""
@@ -82,6 +84,34 @@ class _Bound:
         except Exception as error:
             raise refused("run", error) from None
         return time.perf_counter() - start
+
+
+def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, Any]:
+    """A session on a file with its kernels, for this process, whose runs are in the order of a CUDA
+    stream, given by its address; and the options of a run that does not wait for the GPU, or None
+    where parts of the model run on the CPU.
+
+    `tf32`: products and convolutions in single precision may round their operands to 10 bits.
+    Raises RunFailed, RuntimeUnavailable.
+    """
+    made = dict((read_stamp(metadata(model)) or Stamp("cuda", DEFAULT)).options)
+    options = {**made, GRAPH: "0", USER_STREAM: str(stream or DEFAULT_STREAM), **EXACT_SIZES}
+    options |= {TF32: "1"} if tf32 else {}
+    load_libraries()
+    try:
+        found, unwaited = inference_session(model, [(PROVIDER, options)], alone=True, kernels=True), _unwaited()
+    except RunFailed:
+        found, unwaited = inference_session(model, [(PROVIDER, options)], kernels=True), None
+    check_provider(found, PROVIDER)
+    return found, unwaited
+
+
+def _unwaited() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options
 
 
 def _provider(options: dict[str, str], graph: str) -> tuple[str, dict[str, str]]:

@@ -1,0 +1,170 @@
+"""A session as a function of tensors: it reads their memory, and gives tensors of PyTorch. A call
+costs microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+DTYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+"""ONNX's numbers of PyTorch's dtypes."""
+NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYPES} | {
+    "tensor(float)": torch.float32,
+    "tensor(double)": torch.float64,
+}
+"""PyTorch's dtypes by ONNX Runtime's names of types."""
+NOWHERE = 256
+"""The address of a result without elements: a binding takes no 0."""
+Place = tuple[int, int]
+"""An input and one of its dims, by their numbers."""
+
+
+class Calls(Protocol):
+    """Calls of a session; they may come from several threads."""
+
+    @property
+    def owning(self) -> bool:
+        """Whether results are in memory that PyTorch gave, so that none shares it with
+        anything."""
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        """The results on these tensors and integers, in the session's order; raises what ONNX
+        Runtime raises."""
+
+
+class HostCalls:
+    """Calls on a CPU, through arrays of numpy, without a copy.
+
+    The memory of results is the runtime's, which keeps what was let go; the system would have to
+    clear what PyTorch asked for anew.
+    """
+
+    owning = False
+
+    def __init__(self, session: Any) -> None:
+        self._run = session.run
+        self._names = [each.name for each in session.get_inputs()]
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        found = self._run(None, dict(zip(self._names, map(_array, given), strict=True)))
+        return [torch.from_numpy(each) for each in found]
+
+
+def _array(each: Any) -> Any:
+    if isinstance(each, torch.Tensor):
+        return each.detach().numpy() if each.requires_grad else each.numpy()
+    return np.array(each, np.int64)
+
+
+class BoundCalls:
+    """Calls on the memory that tensors have, with a binding that stays while the same memory comes
+    again.
+
+    On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`; with `unwaited`, options of a
+    run, nobody waits for the end of one.
+    """
+
+    def __init__(self, session: Any, device: Any, stream: Any = None, unwaited: Any = None) -> None:
+        self._session, self._device, self._stream, self._unwaited = session, device, stream, unwaited
+        self._names = [each.name for each in session.get_inputs()]
+        self._results = _results(session)
+        self._bindings: list[_Binding] = []
+        self.owning = device.type == "cuda" and all(each.dims is not None for each in self._results)
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        held = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
+        held = [each if each.is_contiguous() else each.contiguous() for each in held]
+        binding = self._bindings.pop() if self._bindings else _Binding(self._session.io_binding())
+        for name, each in zip(self._names, held, strict=True):
+            binding.read(name, each)
+        found = [binding.written(each, held, self._device) for each in self._results] if self.owning else []
+        for each in self._results if not self.owning else ():
+            binding.io.bind_output(each.name, self._device.type, 0)
+        waits = self._unwaited is None or any(each.device != self._device for each in held)
+        self._run(binding.io, None if waits else self._unwaited)
+        if not self.owning:
+            pairs = zip(binding.io.get_outputs(), self._results, strict=True)
+            found = [_tensor(value, result.dtype) for value, result in pairs]
+            binding.io.clear_binding_outputs()  # it would keep them
+        self._bindings.append(binding)
+        return found
+
+    def _run(self, io: Any, options: Any) -> None:
+        """A run behind what the current stream does, and before what it will do."""
+        current = None if self._stream is None else torch.cuda.current_stream()
+        if current is None or current.cuda_stream == self._stream.cuda_stream:
+            self._session.run_with_iobinding(io, options)
+            return
+        self._stream.wait_stream(current)
+        self._session.run_with_iobinding(io, options)
+        current.wait_stream(self._stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A result of a session: `dims` are numbers or places in the inputs, None where only a run can
+    tell."""
+
+    name: str
+    dtype: Any
+    dims: tuple[int | Place, ...] | None
+
+    def shape(self, held: Sequence[Any]) -> tuple[int, ...]:
+        """Its sizes for these inputs."""
+        return tuple([dim if isinstance(dim, int) else held[dim[0]].shape[dim[1]] for dim in self.dims or ()])
+
+
+def _results(session: Any) -> list[_Result]:
+    places: dict[Any, Place] = {}
+    for i, given in enumerate(session.get_inputs()):
+        for axis, dim in enumerate(given.shape):
+            if isinstance(dim, str):
+                places.setdefault(dim, (i, axis))
+    found = []
+    for each in session.get_outputs():
+        dims = [dim if isinstance(dim, int) else places.get(dim) for dim in each.shape]
+        known = [dim for dim in dims if dim is not None]
+        found.append(_Result(each.name, NAMED.get(each.type), tuple(known) if len(known) == len(dims) else None))
+    return found
+
+
+@dataclass(slots=True)
+class _Binding:
+    """A binding with the memory that its inputs are bound to."""
+
+    io: Any
+    bound: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+
+    def read(self, name: str, tensor: Any) -> None:
+        """Bind an input to a tensor's memory."""
+        place = tensor.data_ptr(), tensor.shape
+        if self.bound.get(name) != place:
+            self.io.bind_input(name, tensor.device.type, 0, DTYPES[tensor.dtype], place[1], place[0])
+            self.bound[name] = place
+
+    def written(self, result: _Result, held: Sequence[Any], device: Any) -> Any:
+        """A new tensor that a result is bound to."""
+        made = torch.empty(result.shape(held), dtype=result.dtype, device=device)
+        place = made.data_ptr() or NOWHERE
+        self.io.bind_output(result.name, device.type, 0, DTYPES[made.dtype], made.shape, place)
+        return made
+
+
+def _tensor(value: Any, dtype: Any) -> Any:
+    made = torch.from_dlpack(value)
+    return made.view(torch.bool) if dtype == torch.bool else made

@@ -1,0 +1,129 @@
+"""Random numbers of a captured graph: PyTorch draws them before the rest, which takes them as
+inputs, so that they are those of eager PyTorch with the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from taso_mirage.torch.halves import Captured, value_of
+
+FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
+"""What is drawn of sizes alone."""
+DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
+"""Products with factors that are drawn of sizes alone."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """`rest` takes the arguments of the graph and what `draws` gives for these; without random
+    numbers it is the graph."""
+
+    rest: Captured
+    draws: Any
+
+    def arguments(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Those of `rest` for these of the graph."""
+        return given if self.draws is None else [*given, *self.draws.forward(*given)]
+
+
+def drawn_before(captured: Captured) -> Drawn:
+    """A graph without the random numbers that sizes alone tell."""
+    found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
+    if not found:
+        return Drawn(captured, None)
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    draws, rest = torch.fx.Graph(), torch.fx.Graph()
+    there = {node: draws.node_copy(node) for node in placeholders}
+    here = {node: rest.node_copy(node) for node in placeholders}
+    results, taken = [], {}
+    for i, node in enumerate(found):
+        results.append(_dropped_ones(draws, node) if _is_dropout(node) else _copied(draws, node, there))
+        taken[node] = rest.placeholder(f"drawn_{i}")
+        taken[node].meta["example_value"] = torch.empty_strided(
+            *_layout(node), dtype=value_of(node).dtype, device="meta"
+        )
+    draws.output(tuple(results))
+    for node in captured.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node not in taken:
+            here[node] = rest.node_copy(node, here.__getitem__)
+        elif _is_dropout(node):
+            here[node] = rest.call_function(torch.mul, (here[node.args[0]], taken[node]))
+            here[node].meta = dict(node.meta)
+        else:
+            here[node] = taken[node]
+    return Drawn(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
+
+
+def _name(node: Any) -> str:
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def _is_factory(node: Any) -> bool:
+    return _name(node) in FACTORIES and _fixed(node) and all(map(_is_number, node.all_input_nodes))
+
+
+def _is_dropout(node: Any) -> bool:
+    """Whether it is one in training, of fixed sizes, and changes nothing in place."""
+    if _name(node) not in DROPOUTS or not _fixed(node):
+        return False
+    named = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    return named.get("training", True) is True and named.get("inplace", False) is False and "input" not in node.kwargs
+
+
+def _fixed(node: Any) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a node is a number that no tensor's elements tell: a size, or one of the
+    arguments."""
+    if node.op == "placeholder":
+        return True
+    return not isinstance(value_of(node), torch.Tensor) and all(map(_is_number, node.all_input_nodes))
+
+
+def _layout(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    value = value_of(node)
+    return tuple(value.shape), tuple(value.stride())
+
+
+def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
+    """A node in another graph, with what it is computed from."""
+    for operand in node.all_input_nodes:
+        if operand not in known:
+            _copied(graph, operand, known)
+    known[node] = graph.node_copy(node, known.__getitem__)
+    return known[node]
+
+
+def _dropped_ones(graph: Any, node: Any) -> Any:
+    """What a dropout multiplies its operand by: it draws as many numbers, in the same order, for
+    ones that lie as that does."""
+    value = value_of(node.args[0])
+    options = {"dtype": value.dtype, "device": value.device}
+    empty = graph.call_function(torch.empty_strided, (tuple(value.shape), tuple(value.stride())), options)
+    ones = graph.call_method("fill_", (empty, 1))
+    return graph.call_function(node.target, (ones, *node.args[1:]), dict(node.kwargs))
+
+
+RandomState = tuple[Any, ...]
+"""The states of PyTorch's generators: that of the processor, and that of the GPU if it is meant."""
+
+
+def random_state(cuda: bool) -> RandomState:
+    """The states now."""
+    return torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])
+
+
+def restore(state: RandomState) -> None:
+    """Make them what they were."""
+    torch.set_rng_state(state[0])
+    for each in state[1:]:
+        torch.cuda.set_rng_state(each)
