@@ -124,14 +124,22 @@ def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tupl
     changed in place; the inner half with its weights, and as a model."""
     module = cut.frozen(captured, arguments)
     given = [arguments[i] for i in cut.inputs]
-    free = _of_any_number(given, cut.free) if largest(captured) > LARGE else cut.free
     try:
-        return cut, module, to_onnx(module, given, free)
+        return cut, module, _model(captured, cut, module, given)
     except ChangesInPlace as changes:
         if cut.changed or not changes.weights <= set(cut.weights):  # more than arguments
             raise Unsupported(str(changes)) from changes
         places = {cut.inputs[i] for i in changes.inputs} | {cut.weights[name] for name in changes.weights}
         return _exported(captured, halves(captured, places), arguments)
+
+
+def _model(captured: Captured, cut: Halves, module: Any, given: Sequence[Any]) -> OnnxForm:
+    """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
+    if largest(captured) > LARGE:
+        made = to_onnx(module, given, _of_any_number(given, cut.free))
+        if made.sizes.sample(given, 0.5) is not given:
+            return made
+    return to_onnx(module, given, cut.free)
 
 
 def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[FreeDims, ...]:
