@@ -101,6 +101,7 @@ HEAVY = {
         "torch/norms.py",
         "torch/halves.py",
         "torch/program.py",
+        "torch/race.py",
     },
     "z3": {"checker/equations.py", "meanings/integers.py", "prove/arbiter.py"},
     "triton": {"kernels/codegen/compile.py", "kernels/codegen/tune.py"},

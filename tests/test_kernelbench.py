@@ -127,10 +127,11 @@ def test_the_table_counts_what_is_right_and_says_why_the_rest_is_not() -> None:
         row("level1/2_b", "partly", (1.0, 0.25)),
         row("level1/3_c", "refused", reason="it draws a|b"),
         row("level1/4_d", "wrong", (9.0, 9.0), "results differ by 2"),
+        row("level1/5_f", "eager", (1.0, 1.0), "it takes 2 times as long here"),
         row("level3/1_e", "whole"),
     ]
     lines = script("kernelbench_table").kernelbench(rows)
-    assert lines[2] == "| 1 | 4 of 100 | 2, 1 | 1 | 1 | 1 of 2 | 0 of 2 | 2.000 | 0.500 | 0.25, 0.25 | 0.00, 0.00 |"
-    assert lines[3] == "| 3 | 1 of 50 | 1, 0 | 0 | 0 |  |  |  |  |  |  |"
+    assert lines[2] == "| 1 | 5 of 100 | 3, 1, 1 | 1 | 1 | 1 of 3 | 0 of 3 | 1.587 | 0.630 | 0.20, 0.20 | 0.00, 0.00 |"
+    assert lines[3] == "| 3 | 1 of 50 | 1, 0, 0 | 0 | 0 |  |  |  |  |  |  |"
     assert "no figures of KernelBench" in lines[5]
     assert lines[-2:] == ["- level1/3_c: refused: it draws a/b", "- level1/4_d: wrong: results differ by 2"]

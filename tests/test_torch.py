@@ -8,6 +8,7 @@ import copy
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from taso_mirage.torch.calls import BoundCalls  # noqa: E402
 from taso_mirage.torch.equal import check_equal  # noqa: E402
 from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
+from taso_mirage.torch.race import ROUNDS, slower  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 QUICK = {"measure": False, "budget": 1}
@@ -351,6 +353,33 @@ def test_a_large_graph_is_optimized_with_few_samples(monkeypatch: pytest.MonkeyP
     plain, graphs = compiled(lambda x: x.reshape(100, 16).sum(0))  # the exporter fixes the number of rows
     same(plain(x), x.reshape(100, 16).sum(0))
     assert [n.shape for n in graphs[0].results[0].original.graph.inputs] == [(200, 8)]
+
+
+def test_what_is_slower_than_eager_stays_there() -> None:
+    done = []
+
+    def call(name: str, seconds: float) -> Callable[[], None]:
+        return lambda: (done.append(name), time.sleep(seconds))[1]
+
+    found = slower(call("ours", 0.004), call("eager", 0.002), False)
+    assert found is not None
+    assert 1.5 < found < 2.5
+    assert done.count("ours") == ROUNDS
+    assert slower(call("ours", 0.002), call("eager", 0.004), False) is None
+    assert slower(call("ours", 0.002), lambda: None, False) is None  # too short a call to look at
+
+
+def test_a_graph_that_is_slower_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "slower", lambda *_: 1.5)
+    graphs: list[CapturedGraph] = []
+
+    def kept(captured: Any, example: Any) -> CapturedGraph:
+        graphs.append(CapturedGraph(captured, {"budget": 1, "kernels": "off"}))
+        return graphs[-1]
+
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"runs in eager PyTorch: it takes 1\.50 times as long here"):
+        same(torch.compile(LINEAR, backend=kept)(X), LINEAR(X))
+    assert not graphs[0].results
 
 
 def test_autocast_is_not_taken_for_single_precision() -> None:

@@ -132,6 +132,7 @@ class _Closing:
         self.index: dict[AbstractExpression, int] = {}
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
+        self.inside = goal.inside()
         self.compounds = [each(self) for each in derivations.COMPOUNDS]
 
     def run(self, progress: _Progress | None) -> None:
@@ -161,6 +162,9 @@ class _Closing:
         """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a
         cancellation lost a label."""
         self.counts["tried"] += 1
+        if edge.label is not None and self.prune and not free.isdisjoint(self.inside.get(edge.label, ())):
+            self.counts["pruned"] += 1
+            return
         at = self.index.get(sketch)
         if at is None:
             if self.algebra.free(sketch) != free or self.algebra.is_number(sketch):

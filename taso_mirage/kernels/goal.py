@@ -74,6 +74,22 @@ class Labelled:
         """Whether there are sums of integers, which blocks of a cluster do not exchange."""
         return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
 
+    def inside(self) -> dict[str, frozenset[str]]:
+        """Of labels that stand in the same terms, from three that are summed over on, those that lie
+        inside of each: such as the dims of a volume, which are folded from the innermost on. The
+        grid part of a split label lies outside of all."""
+        terms = [*self.inputs.values(), *self.outputs, *[each.axes for each in self.known]]
+        labels = [{x for axis in axes for x in axis} for axes in terms]
+        parts = [outer for outer, _ in self.split.values()]
+        folded = [
+            x for x in (*parts, *self.labels) if x in self.reduced or any(x in each for each in self.split.values())
+        ]
+        alike: dict[tuple[bool, ...], list[str]] = {}
+        for x in dict.fromkeys(folded):
+            alike.setdefault(tuple([x in each for each in labels]), []).append(x)
+        groups = [group for group in alike.values() if len(group) > 2]
+        return {x: frozenset(group[i + 1 :]) for group in groups for i, x in enumerate(group)}
+
     @property
     def steps(self) -> dict[str, int]:
         """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""

@@ -199,10 +199,10 @@ class _Growing:
         self.rank = self._ranked()
 
     def _worth(self, members: Sequence[Node]) -> bool:
-        """Whether more than one value is computed; or, on a GPU, a product with a weight for few
-        rows, which libraries are slow at."""
-        thin = self.lanes > 1 and any(self.kinds[n] is _Kind.LINEAR for n in members)
-        return self._computes(self.fragment(members)) > (0 if thin else 1)
+        """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
+        product with a weight for few rows, a fold along another axis than the last."""
+        slow = self.lanes > 1 and any(self.kinds[n] in (_Kind.LINEAR, _Kind.FOLD) for n in members)
+        return self._computes(self.fragment(members)) > (0 if slow else 1)
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""

@@ -214,6 +214,9 @@ class LabelsMeaning(Meaning[LabelledValue]):
     def reduce(self, fn: np.ufunc, a: LabelledValue, axes: Sequence[int], keepdims: bool = True) -> LabelledValue:
         if fn is not np.add or not _is_whole(a):
             _refuse_integers(a)
+        if fn is np.minimum:
+            largest = self.reduce(np.maximum, self.map(np.negative, a), axes, keepdims)
+            return self.map(np.negative, largest)
         kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")

@@ -25,6 +25,7 @@ from taso_mirage.torch.draws import random_state
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest
+from taso_mirage.torch.race import slower
 
 _VERSION = attrgetter("_version")
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
@@ -64,6 +65,9 @@ class Program:
         check_equal(found, reference, partial(in_float64, self._module, given))
         if not self._calls.owning:
             self._kept = _kept(given, found, self._run(given))
+        del found, reference
+        if options.get("measure", True):
+            self._check_fast(given)
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""
@@ -104,6 +108,12 @@ class Program:
                 raise
             except TasoMirageError as error:
                 raise Unsupported(f"its model does not run: {error}") from error
+
+    def _check_fast(self, given: Sequence[Any]) -> None:
+        with torch.no_grad():
+            found = slower(lambda: self._run(given), lambda: self._module(*given), self._device.type == "cuda")
+        if found is not None:
+            raise Unsupported(f"it takes {found:.2f} times as long here")
 
     def _reference(self, given: Sequence[Any]) -> Any:
         """What eager PyTorch gives.
