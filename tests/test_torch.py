@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
-from taso_mirage.errors import InvalidOption, Unsupported  # noqa: E402
+from taso_mirage.errors import InvalidOption, RunFailed, Unsupported  # noqa: E402
+from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
 from taso_mirage.torch import program  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls  # noqa: E402
@@ -322,6 +324,44 @@ def test_calls_read_what_lies_there_now(owning: bool, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         for (found,), value in zip(threads.map(calls, [[v] for v in values * 20]), values * 20, strict=True):
             assert torch.equal(found, value * 2 + 1)
+
+
+def test_a_run_on_cuda_is_in_the_order_of_the_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What ONNX Runtime is asked for, without a GPU; where it takes a part for the CPU, runs are
+    waited for."""
+    asked: list[tuple[dict[str, str], bool]] = []
+    whole = True
+
+    def opened(source: str, providers: Any, alone: bool = False, kernels: bool | None = None) -> str:
+        asked.append((providers[0][1], alone))
+        if alone and not whole:
+            raise RunFailed("a part runs on the CPU")
+        return "a session"
+
+    monkeypatch.setattr(cuda_session, "inference_session", opened)
+    monkeypatch.setattr(cuda_session, "load_libraries", lambda: None)
+    monkeypatch.setattr(cuda_session, "check_provider", lambda *_: None)
+    path = tmp_path / "model.onnx"
+    onnx_ir.save(to_onnx(LINEAR, [X], [frozenset()]).model, path)
+    (found, unwaited), (options, alone) = cuda_session.session_on_stream(str(path), 0, False), asked[-1]
+    assert (found, alone, options["user_compute_stream"], options["use_tf32"]) == ("a session", True, "1", "0")
+    assert unwaited.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+    whole = False
+    (found, unwaited), (options, alone) = cuda_session.session_on_stream(str(path), 77, True), asked[-1]
+    assert (found, unwaited, alone) == ("a session", None, False)
+    assert (options["user_compute_stream"], options["use_tf32"], options["enable_cuda_graph"]) == ("77", "1", "0")
+
+
+def test_operands_are_rounded_where_pytorch_would_round_all() -> None:
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, cublas.allow_tf32
+    try:
+        for convolves, multiplies in product((True, False), repeat=2):
+            cudnn.allow_tf32, cublas.allow_tf32 = convolves, multiplies
+            found = [program._rounded(names) for names in ({"Conv", "Relu"}, {"Conv", "MatMul"}, {"Relu"})]
+            assert found == [convolves, convolves and multiplies, False]
+    finally:
+        cudnn.allow_tf32, cublas.allow_tf32 = before
 
 
 def bound(folder: Path, owning: bool) -> BoundCalls:

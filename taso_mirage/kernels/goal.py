@@ -75,9 +75,11 @@ class Labelled:
         return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
 
     def inside(self) -> dict[str, frozenset[str]]:
-        """Of labels that stand in the same terms, from three that are summed over on, those that lie
-        inside of each: such as the dims of a volume, which are folded from the innermost on. The
-        grid part of a split label lies outside of all."""
+        """Of three labels and more that are folded and stand in the same terms, such as the dims of
+        a volume, those that lie inside of each: they are folded from the innermost on.
+
+        The grid part of a split label lies outside of all.
+        """
         terms = [*self.inputs.values(), *self.outputs, *[each.axes for each in self.known]]
         labels = [{x for axis in axes for x in axis} for axes in terms]
         parts = [outer for outer, _ in self.split.values()]

@@ -13,7 +13,7 @@ import torch
 from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
-from taso_mirage.torch.draws import Drawn, drawn_before, random_state, restore
+from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.halves import Captured, halves, is_trained
 from taso_mirage.torch.program import Program
 
@@ -62,7 +62,7 @@ class CapturedGraph:
         self._programs: list[Program] = []
         self._eager = False
         self._trained = is_trained(captured)
-        self._drawn = Drawn(captured, None)
+        self._drawn = DrawnApart(captured, None)
         try:
             self._drawn = drawn_before(captured)
             self._halves = halves(self._drawn.rest)
@@ -82,7 +82,7 @@ class CapturedGraph:
             except Unsupported as refused:
                 self._stay(refused)
                 if state is not None:
-                    restore(state)  # eager PyTorch draws the same numbers again
+                    restore_random_state(state)  # eager PyTorch draws the same numbers again
         return self._captured.forward(*arguments)
 
     @property

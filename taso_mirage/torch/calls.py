@@ -30,7 +30,7 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 """PyTorch's dtypes by ONNX Runtime's names of types."""
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
-Place = tuple[int, int]
+DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
 
@@ -122,7 +122,7 @@ class _Result:
 
     name: str
     dtype: Any
-    dims: tuple[int | Place, ...] | None
+    dims: tuple[int | DimPlace, ...] | None
 
     def shape(self, held: Sequence[Any]) -> tuple[int, ...]:
         """Its sizes for these inputs."""
@@ -130,7 +130,7 @@ class _Result:
 
 
 def _results(session: Any) -> list[_Result]:
-    places: dict[Any, Place] = {}
+    places: dict[Any, DimPlace] = {}
     for i, given in enumerate(session.get_inputs()):
         for axis, dim in enumerate(given.shape):
             if isinstance(dim, str):

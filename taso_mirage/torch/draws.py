@@ -18,7 +18,7 @@ DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnApart:
     """`rest` takes the arguments of the graph and what `draws` gives for these; without random
     numbers it is the graph."""
 
@@ -30,11 +30,11 @@ class Drawn:
         return given if self.draws is None else [*given, *self.draws.forward(*given)]
 
 
-def drawn_before(captured: Captured) -> Drawn:
+def drawn_before(captured: Captured) -> DrawnApart:
     """A graph without the random numbers that sizes alone tell."""
     found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
     if not found:
-        return Drawn(captured, None)
+        return DrawnApart(captured, None)
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
     there = {node: draws.node_copy(node) for node in placeholders}
@@ -57,7 +57,7 @@ def drawn_before(captured: Captured) -> Drawn:
             here[node].meta = dict(node.meta)
         else:
             here[node] = taken[node]
-    return Drawn(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
+    return DrawnApart(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
 
 
 def _name(node: Any) -> str:
@@ -122,7 +122,7 @@ def random_state(cuda: bool) -> RandomState:
     return torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])
 
 
-def restore(state: RandomState) -> None:
+def restore_random_state(state: RandomState) -> None:
     """Make them what they were."""
     torch.set_rng_state(state[0])
     for each in state[1:]:

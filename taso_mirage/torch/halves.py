@@ -52,7 +52,7 @@ class Halves:
         return torch.fx.GraphModule(root | {name: arguments[i] for name, i in self.weights.items()}, self.inner)
 
 
-def largest(captured: Captured) -> int:
+def largest_bytes(captured: Captured) -> int:
     """Bytes of the largest tensor of fixed sizes in a graph."""
     values = [value_of(node) for node in captured.graph.nodes]
     known = [each for each in values if isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in each.shape)]

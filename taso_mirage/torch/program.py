@@ -24,14 +24,15 @@ from taso_mirage.torch.calls import DTYPES, BoundCalls, Calls, HostCalls
 from taso_mirage.torch.draws import random_state
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
-from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest
+from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
 from taso_mirage.torch.race import slower
 
 _VERSION = attrgetter("_version")
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 PRODUCTS = frozenset(("Attention", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
-"""ONNX's operators that PyTorch rounds operands of, as its settings for cuDNN say, and for others."""
-SAMPLE = 1 << 27
+"""ONNX's operators whose operands PyTorch rounds where its settings for cuDNN, or for products,
+say so."""
+SAMPLE = 1 << 25
 LARGE = 4 * SAMPLE
 """Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
 and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
@@ -57,7 +58,7 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
-        few = model.sizes.sample(given, SAMPLE / max(largest(captured), 1))
+        few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         self.result, self._calls = self._optimized(model.model, few, options)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
@@ -145,7 +146,7 @@ def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tupl
 
 def _model(captured: Captured, cut: Halves, module: Any, given: Sequence[Any]) -> OnnxForm:
     """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
-    if largest(captured) > LARGE:
+    if largest_bytes(captured) > LARGE:
         made = to_onnx(module, given, _of_any_number(given, cut.free))
         if made.sizes.sample(given, 0.5) is not given:
             return made
