@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from taso_mirage.targets.cuda.session import PLAIN, graph_run
+from taso_mirage.torch.captured import Captured, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,
@@ -75,34 +80,52 @@ class BoundCalls:
     """Calls on the memory that tensors have, with a binding that stays while the same memory comes
     again.
 
-    On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`; with `unwaited`, options of a
-    run, nobody waits for the end of one.
+    On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where the whole model runs
+    `alone` on the GPU, nobody waits for the end of a run, and runs are captured where that is
+    faster.
     """
 
-    def __init__(self, session: Any, device: Any, stream: Any = None, unwaited: Any = None) -> None:
-        self._session, self._device, self._stream, self._unwaited = session, device, stream, unwaited
+    def __init__(self, session: Any, device: Any, stream: Any = None, alone: bool = False) -> None:
+        self._session, self._device, self._stream, self._alone = session, device, stream, alone
+        self._unwaited = graph_run(PLAIN, waits=False) if alone else None
+        self._waited = graph_run(PLAIN) if alone else None
+        self._numbers = count(1)
         self._names = [each.name for each in session.get_inputs()]
         self._results = _results(session)
         self._bindings: list[_Binding] = []
         self.owning = device.type == "cuda" and all(each.dims is not None for each in self._results)
+        self._call = CapturedWhereFaster(self._plain, self._captured) if alone and self.owning else self._plain
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         held = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
         held = [each if each.is_contiguous() else each.contiguous() for each in held]
+        there = all(each.device == self._device for each in held)
+        return self._call(held) if there else self._plain(held, self._waited)
+
+    def _plain(self, held: Sequence[Any], options: Any = None) -> list[Any]:
+        """The results of a run that is not captured."""
         binding = self._bindings.pop() if self._bindings else _Binding(self._session.io_binding())
         for name, each in zip(self._names, held, strict=True):
             binding.read(name, each)
         found = [binding.written(each, held, self._device) for each in self._results] if self.owning else []
         for each in self._results if not self.owning else ():
             binding.io.bind_output(each.name, self._device.type, 0)
-        waits = self._unwaited is None or any(each.device != self._device for each in held)
-        self._run(binding.io, None if waits else self._unwaited)
+        self._run(binding.io, options or self._unwaited)
         if not self.owning:
             pairs = zip(binding.io.get_outputs(), self._results, strict=True)
             found = [_tensor(value, result.dtype) for value, result in pairs]
             binding.io.clear_binding_outputs()  # it would keep them
         self._bindings.append(binding)
         return found
+
+    def _captured(self, held: Sequence[Any]) -> Captured:
+        """A run that is captured, for inputs like these."""
+        binding = _Binding(self._session.io_binding())
+        given = [each.clone() for each in held]
+        for name, each in zip(self._names, given, strict=True):
+            binding.read(name, each)
+        found = [binding.written(each, given, self._device) for each in self._results]
+        return Captured(partial(self._run, binding.io, graph_run(str(next(self._numbers)), waits=False)), given, found)
 
     def _run(self, io: Any, options: Any) -> None:
         """A run behind what the current stream does, and before what it will do."""

@@ -167,11 +167,11 @@ def _calls(path: Path, device: Any, model: Any) -> Calls:
         found = session(path, trust_kernels=True)
         bfloats = any(each.type == "tensor(bfloat16)" for each in (*found.get_inputs(), *found.get_outputs()))
         return BoundCalls(found, device) if bfloats else HostCalls(found)
-    stream = torch.cuda.current_stream()
-    found, unwaited = session_on_stream(
+    stream = torch.cuda.Stream()  # no run is captured in the default one
+    found, alone = session_on_stream(
         str(path), stream.cuda_stream, _rounded({n.op_type for n in model.graph.all_nodes()})
     )
-    return BoundCalls(found, device, stream, unwaited)
+    return BoundCalls(found, device, stream, alone)
 
 
 def _rounded(operators: Collection[str]) -> bool:

@@ -86,42 +86,37 @@ class _Bound:
         return time.perf_counter() - start
 
 
-def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, Any]:
+def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, bool]:
     """A session on a file with its kernels, for this process, whose runs are in the order of a CUDA
-    stream, given by its address; and the options of a run that does not wait for the GPU, or None
-    where parts of the model run on the CPU.
+    stream, given by its address; and whether the whole model runs on the GPU: then runs can be
+    captured as CUDA graphs (`graph_run`), but not in CUDA's default stream.
 
     `tf32`: products and convolutions in single precision may round their operands to 10 bits.
     Raises RunFailed, RuntimeUnavailable.
     """
     made = dict((read_stamp(metadata(model)) or Stamp("cuda", DEFAULT)).options)
-    options = {**made, GRAPH: "0", USER_STREAM: str(stream or DEFAULT_STREAM), **EXACT_SIZES}
+    options = {**made, USER_STREAM: str(stream or DEFAULT_STREAM), **EXACT_SIZES}
     options |= {TF32: "1"} if tf32 else {}
     load_libraries()
     try:
-        found, unwaited = inference_session(model, [(PROVIDER, options)], alone=True, kernels=True), _unwaited()
+        found, alone = inference_session(model, [_provider(options, "1")], alone=True, kernels=True), True
     except RunFailed:
-        found, unwaited = inference_session(model, [(PROVIDER, options)], kernels=True), None
+        found, alone = inference_session(model, [_provider(options, "0")], kernels=True), False
     check_provider(found, PROVIDER)
-    return found, unwaited
-
-
-def _unwaited() -> Any:
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return options
+    return found, alone
 
 
 def _provider(options: dict[str, str], graph: str) -> tuple[str, dict[str, str]]:
     return PROVIDER, {**options, GRAPH: graph}
 
 
-def graph_run(annotation: str) -> Any:
-    """The options of a run that captures, or replays, the CUDA graph of this annotation."""
+def graph_run(annotation: str, waits: bool = True) -> Any:
+    """The options of a run that captures, or replays, the CUDA graph of this annotation, and waits
+    for the GPU or does not."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
+    if not waits:
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     options.add_run_config_entry("gpu_graph_id", annotation)
     return options

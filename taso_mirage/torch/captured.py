@@ -1,0 +1,86 @@
+"""Runs as CUDA graphs: for sizes that come again a run is captured, with memory of its own, and
+replayed where that is faster, its copies included."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.torch.equal import check_equal
+
+Call = Callable[[Sequence[Any]], list[Any]]
+"""Results on tensors that lie on the GPU."""
+SIZES = 16
+"""So many sets of sizes are remembered: each may have a graph, with memory of its own."""
+ROUNDS = 7
+"""Runs of both ways, of which the median counts."""
+CAPTURING = 3
+"""Runs until a graph is there: ONNX Runtime captures the second one."""
+
+
+class Captured:
+    """A run for inputs like these, whose `run` is one with this memory of inputs and results: they
+    are copied to where it reads them, and from where it writes them."""
+
+    def __init__(self, run: Callable[[], None], given: Sequence[Any], found: Sequence[Any]) -> None:
+        self._run, self._given, self._found = run, given, found
+        for _ in range(CAPTURING):
+            run()
+
+    def __call__(self, held: Sequence[Any]) -> list[Any]:
+        for own, each in zip(self._given, held, strict=True):
+            own.copy_(each)
+        self._run()
+        return [each.clone() for each in self._found]
+
+
+class CapturedWhereFaster:
+    """Calls that are captured where that is faster: measured at the second call of a set of
+    sizes. They may come from several threads: one at a time has the graph."""
+
+    def __init__(self, plain: Call, capture: Callable[[Sequence[Any]], Call]) -> None:
+        self._plain, self._capture = plain, capture
+        self._known: dict[tuple[Any, ...], list[Call] | None] = {}
+        """By sizes: the graph while it is free; None after the first call."""
+
+    def __call__(self, held: Sequence[Any]) -> list[Any]:
+        sizes = tuple([each.shape for each in held])
+        if sizes not in self._known:
+            if len(self._known) < SIZES:
+                self._known[sizes] = None
+            return self._plain(held)
+        free = self._known[sizes]
+        if free is None:
+            free = self._known[sizes] = self._chosen(held)
+        try:
+            call = free.pop()
+        except IndexError:
+            return self._plain(held)
+        found = call(held)
+        free.append(call)
+        return found
+
+    def _chosen(self, held: Sequence[Any]) -> list[Call]:
+        """The graph, if it gives the same and is faster."""
+        try:
+            captured = self._capture(held)
+            check_equal(captured(held), self._plain(held), lambda: None)
+        except (Unsupported, RuntimeError):  # ONNX Runtime's errors at a capture are RuntimeErrors
+            return []
+        times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
+        plain, replayed = map(statistics.median, zip(*times, strict=True))
+        return [captured] if replayed < plain else []
+
+
+def _seconds(call: Call, held: Sequence[Any]) -> float:
+    """From an idle GPU to an idle one."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call(held)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start

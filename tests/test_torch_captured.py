@@ -1,0 +1,135 @@
+"""Runs from PyTorch as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+
+import taso_mirage  # noqa: E402
+from taso_mirage.torch import captured  # noqa: E402
+from taso_mirage.torch.captured import CAPTURING, SIZES, Captured, CapturedWhereFaster  # noqa: E402
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> dict[Any, float]:
+    """Seconds by call."""
+    known: dict[Any, float] = {}
+    monkeypatch.setattr(captured, "_seconds", lambda call, held: known[call])
+    return known
+
+
+def twice(held: Sequence[Any]) -> list[Any]:
+    return [held[0] * 2]
+
+
+class Graph:
+    """What a captured run is: it reads and writes its own memory."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale, self.runs = scale, 0
+
+    def made(self, held: Sequence[Any]) -> Captured:
+        given, found = [each.clone() for each in held], [torch.empty_like(held[0])]
+
+        def run() -> None:
+            self.runs += 1
+            found[0].copy_(given[0] * self.scale)
+
+        return Captured(run, given, found)
+
+
+def remembered(graph: Graph, times: dict[Any, float], seconds: float) -> Callable[[Sequence[Any]], Any]:
+    def capture(held: Sequence[Any]) -> Captured:
+        made = graph.made(held)
+        times[made] = seconds
+        return made
+
+    return capture
+
+
+def test_what_is_faster_captured_is_replayed_on_new_inputs_into_new_memory(times: dict[Any, float]) -> None:
+    graph, times[twice] = Graph(), 2.0
+    calls = CapturedWhereFaster(twice, remembered(graph, times, 1.0))
+    inputs = [torch.full((3,), float(i)) for i in range(5)]
+    found = [calls([each])[0] for each in inputs]
+    assert all(torch.equal(one, each * 2) for one, each in zip(found, inputs, strict=True))
+    assert graph.runs == CAPTURING + 1 + 4  # compared once; the first call ran plainly
+
+
+def test_what_is_slower_captured_is_not(times: dict[Any, float]) -> None:
+    graph, times[twice] = Graph(), 2.0
+    calls = CapturedWhereFaster(twice, remembered(graph, times, 3.0))
+    for i in range(5):
+        assert torch.equal(calls([torch.full((3,), float(i))])[0], torch.full((3,), 2.0 * i))
+    assert graph.runs == CAPTURING + 1
+
+
+@pytest.mark.parametrize("scale", [2.5, None])
+def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, times: dict[Any, float]) -> None:
+    def refused(held: Sequence[Any]) -> Captured:
+        raise RuntimeError("no graph")
+
+    times[twice] = 2.0
+    calls = CapturedWhereFaster(twice, refused if scale is None else remembered(Graph(scale), times, 1.0))
+    for _ in range(4):
+        assert torch.equal(calls([torch.ones(3)])[0], torch.full((3,), 2.0))
+
+
+def test_each_set_of_sizes_has_its_graph_and_there_are_not_too_many(times: dict[Any, float]) -> None:
+    times[twice], made = 2.0, count()
+
+    def capture(held: Sequence[Any]) -> Captured:
+        next(made)
+        return remembered(Graph(), times, 1.0)(held)
+
+    calls = CapturedWhereFaster(twice, capture)
+    for size in (*range(1, SIZES + 9), *range(1, SIZES + 9)):
+        assert calls([torch.ones(size)])[0].shape == (size,)
+    assert next(made) == SIZES
+
+
+def test_a_graph_in_use_is_not_taken_by_another_thread(times: dict[Any, float]) -> None:
+    """As if another call came while the graph runs."""
+    times[twice] = 2.0
+    calls: CapturedWhereFaster
+
+    class Nested(Graph):
+        def made(self, held: Sequence[Any]) -> Captured:
+            whole = super().made(held)
+            run = whole._run
+
+            def both() -> None:
+                if self.runs > CAPTURING:
+                    inner.append(calls([torch.full((3,), 7.0)])[0])
+                run()
+
+            whole._run = both
+            return whole
+
+    inner: list[Any] = []
+    calls = CapturedWhereFaster(twice, remembered(Nested(), times, 1.0))
+    for i in range(4):
+        assert torch.equal(calls([torch.full((3,), float(i))])[0], torch.full((3,), 2.0 * i))
+    assert inner
+    assert all(torch.equal(each, torch.full((3,), 14.0)) for each in inner)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_calls_on_a_gpu_are_captured() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(8)))
+    model = model.cuda().eval()
+    ours = taso_mirage.optimize(model, torch.randn(4, 64, device="cuda"), budget=5, kernels="off")
+    kept = []
+    with torch.no_grad():
+        for i in range(20):
+            x = torch.randn(4 + i % 2, 64, device="cuda")
+            kept.append((ours(x), model(x)))
+    for found, wanted in kept:
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    graphs = [program._calls._call for graph in ours._graphs for program in graph._programs]
+    assert any(free for each in graphs for free in each._known.values())
