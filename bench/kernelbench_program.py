@@ -83,8 +83,13 @@ def built(source: str, folder: Path, device: str) -> Built:
     with torch.no_grad():
         seed(SEED)
         model = module.Model(*(each.to(device) if isinstance(each, torch.Tensor) else each for each in given))
-    # the benchmark converts all inputs so, those that are indices too
-    draw = lambda: [each.to(device) if isinstance(each, torch.Tensor) else each for each in module.get_inputs()]  # noqa: E731
+
+    def draw() -> list[Any]:
+        with torch.device(device):  # gigabytes of random numbers take a CPU most of a minute
+            drawn = module.get_inputs()
+        # the benchmark converts all inputs so, those that are indices too
+        return [each.to(device) if isinstance(each, torch.Tensor) else each for each in drawn]
+
     return model.to(device), draw
 
 
