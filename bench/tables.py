@@ -293,7 +293,8 @@ def from_torch(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Geometric means: {said}. {found['device']}, {found['threads']} threads; {versions}."]
 
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "measured").glob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", DOCS / "benchmarks.md", DOCS / "torch.md", *sorted((DOCS / "measured").glob("*.md")))
 TABLES = {
     "extraction-cpu2": extraction,
     "soundness-cpu2": soundness,
@@ -321,7 +322,7 @@ TABLES = {
     "real-cpu2": real,
     "quantized-cpu2": quantized,
     "torch-cpu2": from_torch,
-    "torch-H100": from_torch,
+    "torch-H200": from_torch,
     "kernelbench-cpu2": kernelbench,
     "kernelbench-H100": kernelbench,
 }
