@@ -343,13 +343,23 @@ def test_a_run_on_cuda_is_in_the_order_of_the_stream(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda_session, "check_provider", lambda *_: None)
     path = tmp_path / "model.onnx"
     onnx_ir.save(to_onnx(LINEAR, [X], [frozenset()]).model, path)
-    (found, unwaited), (options, alone) = cuda_session.session_on_stream(str(path), 0, False), asked[-1]
-    assert (found, alone, options["user_compute_stream"], options["use_tf32"]) == ("a session", True, "1", "0")
-    assert unwaited.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+    assert cuda_session.session_on_stream(str(path), 75, False) == ("a session", True)
+    options, alone = asked[-1]
+    assert alone
+    assert (options["user_compute_stream"], options["use_tf32"], options["enable_cuda_graph"]) == ("75", "0", "1")
     whole = False
-    (found, unwaited), (options, alone) = cuda_session.session_on_stream(str(path), 77, True), asked[-1]
-    assert (found, unwaited, alone) == ("a session", None, False)
+    assert cuda_session.session_on_stream(str(path), 77, True) == ("a session", False)
+    options, alone = asked[-1]
+    assert not alone
     assert (options["user_compute_stream"], options["use_tf32"], options["enable_cuda_graph"]) == ("77", "1", "0")
+
+
+def test_a_run_says_whether_it_waits_and_which_graph_it_is() -> None:
+    waited, unwaited = (cuda_session.graph_run("3", waits) for waits in (True, False))
+    assert waited.get_run_config_entry("gpu_graph_id") == unwaited.get_run_config_entry("gpu_graph_id") == "3"
+    assert unwaited.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+    with pytest.raises(RuntimeError):
+        waited.get_run_config_entry("disable_synchronize_execution_providers")
 
 
 def test_operands_are_rounded_where_pytorch_would_round_all() -> None:

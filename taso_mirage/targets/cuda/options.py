@@ -18,8 +18,5 @@ KNOWN = {
     GRAPH: ("0", "1"),
 }
 USER_STREAM = "user_compute_stream"
-DEFAULT_STREAM = 1
-"""The address of CUDA's default stream in words of its own (`cudaStreamLegacy`): the provider takes
-0, which PyTorch says, for no stream."""
 EXACT_SIZES = {"arena_extend_strategy": "kSameAsRequested"}
 """Memory as it is asked for: PyTorch has the same GPU."""

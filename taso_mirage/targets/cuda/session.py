@@ -15,7 +15,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import DEFAULT, DEFAULT_STREAM, EXACT_SIZES, GRAPH, PROVIDER, TF32, USER_STREAM
+from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (
     bind_there,
     check_provider,
@@ -95,7 +95,7 @@ def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, bool
     Raises RunFailed, RuntimeUnavailable.
     """
     made = dict((read_stamp(metadata(model)) or Stamp("cuda", DEFAULT)).options)
-    options = {**made, USER_STREAM: str(stream or DEFAULT_STREAM), **EXACT_SIZES}
+    options = {**made, USER_STREAM: str(stream), **EXACT_SIZES}
     options |= {TF32: "1"} if tf32 else {}
     load_libraries()
     try:
