@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from browser import CHROMIUM, NO_BROWSER, chromium
+from browser import chromium, needs_browser
 from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
@@ -370,7 +370,7 @@ def test_graphs_are_drawn_for_a_page() -> None:
 # ---------------------------------------------------------------- a browser
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@needs_browser
 def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
     assert "<h2>To repeat it</h2>" in done.stdout
@@ -379,7 +379,7 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
     assert values_of(shot) > 100
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@needs_browser
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """What the test above relies on: an error of the page is printed, the page allows no script,
     and a blank picture is seen."""

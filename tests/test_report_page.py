@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, NO_BROWSER, chromium
+from browser import chromium, needs_browser
 from htmlpage import Page
 from test_report import MINI, model, w, x
 
@@ -331,7 +331,7 @@ def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, 
     return data
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@needs_browser
 @pytest.mark.parametrize("width", [400, 900, 1400])
 def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width: int) -> None:
     script = """
@@ -348,7 +348,7 @@ def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width
     assert 0 < found["headline"] < found["bars"] < 800  # type: ignore[operator]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@needs_browser
 def test_search_by_keyboard(path: Path, tmp_path: Path) -> None:
     script = """
       const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
@@ -378,7 +378,7 @@ def test_search_by_keyboard(path: Path, tmp_path: Path) -> None:
     assert (found["after"], found["value"]) == (found["all"], "")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+@needs_browser
 def test_what_is_folded_is_printed(path: Path, tmp_path: Path) -> None:
     def pages(content: str) -> int:
         (tmp_path / "p.html").write_text(content)
