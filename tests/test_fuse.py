@@ -35,7 +35,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets import lowering
+from taso_mirage.targets import lowering, profile
 from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.targets.cpu import lowering as cpu
 
@@ -390,3 +390,14 @@ def test_a_target_without_kernels_says_so() -> None:
     with pytest.raises(InvalidOption, match="no fused kernels for the target openvino"):
         lowering.here("openvino")
     assert usual_mode(replace(CONFIG, target=TARGETS["openvino"])) == "off"
+
+
+def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled and run as in a session of the user's."""
+    monkeypatch.setattr(profile, "MOST", float("inf"))  # they are small
+    made = searched[1].model
+    content, inputs = serialize(made), random_inputs(made, 0, made.sizes)
+    found = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)
+    assert found is not None
+    assert sum(name.startswith("CpuKernel") for name in found) == len(searched[1].kernels) > 0
+    assert all(0 <= seconds < 1 for seconds in found.values())

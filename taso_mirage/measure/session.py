@@ -25,7 +25,7 @@ from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
-from taso_mirage.targets.profile import RunNode, optimized_operators, profiled
+from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
 
 Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
@@ -159,6 +159,19 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
     return found
 
 
+def seconds_by_operator(
+    model: Model, inputs: Arrays, seconds: float, target: Target = CPU, source: bool = False
+) -> dict[str, float] | None:
+    """The seconds of a run by operator of the runtime, for a target that `profiles`, or None where
+    the profiler cannot tell them; see `targets.profile`. With `source` of the model as it was
+    read."""
+    with _content(model, source) as (content, _):
+        found: dict[str, float] | None = in_child(
+            profiled_seconds, content, target.stamp.providers(), fed(inputs), seconds
+        )
+    return found
+
+
 def operators(content: bytes, target: Target = CPU) -> list[str]:
     """The operators that the runtime makes of a small model."""
     found: list[str] = in_child(optimized_operators, content, target.stamp.providers())
@@ -171,12 +184,15 @@ def check_source(model: Model) -> None:
         checked(content)
 
 
+UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
+
+
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
     try:
         return open_in_child(model, target, source=True)
     except RunRefused as error:
-        raise InvalidModel(str(error)) from None
+        raise InvalidModel(f"{error}; {UNOPTIMIZABLE}") from None
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from taso_mirage.errors import CheckFailed, OutOfTime
+from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
+from taso_mirage.measure.draws import feed
 from taso_mirage.measure.rounding import LetThrough
-from taso_mirage.measure.session import Session
+from taso_mirage.measure.session import Session, seconds_by_operator
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -24,8 +25,9 @@ from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
-from taso_mirage.pipeline.shares import compared_seconds, comparison_seconds, kernel_seconds
+from taso_mirage.pipeline.shares import compared_seconds, comparison_seconds, kernel_seconds, load_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
 from taso_mirage.report.times import operator_times
@@ -35,6 +37,11 @@ from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets.packaging import stamped
+
+PROFILING, PROFILED = 0.5, 4
+"""Seconds for which a model is profiled, and its runs at least."""
+PROFILE_SHARE = 0.5
+"""Of the seconds for explanations, what the profiler may take."""
 
 
 def conclude(
@@ -96,13 +103,47 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
         return result.noted(f"no kernels: {late}")
 
 
+def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
+    """The measured seconds of both models by operator; None where the runtime does not tell them,
+    or where to load and to run both would take more than these seconds."""
+    wanted = 4 * (load_seconds(job) + len(result.workloads) * PROFILED * job.running)
+    if not (job.config.measure and result.target.profiles) or wanted >= seconds:
+        return None
+    around, child().deadline = child().deadline, Deadline(seconds)
+    try:
+        before = _by_operator(job, result, result.original)
+        after = _by_operator(job, result, result.model) if result.changed and before else before
+        return OperatorProfile(before, after) if before and after else None
+    except TasoMirageError:  # the predicted seconds are shown
+        return None
+    finally:
+        child().deadline = around
+
+
+def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | None:
+    """Measured seconds by operator, at all sets of sizes by their shares; None where one has
+    none."""
+    found: dict[str, float] = {}
+    for sizes, share in result.workloads:
+        inputs = feed(result.original, job.config.inputs, sizes)
+        of_one = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
+        if of_one is None:
+            return None
+        for name, spent in of_one.items():
+            found[name] = found.get(name, 0.0) + share * spent
+    return found
+
+
 def explain(job: Job, result: Result) -> Result:
     """The result with an explanation of every change and where the time goes, where that was asked
-    for; after an interrupt no change is measured alone."""
+    for; after an interrupt no change is measured alone, and no model is profiled."""
     if not job.config.explain:
         return result
-    listed = tuple(explained(result, job.config, job.progress, 0.0 if job.stop.asked else MEASURING))
-    return replace(result, explanations=listed, times=operator_times(result, job.config))
+    seconds, began = 0.0 if job.stop.asked else MEASURING, time.monotonic()
+    profiled = profile(job, result, PROFILE_SHARE * seconds)
+    left = max(began + seconds - time.monotonic(), 0.0)
+    listed = tuple(explained(result, job.config, job.progress, left))
+    return replace(result, explanations=listed, times=operator_times(result, job.config), profile=profiled)
 
 
 def write(job: Job, result: Result, output: Path) -> Result:

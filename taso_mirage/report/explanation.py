@@ -54,6 +54,15 @@ class MeasuredPeaks:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """Measured seconds of a run by operator of the runtime, of the original and of the result, by
+    the runtime's profiler."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorTimes:
     """Predicted seconds of every term that runs, in the original and in the result.
 

@@ -29,7 +29,7 @@ from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.report.sections import model_sections
 from taso_mirage.report.summary import search_facts
-from taso_mirage.report.times import OperatorPair, by_operator
+from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
@@ -156,14 +156,16 @@ def _facts(result: Result, explained: Sequence[Explanation]) -> list[str]:
 
 
 def _times(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
-    """The diagrams of times: whole models, measured or else predicted, and by operator."""
-    by_kind, legend = operator_bars(pairs)
+    """The diagrams of times: whole models, and by operator, both measured or else predicted."""
+    shown = pairs if result.profile is None else profiled_pairs(result.profile)
+    by_kind, legend = operator_bars(shown)
     return {
         "timing": result.timing,
         "predicted": [duration(seconds) for seconds in (result.cost_before, result.cost_after)],
         "bars": whole_bars(result),
-        "by_kind": by_kind if pairs else [],
-        "legend": legend if pairs else [],
+        "by_kind": by_kind if shown else [],
+        "legend": legend if shown else [],
+        "profiled": result.profile is not None,
         "times_by_sizes": _times_by_sizes(result),
         "untimed": [sum(n.op == "opaque" for n in m.graph) for m in (result.original, result.model)],
     }

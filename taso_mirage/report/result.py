@@ -24,7 +24,7 @@ from taso_mirage.search.search import SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 
 if TYPE_CHECKING:
-    from taso_mirage.report.explanation import Explanation, OperatorTimes
+    from taso_mirage.report.explanation import Explanation, OperatorProfile, OperatorTimes
 
 SEARCHES = ("passes", "mutants", "search")
 """The stages that share the budget of the search of graphs."""
@@ -83,6 +83,7 @@ class Result:
     rules: RuleSet = field(default_factory=rules, repr=False, compare=False)
     explanations: tuple[Explanation, ...] = field(default=(), repr=False, compare=False)
     times: OperatorTimes | None = field(default=None, repr=False, compare=False)
+    profile: OperatorProfile | None = field(default=None, repr=False, compare=False)
     cases: tuple[CheckCase, ...] = field(default=(), repr=False, compare=False)
     normal: ModelCandidate | None = field(default=None, repr=False, compare=False)
     let_through: LetThrough | None = None
@@ -142,6 +143,7 @@ class Result:
             kernels=(),
             explanations=(),
             times=None,
+            profile=None,
             let_through=None,
             kept=why,
             target=target,

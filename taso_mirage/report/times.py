@@ -1,15 +1,17 @@
-"""Where the time goes: predicted seconds of every operator of both models, and what the machine
-reached, for a roofline (Williams et al., CACM'09)."""
+"""Where the time goes: predicted seconds of every operator of both models, those of the runtime's
+operators as they were measured, and what the machine reached, for a roofline (Williams et al.,
+CACM'09)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
-from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
+from taso_mirage.report.explanation import MeasuredPeaks, OperatorProfile, OperatorTimes
 from taso_mirage.report.inspection import counted_work
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
@@ -22,12 +24,14 @@ LONG, LARGEST = 3e-3, 1 << 26
 its operands at most."""
 SECONDS = 0.5
 """For how long the peaks are measured."""
+KERNEL = re.compile(r"C(pu|uda)Kernel\d+")
+"""The operators that the nodes of kernels have."""
 
 
 @dataclass(slots=True)
 class OperatorTotals:
-    """What all terms of one operator do together: how many there are, their predicted seconds,
-    operations, and bytes."""
+    """What all terms of one operator do together: how many there are, their seconds, operations,
+    and bytes."""
 
     count: int = 0
     seconds: float = 0.0
@@ -97,4 +101,15 @@ def by_operator(times: OperatorTimes, sizes: Mapping[str, int]) -> list[Operator
         for node, seconds in nodes.items():
             pair = found.setdefault(node.op, OperatorPair(node.op))
             getattr(pair, side).add(seconds, *counted_work(node, sizes))
+    return sorted(found.values(), key=lambda pair: -pair.seconds)
+
+
+def profiled_pairs(profile: OperatorProfile) -> list[OperatorPair]:
+    """The runtime's operators with their measured seconds, in the same order; the fused kernels of
+    a model are one."""
+    found: dict[str, OperatorPair] = {}
+    for side, table in (("before", profile.before), ("after", profile.after)):
+        for operator, seconds in table.items():
+            name = "fused kernels" if KERNEL.fullmatch(operator) else operator
+            getattr(found.setdefault(name, OperatorPair(name)), side).add(seconds, 0, 0)
     return sorted(found.values(), key=lambda pair: -pair.seconds)

@@ -1,5 +1,5 @@
-"""The model that ONNX Runtime makes of a model, with what each of its nodes takes and how long: by
-the runtime's own profiler."""
+"""The model that ONNX Runtime makes of a model, with what each of its nodes takes and how long, or
+only how long its operators take: by the runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.onnx_io.groups import ValueType, number_nodes
-from taso_mirage.targets.onnx_runtime import inference_session, refused
+from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
 from taso_mirage.targets.protocol import Arrays, Source
 from taso_mirage.targets.stamp import Provider
 
 RUNS = 3
 """At least, after one that is not counted."""
-TIME = "_kernel_time"
+TIME, RUN = "_kernel_time", "model_run"
+MOST = 1.25
+"""What all operators may take by the profiler, as a part of a run without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +68,89 @@ def _events(
 ) -> dict[str, list[dict[str, Any]]]:
     """What the profiler says of each node, run by run but the first."""
     session = inference_session(path, providers, optimized=False, profile=path)
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    events, runs = _recorded(session, inputs, seconds)
+    for event in filter(_of_node, events):
+        found[event["name"].removesuffix(TIME)].append(event)
+    return {name: events[len(events) // runs :] for name, events in found.items()}
+
+
+def _recorded(session: Any, inputs: Arrays, seconds: float) -> tuple[list[dict[str, Any]], int]:
+    """What the profiler says of several runs, and how many there were."""
+    run = run_of(session, inputs)
     end, runs = time.perf_counter() + seconds, 0
     try:
         while runs <= RUNS or time.perf_counter() < end:
-            session.run(None, dict(inputs))
+            run()
             runs += 1
     except Exception as error:
         raise refused("run", error) from None
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with open(session.end_profiling()) as file:
-        for event in json.load(file):
-            if event.get("cat") == "Node" and event["name"].endswith(TIME):
-                found[event["name"].removesuffix(TIME)].append(event)
-    return {name: events[len(events) // runs :] for name, events in found.items()}
+        return json.load(file), runs
+
+
+def _of_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and bool(event["name"].endswith(TIME))
+
+
+def profiled_seconds(
+    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float
+) -> dict[str, float] | None:
+    """The seconds of a run by operator of the runtime, kernels for the CPU that the model carries
+    among them: of some runs of the optimized model, each operator's lower quartile. What runs in
+    the body of a node counts for the operators there.
+
+    None where they are no times of the model: the profiler looks at the shapes of a node while its
+    clock runs, which takes some microseconds, so of small operators it tells its own time. Raises
+    RunFailed.
+    """
+    plain = run_of(inference_session(source, providers, kernels=False), inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        session = inference_session(source, providers, kernels=False, profile=os.path.join(folder, "runs"))
+        events, runs = _recorded(session, inputs, seconds)
+        del session  # its threads would spin beside the other's
+    found = _by_operator(events)
+    whole = _quartile([_timed(plain) for _ in range(runs)][1:])
+    return found if sum(found.values()) <= MOST * whole else None
+
+
+def _by_operator(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The seconds of each operator in a run, of all runs but the first."""
+    runs = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == RUN)[1:]
+    nodes = sorted(filter(_of_node, events), key=lambda e: (e["ts"], -e["dur"]))
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
+    at = 0
+    for event, own in _own(nodes):
+        while at < len(runs) and event["ts"] >= runs[at][1]:
+            at += 1
+        if at < len(runs) and event["ts"] >= runs[at][0]:
+            found[event["args"]["op_name"]][at] += own * 1e-6
+    return {name: _quartile(each) for name, each in found.items()}
+
+
+def _quartile(seconds: Sequence[float]) -> float:
+    """The lower one: a shared machine only ever adds time."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _own(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Each node with the microseconds that it takes without those that run inside of it; they are
+    sorted by their beginnings."""
+    own = [float(each["dur"]) for each in nodes]
+    around: list[int] = []
+    for i, each in enumerate(nodes):
+        while around and each["ts"] >= nodes[around[-1]]["ts"] + nodes[around[-1]]["dur"]:
+            around.pop()
+        if around:
+            own[around[-1]] -= each["dur"]
+        around.append(i)
+    yield from zip(nodes, own, strict=True)
 
 
 def _operands(names: Sequence[str], held: Mapping[str, ValueType], taken: Sequence[ValueType]) -> tuple[ValueType, ...]:

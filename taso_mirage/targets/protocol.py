@@ -108,6 +108,11 @@ class Target(Protocol):
         it does not load the model.
         """
 
+    @property
+    def profiles(self) -> bool:
+        """Whether `profile.profiled_seconds` is for its runtime: ONNX Runtime on a CPU. On a GPU
+        its profiler knows when a kernel was launched, not how long it ran."""
+
     def nodes(self, content: bytes) -> int:
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
         them or keeps a layout."""

@@ -24,6 +24,7 @@ class Cpu:
     gpu = False
     channels_last = False
     blocked = True
+    profiles = True
     repeats = True
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.targets.cpu.lowering"

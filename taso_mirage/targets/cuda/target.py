@@ -26,6 +26,7 @@ class Cuda:
     provider = PROVIDER
     gpu = True
     blocked = False
+    profiles = False
     repeats = False
     """A GPU takes some kernels of convolutions as initializers only."""
     domains = onnx_runtime.DOMAINS

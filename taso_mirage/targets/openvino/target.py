@@ -27,6 +27,7 @@ class OpenVino:
     gpu = False
     channels_last = False
     blocked = False
+    profiles = False
     repeats = False
     domains = STANDARD
     lowering = None

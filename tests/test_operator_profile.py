@@ -1,0 +1,146 @@
+"""The measured times by operator: what ONNX Runtime's profiler says of whole models, and that a
+page says where they are from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from htmlpage import Page
+from onnx import parser
+from test_report import model, w, x
+
+from taso_mirage.measure.child import child
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.session import seconds_by_operator
+from taso_mirage.onnx_io import from_ir, from_proto
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model, stages
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.report import html
+from taso_mirage.report.explanation import OperatorProfile
+from taso_mirage.report.result import Result
+from taso_mirage.report.times import profiled_pairs
+from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.targets.openvino.target import OPENVINO
+
+LOOP = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[512,512] x) => (float[512,512] y) {
+  n = Constant <value = int64 {20}> ()
+  c = Constant <value = bool {1}> ()
+  y = Loop (n, c, x) <body = body (int64 i, bool k, float[512,512] s) => (bool l, float[512,512] t)
+    { l = Identity (k) t = MatMul (s, s) }>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def measured() -> Result:
+    """Of a model whose operators take much longer than the profiler."""
+    a = x(64, 2048)
+    doubled = term("relu", term("relu", term("matmul", a, w(2048, 2048))))
+    return optimize_model(model((a,), (doubled,)), Config(budget=8, explain=True, partial=False))
+
+
+def page_of(result: Result) -> str:
+    content = html.page(result, result.explanations, Path("m.onnx"), [], ["taso-mirage"], {})
+    return " ".join("".join(Page(content).text).split())
+
+
+def test_the_operators_are_those_of_the_runtime() -> None:
+    a = x(64, 2048)
+    chain = model((a,), (term("softmax", term("matmul", a, w(2048, 2048)), axis=1),))
+    found = seconds_by_operator(chain, {"x": np.ones((64, 2048), np.float32)}, 0.2)
+    assert found is not None
+    assert found.keys() == {"MatMul", "Softmax"}
+    assert 1e-5 < found["Softmax"] < found["MatMul"] < 1.0
+
+
+def test_what_runs_in_a_body_counts_there_alone() -> None:
+    """The profiler's time of a loop has that of its body in it."""
+    loop = from_ir(from_proto(parser.parse_model(LOOP)))
+    found = seconds_by_operator(loop, {"x": np.zeros((512, 512), np.float32)}, 0.2)
+    assert found is not None
+    assert found["MatMul"] > 4 * found["Loop"] >= 0
+
+
+def test_of_small_operators_the_profiler_tells_no_time() -> None:
+    """It takes longer than they do: a chain of sums of a few numbers."""
+    a = chain = x(4)
+    for i in range(200):
+        chain = term("sub", term("sin", chain), w(4, name=f"w{i}"))
+    assert seconds_by_operator(model((a,), (chain,)), {"x": np.ones(4, np.float32)}, 0.2) is None
+
+
+def test_a_result_has_measured_times_and_its_page_says_so(measured: Result) -> None:
+    assert measured.profile is not None
+    assert "MatMul" in measured.profile.before.keys() & measured.profile.after.keys()
+    said = page_of(measured)
+    assert "By operator, measured" in said
+    assert "By operator, predicted" not in said
+    assert "by its profiler in runs of the whole model" in said
+
+
+def test_without_a_profile_the_bars_are_predicted_and_the_page_says_so(measured: Result) -> None:
+    said = page_of(replace(measured, profile=None))
+    assert "By operator, predicted" in said
+    assert "By operator, measured" not in said
+
+
+def test_kernels_are_one_operator() -> None:
+    profile = OperatorProfile({"MatMul": 3.0, "Relu": 1.0}, {"CpuKernel0": 1.0, "CpuKernel12": 0.5, "Relu": 1.0})
+    found = [(pair.name, pair.before.seconds, pair.after.seconds) for pair in profiled_pairs(profile)]
+    assert found == [("MatMul", 3.0, 0.0), ("Relu", 1.0, 1.0), ("fused kernels", 0.0, 1.5)]
+
+
+# ---------------------------------------------------------------- time
+
+
+def job(config: Config, running: float = 0.01) -> Job:
+    made = Job(config, quiet, Stop(), CostCache(None), running=running)
+    made.seconds["load the original"] = 0.5
+    return made
+
+
+@pytest.mark.parametrize(("running", "seconds", "there"), [(0.01, 15.0, True), (0.01, 1.0, False), (2.0, 15.0, False)])
+def test_what_would_take_too_long_is_not_profiled(
+    measured: Result, running: float, seconds: float, there: bool
+) -> None:
+    found = stages.profile(job(Config(explain=True), running), measured, seconds)
+    assert (found is not None) == there
+
+
+def test_after_an_interrupt_nothing_is_profiled(measured: Result) -> None:
+    asked = job(Config(explain=True))
+    asked.stop.asked = True
+    assert stages.explain(asked, replace(measured, profile=None)).profile is None
+
+
+def test_what_measures_nothing_profiles_nothing(measured: Result) -> None:
+    assert stages.profile(job(Config(explain=True, measure=False)), measured, 15.0) is None
+    assert stages.profile(job(Config(explain=True)), replace(measured, target=OPENVINO), 15.0) is None
+
+
+def test_a_model_that_the_runtime_does_not_run_has_predicted_times(
+    measured: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child(), "limit", 0.0)  # the runtime may take no time
+    around = child().deadline
+    assert stages.profile(job(Config(explain=True)), measured, 15.0) is None
+    assert child().deadline is around
+
+
+def test_a_kept_original_is_profiled_once(monkeypatch: pytest.MonkeyPatch, measured: Result) -> None:
+    asked: list[bool] = []
+
+    def counted(*args: object, **named: object) -> dict[str, float]:
+        asked.append(bool(named["source"]))
+        return {"Relu": 1e-6}
+
+    monkeypatch.setattr(stages, "seconds_by_operator", counted)
+    kept = replace(measured, model=measured.original, changed=False, profile=None)
+    assert stages.profile(job(Config(explain=True)), kept, 15.0) == OperatorProfile({"Relu": 1e-6}, {"Relu": 1e-6})
+    assert asked == [True]
