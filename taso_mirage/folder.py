@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -27,11 +27,14 @@ from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
-from taso_mirage.system.files import write_file
+from taso_mirage.system.files import file_digests, write_file
+from taso_mirage.system.locks import locked
 from taso_mirage.system.toml import read_json
 from taso_mirage.version import __version__
 
 PAGE, DATA = "index.html", "index.json"
+MINUTES = 120
+"""Seconds from which on minutes are said."""
 APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command"}
 """Options that change nothing of a result, or that a folder has for each model."""
 
@@ -96,12 +99,27 @@ class Folder:
         if self.source.resolve().is_relative_to(self.output.resolve()):
             raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
         api.Options(**self.options).config()
+        self.rows: dict[str, ModelRow] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """What models there are, and what earlier runs did of them."""
         names = list(self._found())
         if not names:
-            raise InvalidOption(f"{source} has no .onnx files; name a folder that has")
-        known = self._known()
-        self.rows = {name: self._row(name, known.get(name)) for name in names}
+            raise InvalidOption(f"{self.source} has no .onnx files; name a folder that has")
+        self._earlier = self._known()
+        self.rows = {name: self._row(name, self._earlier.get(name)) for name in names}
         self._refuse_foreign()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other run writes into the folder of the results meanwhile; what one did until then
+        counts. OutputError where one does, or where the folder cannot be made."""
+        _make(self.output)
+        with locked(self.output):
+            if self._known() != self._earlier:
+                self._look()
+            yield
 
     def _found(self) -> Iterator[str]:
         """The paths of all models, those of results not among them."""
@@ -148,7 +166,7 @@ class Folder:
         """The files that are at the places of a model's results."""
         output = self.output / name
         places = (output, _page(output), output.with_name(f"{output.name}.data"))
-        return _digests(self.output, [place for place in places if os.path.isfile(place)])
+        return file_digests(self.output, [place for place in places if os.path.isfile(place)])
 
     def _done(self, name: str, row: ModelRow) -> bool:
         """Whether a row's result is there, and nothing that it was made from has changed."""
@@ -157,13 +175,13 @@ class Folder:
                 row["state"] in ("faster", "kept", "check failed")
                 and row["options"] == self._digest
                 and row["read"] == self._read(name)
-                and row["written"] == _digests(self.output, [self.output / each for each in row["written"]])
+                and row["written"] == file_digests(self.output, [self.output / each for each in row["written"]])
             )
         except (InvalidModel, LookupError, TypeError, ValueError, OSError):
             return False
 
     def _read(self, name: str) -> dict[str, str]:
-        return _digests(self.source, files_of(self.source / name))
+        return file_digests(self.source, files_of(self.source / name))
 
     def _readable(self, name: str) -> dict[str, str]:
         """The same; of what is no model, or lacks files, its own file: the reader says what is
@@ -171,7 +189,7 @@ class Folder:
         with suppress(InvalidModel, OSError, ValueError):
             return self._read(name)
         with suppress(OSError):
-            return _digests(self.source, [self.source / name])
+            return file_digests(self.source, [self.source / name])
         return {}
 
     # ------------------------------------------------------------ the work
@@ -225,10 +243,7 @@ class Folder:
 
     def _optimized(self, name: str, heard: Mapping[str, Any]) -> Result:
         source, output = self.source / name, self.output / name
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make {output.parent}: {error.strerror or error}") from None
+        _make(output.parent)
         command = ["taso-mirage", "optimize", str(source), "-o", str(output)]
         files = {"output": output, "report": _page(output), "command": command}
         _, result = api.optimize(source, return_result=True, **self.options, **files, **heard)
@@ -279,15 +294,17 @@ class Folder:
     def plan(self) -> str:
         """What is left to do, and the time that it may take."""
         count, left = len(self.rows), len(self.waiting)
-        said = f"{count} models, {count - left} of them done before; {left} to do, "
+        said = f"{_counted(count)}, {count - left} of them done before; {left} to do, "
         if math.isinf(self.budget):
             return f"{said}without a limit of time"
-        return f"{said}each in at most {self.budget:g} s (together {left * self.budget / 60:.3g} minutes)"
+        total = left * self.budget
+        together = f"{total:g} s" if total < MINUTES else f"{total / 60:.3g} minutes"
+        return f"{said}each in at most {self.budget:g} s (together {together})"
 
     def said(self) -> list[str]:
         """What became of all, as lines."""
         states = ", ".join(f"{count} {state}" for state, count in self.counts().items())
-        gained = f"{len(self.rows)} models: {states}; {self.gain:.3f} times as fast, as a geometric mean"
+        gained = f"{_counted(len(self.rows))}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
         return [gained, f"wrote {self.output / PAGE}"]
 
     def as_data(self) -> FolderReport:
@@ -362,21 +379,23 @@ def _page(output: Path) -> Path:
     return output.with_name(f"{output.name}.html")
 
 
+def _counted(models: int) -> str:
+    return f"{models} model{'' if models == 1 else 's'}"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make {folder}: {error.strerror or error}; name another output") from None
+
+
 def _beside(source: Path) -> Path:
     """Where the results go if it is not said."""
     given = source.resolve() if source.name in ("", "..") else source
     if not given.name:
         raise InvalidOption(f"{source} has no name to put the results beside it; name a folder with --output")
     return given.with_name(f"{given.name}.optimized")
-
-
-def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
-    """SHA-256 of files, by their paths from a folder."""
-    found = {}
-    for path in files:
-        with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
 
 
 def _digest_of(options: Mapping[str, Any]) -> str:

@@ -303,7 +303,7 @@ def test_wrong_folders_exit_2(models: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_takes_no_results_exits_4(models: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot write" in one_line(run("optimize", models, "-o", tmp_path / "file" / "out", *QUICK, check=4))
+    assert "cannot make" in one_line(run("optimize", models, "-o", tmp_path / "file" / "out", *QUICK, check=4))
 
 
 def test_an_index_that_is_damaged_is_not_taken_for_none(models: Path, tmp_path: Path) -> None:

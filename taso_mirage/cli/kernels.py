@@ -60,16 +60,18 @@ def kernels_command(
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config, representative
     from taso_mirage.system.files import write_file
+    from taso_mirage.system.locks import locked
 
     loaded = load(model)
     files = {"--checkpoint": checkpoint, "--report": page}
     check_outputs(files, {"the model": model}, data_files(loaded))
     if output is not None:
         check_folder(output)
-    known = {} if checkpoint is None else _known(checkpoint)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found: list[Surveyed] = []
-    with Stages(quiet=as_json) as stages, _interruptible() as stopped:
+    kept = () if checkpoint is None else (checkpoint,)
+    with locked(*kept), Stages(quiet=as_json) as stages, _interruptible() as stopped:
+        known = {} if checkpoint is None else _known(checkpoint)
         stages("find regions", 0, 0)
         wanted = kernel_regions(normal(loaded, sizes), sizes)
         stages("search", 0, len(wanted))

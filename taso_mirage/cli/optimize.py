@@ -194,12 +194,13 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) 
         if options[name] is not None:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
     folder = Folder(source, options["output"], options)
-    folder.write()
-    if log is not None:
-        log.start(len(folder.waiting), options["budget"])
-    say(folder.plan, err=True)
     try:
-        _optimize_each(folder, log)
+        with folder.locked():
+            folder.write()
+            if log is not None:
+                log.start(len(folder.waiting), options["budget"])
+            say(folder.plan, err=True)
+            _optimize_each(folder, log)
     except CtrlC as given_up:
         said = str(given_up) or "interrupted; what was done before stays, and the same command goes on from there"
         if log is not None:

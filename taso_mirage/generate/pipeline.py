@@ -17,8 +17,10 @@ from taso_mirage.generate.candidates import Proposed, RuleCandidate, propose
 from taso_mirage.generate.family import families, load_family
 from taso_mirage.generate.readme import refresh, write_timings
 from taso_mirage.generate.settling import Needed, Outcome, renamed, settle_candidate
+from taso_mirage.measure.remote import scheduler_client
 from taso_mirage.rewriting.library import RejectedRule, Rule, parse_rules, write_rejected, write_rules
 from taso_mirage.system.files import write_file
+from taso_mirage.system.locks import locked
 from taso_mirage.system.toml import read_json
 from taso_mirage.system.workers import process_pool
 
@@ -49,6 +51,12 @@ def generate(options: GenerateOptions) -> tuple[Rule, ...]:
     names = options.families or families()
     for name in names:
         load_family(name)
+    _make(options.output)
+    with locked(options.output):
+        return _generated(names, options)
+
+
+def _generated(names: Sequence[str], options: GenerateOptions) -> tuple[Rule, ...]:
     partial, run = _Partial(options), _Run(options)
     with _executor(options) as executor:
         proposed = list(_proposed(names, options, partial, executor))
@@ -164,21 +172,20 @@ def _executor(options: GenerateOptions) -> Iterator[Executor]:
     """Processes of this machine, or a Dask scheduler's workers; an interrupt cancels what has not
     begun."""
     if options.scheduler is not None:
-        try:
-            from distributed import Client
-        except ImportError:
-            raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
-        try:
-            found = Client(options.scheduler, timeout=10)
-        except (OSError, ValueError) as error:
-            raise InvalidOption(f"--scheduler {options.scheduler}: {error}; start one with `dask scheduler`") from None
-        with found as client:
+        with scheduler_client(options.scheduler) as client:
             if any(threads > 1 for threads in client.nthreads().values()):
                 raise InvalidOption(f"{options.scheduler}: start its workers with one thread each (--nthreads 1)")
             yield client.get_executor()
         return
     with process_pool(options.workers) as processes:
         yield processes
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}; name a folder") from None
 
 
 class _Partial:
@@ -190,10 +197,7 @@ class _Partial:
         self.key = f"{options.ops}-{options.seed}"
         if not options.resume:
             self.remove()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot write into {options.output}: {error.strerror}; name a folder") from None
+        _make(self.folder)
 
     def proposed(self, name: str) -> Proposed | None:
         data = self._read(self.folder / f"{name}-{self.key}.json")

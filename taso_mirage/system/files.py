@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from taso_mirage.errors import OutputError
@@ -41,6 +43,15 @@ def refuse_irregular(path: Path) -> None:
         raise OutputError(f"cannot write {path}: it is a folder; name the file")
     if path.exists() and not path.is_file():
         raise OutputError(f"cannot write {path}: it is no regular file (a device, a pipe or a socket); name a file")
+
+
+def file_digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files, by their paths from a folder."""
+    found = {}
+    for path in files:
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def file_name(name: str) -> str:
