@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import proofs_path
@@ -27,9 +29,11 @@ from taso_mirage.search.arrays import fitting, read_inputs
 from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet, unseen
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
+from taso_mirage.system.locks import locked
 
 Given = TypeVar("Given")
 """A model as a user has it: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
+_Inputs = str | Path | Mapping[str, Any]
 
 
 @overload
@@ -49,12 +53,16 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     explain, report and certificate (paths), trust_kernels, may_grow (or a function that is told how
     much the file would grow, and answers), allow_rounding (a number of quantization steps, or a
     text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule files whose rules are
-    added to all others.
+    added to all others. Of shape, inputs and rules one may stand without a list around it.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
     which, and without `return_result` a warning does. Raises TasoMirageError.
     """
+    if unknown := options.keys() - Options.__dataclass_fields__.keys():
+        name = min(unknown)
+        near = get_close_matches(name, Options.__dataclass_fields__, 1)
+        raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
     found = _run(model, Options(**options))
     if isinstance(model, str | Path):
         written: Any = type(model)(found.written[0])
@@ -79,8 +87,8 @@ class Options:
     target: str | Target = "cpu"
     portable: bool = False
     strategy: str = "best-first"
-    shape: Sequence[str] = ()
-    inputs: Sequence[str | Path | Mapping[str, Any]] = ()
+    shape: str | Sequence[str] = ()
+    inputs: _Inputs | Sequence[_Inputs] = ()
     budget: float = 60.0
     run_limit: float = LIMIT
     kernels: str | None = None
@@ -94,11 +102,25 @@ class Options:
     trust_kernels: bool = False
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: str | float | None = None
-    rules: RuleSet | Sequence[str | Path] | None = None
+    rules: RuleSet | str | Path | Sequence[str | Path] | None = None
     progress: Progress = quiet
     candidates: Candidates = unseen
     stop: Stop | None = None
     command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= least:
+                raise InvalidOption(f"{name}={value!r}: it is a number of at least {least}")
+        for name, kinds, said in (
+            ("shape", str, "texts like 'batch:8'"),
+            ("inputs", str | Path | Mapping, "paths of .npz files, or mappings of arrays by input name"),
+            ("rules", str | Path | RuleSet | None, "a RuleSet, or paths of rule files"),
+        ):
+            for each in _several(getattr(self, name)):
+                if not isinstance(each, kinds):
+                    raise InvalidOption(f"{name}={str(each)[:80]}: give {said}")
 
     def config(self, model: Model | None = None) -> Config:
         """The options of the pipeline for a model; without one, those that depend on none.
@@ -112,8 +134,8 @@ class Options:
             budget=self.budget,
             alpha=self.alpha,
             measure=self.measure,
-            shapes=(({}, 1.0),) if model is None else parse_shapes(model, self.shape),
-            inputs=() if model is None else tuple(_arrays(model, each) for each in self.inputs),
+            shapes=(({}, 1.0),) if model is None else parse_shapes(model, _several(self.shape)),
+            inputs=() if model is None else tuple(_arrays(model, each) for each in _several(self.inputs)),
             target=target,
             strategy=self.strategy,
             portable=self.portable,
@@ -130,10 +152,16 @@ class Options:
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
 
 
-def _to_be_proved(given: RuleSet | Sequence[str | Path]) -> RuleSet:
+def _several(given: Any) -> Sequence[Any]:
+    """What is no list is a list of one; the letters of a text or the keys of a mapping are never
+    meant."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+
+
+def _to_be_proved(given: RuleSet | str | Path | Sequence[str | Path]) -> RuleSet:
     """The set, or all rules with those of some files; none is taken on trust, whatever it says of
     its evidence."""
-    files = () if isinstance(given, RuleSet) else [rules_of(Path(file)) for file in given]
+    files = () if isinstance(given, RuleSet) else [rules_of(Path(file)) for file in _several(given)]
     asked = given if isinstance(given, RuleSet) else reduce(RuleSet.__add__, files, all_rules())
     return RuleSet(tuple(e if e.evidence in PROVED_WHERE_APPLIED else replace(e, evidence="law") for e in asked))
 
@@ -153,15 +181,16 @@ def _run(given: Any, options: Options) -> Result:
         path = Path(given.graph.name or "model")
         output = None if options.output is None else Path(options.output)
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
-    read = {f"--inputs {file}": Path(file) for file in options.inputs if isinstance(file, str | Path)}
+    read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
     check_outputs(
         {"--output": output, "--report": page, "--certificate": certified},
         read | ({"the model": path} if isinstance(given, str | Path) else {}),
         data_files(model),
     )
-    result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
-    if certified is not None:
-        certificates.write_certificate(certified, result, Proofs(proofs_path()))
-    if page is not None:
-        html.write_page(page, result, result.explanations, path, result.written, options.command)
+    with locked(*(each for each in (output, page, certified) if each is not None)):
+        result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
+        if certified is not None:
+            certificates.write_certificate(certified, result, Proofs(proofs_path()))
+        if page is not None:
+            html.write_page(page, result, result.explanations, path, result.written, options.command)
     return result

@@ -132,7 +132,7 @@ def test_the_command_line_has_the_same_options() -> None:
 
 
 def test_an_option_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(TypeError, match="budgte"):
+    with pytest.raises(InvalidOption, match="budgte"):
         optimize(twice(), budgte=3)
     with pytest.raises(InvalidOption, match="the strategies are"):
         optimize(twice(), strategy="luck")

@@ -14,12 +14,14 @@ import doctest
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scripts import ROOT
@@ -145,6 +147,27 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert pages <= {str(page.relative_to(tmp_path)) for page in tmp_path.rglob("*.html")}
     api = (tmp_path / "api.html").read_text()
     assert [name for name in taso_mirage.__all__ if f'id="taso_mirage.{name}"' not in api] == []
+
+
+def test_the_repositorys_place_is_said_once() -> None:
+    """Pages have a name in its stead, which the site replaces by what pyproject.toml says."""
+    conf = runpy.run_path(str(DOCS / "conf.py"))
+    said: dict[str, Callable[..., None]] = {}
+    app = SimpleNamespace(connect=lambda event, call: said.update({event: call}))
+    conf["setup"].__globals__["REPOSITORY"] = "acme/mirage"
+    conf["setup"](app)
+    source = [(DOCS / "teams.md").read_text()]
+    assert conf["UNKNOWN"] in source[0]
+    said["source-read"](app, "teams", source)
+    assert "uses: acme/mirage@v" in source[0]
+    files = (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.y*ml"))
+    for file in files:
+        assert "OWNER" not in file.read_text().replace(conf["UNKNOWN"], ""), file
+
+
+def test_versions_of_examples_are_this_one() -> None:
+    page = (DOCS / "teams.md").read_text()
+    assert set(re.findall(r"(?:taso_mirage@|rev: )v(\d[\d.]*)", page)) == {taso_mirage.__version__}
 
 
 def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:

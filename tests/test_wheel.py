@@ -145,7 +145,7 @@ def contents(wheel: Path) -> dict[str, int]:
 
 def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[:2] == ["Unreleased", __version__]
+    assert headings[0] in (__version__, f"{__version__} (not released yet)")
 
 
 @pytest.mark.slow

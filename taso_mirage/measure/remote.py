@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from taso_mirage.measure.target import Target
 RESOURCE = "device"
 """What a worker declares (`dask worker --resources device=1`) so that several clients take turns at
 its device."""
+ADDRESS = re.compile(r"(?:[a-z]+://)?(?:[^\s/:]+|\[[0-9a-fA-F:]+\]):\d+")
 SECONDS = 10
 """How long to wait for a scheduler."""
 
@@ -28,14 +30,9 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
     only these measure, and one at a time for all clients. Raises InvalidOption where there is no
     such scheduler, RuntimeUnavailable where it goes away meanwhile.
     """
-    try:
-        from distributed import KilledWorker
-    except ImportError:
-        raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
-    try:
-        found = _client(address)
-    except (OSError, ValueError) as error:
-        raise InvalidOption(f"--scheduler {address}: {error}; start one with `dask scheduler`") from None
+    found = scheduler_client(address)
+    from distributed import KilledWorker
+
     with found as client:
         declared = _declared(client, address, target)
         try:
@@ -44,15 +41,23 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
             raise RuntimeUnavailable(f"--scheduler {address}: lost while measuring ({error})") from None
 
 
-def _client(address: str) -> Any:
-    from distributed import Client
-
+def scheduler_client(address: str) -> Any:
+    """A Dask client of the scheduler there; InvalidOption where there is none, or no Dask."""
+    if ADDRESS.fullmatch(address) is None:  # Dask would complain of it twice, and wait
+        raise InvalidOption(f"--scheduler {address} is no address; write it as tcp://host:8786")
     try:
-        return Client(address, timeout=SECONDS, set_as_default=False)
-    except (
-        AssertionError
-    ):  # Dask waits ten seconds for its own thread to start, which a machine under load may take; it is tried again
-        return Client(address, timeout=SECONDS, set_as_default=False)
+        from distributed import Client
+    except ImportError:
+        raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
+    try:
+        try:
+            return Client(address, timeout=SECONDS, set_as_default=False)
+        except AssertionError:
+            # Dask waits ten seconds for its own thread to start, which a machine under load may
+            # take; it is tried again
+            return Client(address, timeout=SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"--scheduler {address}: {error}; start one with `dask scheduler`") from None
 
 
 def _declared(client: Any, address: str, target: Target) -> bool:

@@ -29,6 +29,11 @@ class Timing:
     each: tuple[Timing, ...] = ()
     wins: float = 1.0
 
+    def __str__(self) -> str:
+        """As one line for people."""
+        milliseconds = f"{self.original * 1e3:.3g} ms, then {self.optimized * 1e3:.3g} ms"
+        return f"{milliseconds}: {self.ratio:.2f} times as fast (quartiles {self.low:.2f} and {self.high:.2f})"
+
     @property
     def certain(self) -> bool:
         """Whether the other was faster in so many rounds as two equal ones would not be by chance

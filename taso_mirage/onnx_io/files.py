@@ -45,7 +45,7 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
     """
     path = Path(path)
     if not path.exists():
-        raise InvalidModel(f"{path}: no such file")
+        raise InvalidModel(f"{path}: no such file; check the path")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
     if not path.is_file():
@@ -123,7 +123,8 @@ def _read(path: Path) -> ir.Model:
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from None
     except Exception as error:  # protobuf and onnx-ir raise many kinds on damaged bytes
-        raise InvalidModel(f"{path} is no ONNX model, or is truncated: {_first_line(_cause(error))}") from None
+        said = f"{path} is no ONNX model, or is truncated: {_first_line(_cause(error))}"
+        raise InvalidModel(f"{said}; download or export it again") from None
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -140,9 +141,13 @@ def _validate(source: ir.Model) -> None:
     newest = onnx.defs.onnx_opset_version()
     opset = source.opset_imports.get("", source.opset_imports.get("ai.onnx"))
     if not source.opset_imports:
-        raise InvalidModel("it imports no operator set, so it is no ONNX model, or it is truncated")
+        raise InvalidModel(
+            "it imports no operator set, so it is no ONNX model, or is truncated; download or export it again"
+        )
     if opset is not None and not 1 <= opset <= newest:
         raise InvalidModel(f"opset {opset} is not known (1 to {newest} are); convert the model or update onnx")
+    if not source.graph.outputs:
+        raise InvalidModel("it has no outputs, so there is nothing to compute; export it again")
     check_expansion(source)
 
 
@@ -312,7 +317,9 @@ def _replace(folder: Path, target: Path, names: list[str]) -> None:
 @contextmanager
 def _workspace(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
-        raise OutputError(f"cannot write {path}: the folder {path.parent} does not exist")
+        raise OutputError(
+            f"cannot write {path}: the folder {path.parent} does not exist; make it, or name another output"
+        )
     folder = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
     try:
         try:
@@ -336,7 +343,7 @@ def check_writable(path: Path) -> None:
         with _workspace(path) as folder:
             (folder / "probe").write_bytes(b"")
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; name another output") from None
 
 
 def check_folder(folder: Path) -> None:
@@ -344,9 +351,9 @@ def check_folder(folder: Path) -> None:
     yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     if not there.is_dir():
-        raise OutputError(f"cannot write into {folder}: {there} is no folder")
+        raise OutputError(f"cannot write into {folder}: {there} is no folder; name another one")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write into {folder}: {there} may not be written to")
+        raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = ()) -> None:

@@ -51,8 +51,9 @@ def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], ju
     CheckFailed names the record that does not.
     """
     if certificate.get("format") != CERTIFICATE_FORMAT:
+        said = str(certificate.get("format", "none"))[:60]
         raise CheckFailed(
-            f"the certificate has format {str(certificate.get('format'))[:60]!r}; this version reads {CERTIFICATE_FORMAT!r}"
+            f"the certificate's format is {said}, this version reads {CERTIFICATE_FORMAT}: write it anew by `optimize --certificate`"
         )
     _same_border(original, optimized)
     reader = _Reader(original, certificate, judge)

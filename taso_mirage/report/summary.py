@@ -134,7 +134,9 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
     if written:
-        console.print(f"open it with {opened_with(result, written)}", highlight=False, soft_wrap=True, markup=False)
+        plain = "" if result.target.stamp.options else "; any ONNX Runtime opens it, too"
+        said = f"open it with {opened_with(result, written)}{plain}"
+        console.print(said, highlight=False, soft_wrap=True, markup=False)
 
 
 def _times(timing: Timing | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -26,7 +26,8 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
-        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None
+        why = "it is no archive" if isinstance(error, ValueError) and not is_zipfile(path) else _short(error)
+        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({why}); numpy.savez writes one") from None
     return fitting(model, arrays, f"--inputs {path}")
 
 
@@ -45,6 +46,10 @@ def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, An
                 f"{where}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
             )
     return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
+
+
+def _short(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _fits(array: Any, type: Tensor) -> bool:

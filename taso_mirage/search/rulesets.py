@@ -69,5 +69,5 @@ def rules_of(path: Path) -> RuleSet:
     """
     try:
         return RuleSet(tuple(rule.equation for rule in library.read(path)))
-    except SyntaxProblem as error:
+    except (SyntaxProblem, InvalidOption) as error:
         raise InvalidOption(f"--rules {error}") from None

@@ -99,6 +99,8 @@ def metadata(model: _Source) -> dict[str, str]:
                 return dict(_entries(view))
             finally:
                 view.release()
+    except FileNotFoundError:
+        raise InvalidModel(f"{model!s}: no such file; check the path") from None
     except (OSError, ValueError, IndexError) as error:
         shown = f"{len(model)} bytes" if isinstance(model, bytes) else model
         raise InvalidModel(
