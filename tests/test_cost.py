@@ -301,7 +301,7 @@ def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
 def test_the_scheduler_is_asked_for_at_the_command_line(tmp_path: Path) -> None:
     path = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
     for options, message in (
-        (("--scheduler", "nothing://here"), "start one with"),
+        (("--scheduler", "nothing://here"), "write it as tcp"),
         (("--scheduler", "tcp://localhost:1", "--no-measure"), "exclude each other"),
     ):
         arguments = ["optimize", str(path), "-o", str(tmp_path / "out.onnx"), *options]
@@ -327,8 +327,15 @@ def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
+NOBODY = "inproc://192.0.2.1/1/1"
+"""An address of another process on another machine, which Dask refuses at once."""
+
+
 def test_a_scheduler_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="start one with"), executor("nothing://here", CPU):
+    for address in ("nothing://here", "nonsense", "host:port"):
+        with pytest.raises(InvalidOption, match="write it as tcp://host:8786"), executor(address, CPU):
+            pass
+    with pytest.raises(InvalidOption, match="start one with"), executor(NOBODY, CPU):
         pass
 
 
@@ -344,9 +351,9 @@ def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
         return client(*args, **options)
 
     monkeypatch.setattr(distributed, "Client", slow)
-    with pytest.raises(InvalidOption, match="start one with"), executor("nothing://here", CPU):
+    with pytest.raises(InvalidOption, match="start one with"), executor(NOBODY, CPU):
         pass
-    assert calls == [("nothing://here",)] * 2
+    assert calls == [(NOBODY,)] * 2
 
 
 def test_a_scheduler_without_workers_is_an_error() -> None:

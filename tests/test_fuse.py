@@ -392,12 +392,10 @@ def test_a_target_without_kernels_says_so() -> None:
     assert usual_mode(replace(CONFIG, target=TARGETS["openvino"])) == "off"
 
 
-def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path]) -> None:
     """They are compiled and run as in a session of the user's."""
-    monkeypatch.setattr(profile, "MOST", float("inf"))  # they are small
     made = searched[1].model
     content, inputs = serialize(made), random_inputs(made, 0, made.sizes)
-    found = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)
-    assert found is not None
+    found, _ = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)
     assert sum(name.startswith("CpuKernel") for name in found) == len(searched[1].kernels) > 0
     assert all(0 <= seconds < 1 for seconds in found.values())

@@ -61,7 +61,7 @@ def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> No
         generate(replace(few(tmp_path), scheduler=cluster.scheduler_address))
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
-    with pytest.raises(InvalidOption, match="start one with"):
+    with pytest.raises(InvalidOption, match="write it as tcp"):
         generate(replace(options(tmp_path), scheduler="nothing://here"))
     two = distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, **quiet)
     with two as cluster, pytest.raises(InvalidOption, match="--nthreads 1"):

@@ -77,14 +77,18 @@ WRONG = [
     (("optimize", "good.onnx", "--inputs", "other.npz"), 2, "no array 'x'; it has foo"),
     (("optimize", "good.onnx", "--rules", "none.toml"), 2, "--rules cannot read none.toml: No such file"),
     (("optimize", "good.onnx", "--rules", "broken.toml"), 2, "--rules broken.toml: Expected ']]'"),
-    (("optimize", "good.onnx", "--scheduler", "nonsense"), 2, "is no address; write it as tcp://host:8786"),
+    (
+        ("optimize", "good.onnx", "--scheduler", "nonsense"),
+        2,
+        "missing port number in address 'nonsense'; write it as tcp://host",
+    ),
     (("verify", "good.onnx", "good.onnx", "c.json"), 5, "write it anew by `optimize --certificate`"),
     (("verify", "good.onnx", "good.onnx", "none.json"), 2, "cannot read none.json: No such file"),
     (("diff", "good.onnx", "none.onnx"), 3, "check the path"),
     (("kernels", "good.onnx", "-o", "file"), 4, "file is no folder; name another one"),
     (("kernels", "good.onnx", "--checkpoint", "text.npz"), 2, "name another file, or remove it"),
     (("substitutions", "generate", "-o", "file/out"), 4, "cannot write into file/out: Not a directory; name a folder"),
-    (("substitutions", "generate", "--scheduler", "x:y", "-o", "o"), 2, "is no address; write it as tcp://host:8786"),
+    (("substitutions", "generate", "--scheduler", "x:y", "-o", "o"), 2, "write it as tcp://host:8786"),
     (("cache", "import", "none.zip"), 2, "no such file"),
 ]
 

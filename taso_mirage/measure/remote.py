@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from taso_mirage.measure.target import Target
 RESOURCE = "device"
 """What a worker declares (`dask worker --resources device=1`) so that several clients take turns at
 its device."""
-ADDRESS = re.compile(r"(?:[a-z]+://)?(?:[^\s/:]+|\[[0-9a-fA-F:]+\]):\d+")
 SECONDS = 10
 """How long to wait for a scheduler."""
 
@@ -43,12 +41,15 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
 
 def scheduler_client(address: str) -> Any:
     """A Dask client of the scheduler there; InvalidOption where there is none, or no Dask."""
-    if ADDRESS.fullmatch(address) is None:  # Dask would complain of it twice, and wait
-        raise InvalidOption(f"--scheduler {address} is no address; write it as tcp://host:8786")
     try:
         from distributed import Client
+        from distributed.comm import resolve_address
     except ImportError:
         raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
+    try:
+        resolve_address(address)  # a client of what is no address complains a second time, at its end
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
     try:
         try:
             return Client(address, timeout=SECONDS, set_as_default=False)

@@ -40,6 +40,8 @@ from taso_mirage.targets.packaging import stamped
 
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
+MOST_BY_PROFILER = 1.25
+"""What all operators may take by the profiler, as a part of a run without it."""
 PROFILE_SHARE = 0.5
 """Of the seconds for explanations, what the profiler may take."""
 
@@ -121,13 +123,13 @@ def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
 
 
 def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | None:
-    """Measured seconds by operator, at all sets of sizes by their shares; None where one has
-    none."""
+    """Measured seconds by operator, at all sets of sizes by their shares; None where the profiler
+    took more than the operators."""
     found: dict[str, float] = {}
     for sizes, share in result.workloads:
         inputs = feed(result.original, job.config.inputs, sizes)
-        of_one = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
-        if of_one is None:
+        of_one, whole = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
+        if sum(of_one.values()) > MOST_BY_PROFILER * whole:
             return None
         for name, spent in of_one.items():
             found[name] = found.get(name, 0.0) + share * spent
