@@ -94,6 +94,7 @@ HEAVY = {
         "kernels/codegen/tune.py",
         "torch/backend.py",
         "torch/calls.py",
+        "torch/captured.py",
         "torch/draws.py",
         "torch/equal.py",
         "torch/export.py",

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import captured  # noqa: E402
-from taso_mirage.torch.captured import CAPTURING, SIZES, Captured, CapturedWhereFaster  # noqa: E402
+from taso_mirage.torch.captured import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster  # noqa: E402
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ class Graph:
     def __init__(self, scale: float = 2.0) -> None:
         self.scale, self.runs = scale, 0
 
-    def made(self, held: Sequence[Any]) -> Captured:
+    def made(self, held: Sequence[Any]) -> CapturedRun:
         given, found = [each.clone() for each in held], [torch.empty_like(held[0])]
 
         def run() -> None:
             self.runs += 1
             found[0].copy_(given[0] * self.scale)
 
-        return Captured(run, given, found)
+        return CapturedRun(run, given, found)
 
 
 def remembered(graph: Graph, times: dict[Any, float], seconds: float) -> Callable[[Sequence[Any]], Any]:
-    def capture(held: Sequence[Any]) -> Captured:
+    def capture(held: Sequence[Any]) -> CapturedRun:
         made = graph.made(held)
         times[made] = seconds
         return made
@@ -71,7 +71,7 @@ def test_what_is_slower_captured_is_not(times: dict[Any, float]) -> None:
 
 @pytest.mark.parametrize("scale", [2.5, None])
 def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, times: dict[Any, float]) -> None:
-    def refused(held: Sequence[Any]) -> Captured:
+    def refused(held: Sequence[Any]) -> CapturedRun:
         raise RuntimeError("no graph")
 
     times[twice] = 2.0
@@ -83,7 +83,7 @@ def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, ti
 def test_each_set_of_sizes_has_its_graph_and_there_are_not_too_many(times: dict[Any, float]) -> None:
     times[twice], made = 2.0, count()
 
-    def capture(held: Sequence[Any]) -> Captured:
+    def capture(held: Sequence[Any]) -> CapturedRun:
         next(made)
         return remembered(Graph(), times, 1.0)(held)
 
@@ -99,7 +99,7 @@ def test_a_graph_in_use_is_not_taken_by_another_thread(times: dict[Any, float]) 
     calls: CapturedWhereFaster
 
     class Nested(Graph):
-        def made(self, held: Sequence[Any]) -> Captured:
+        def made(self, held: Sequence[Any]) -> CapturedRun:
             whole = super().made(held)
             run = whole._run
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
-from taso_mirage.torch.captured import Captured, CapturedWhereFaster
+from taso_mirage.torch.captured import CapturedRun, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,
@@ -118,14 +118,16 @@ class BoundCalls:
         self._bindings.append(binding)
         return found
 
-    def _captured(self, held: Sequence[Any]) -> Captured:
+    def _captured(self, held: Sequence[Any]) -> CapturedRun:
         """A run that is captured, for inputs like these."""
         binding = _Binding(self._session.io_binding())
         given = [each.clone() for each in held]
         for name, each in zip(self._names, given, strict=True):
             binding.read(name, each)
         found = [binding.written(each, given, self._device) for each in self._results]
-        return Captured(partial(self._run, binding.io, graph_run(str(next(self._numbers)), waits=False)), given, found)
+        return CapturedRun(
+            partial(self._run, binding.io, graph_run(str(next(self._numbers)), waits=False)), given, found
+        )
 
     def _run(self, io: Any, options: Any) -> None:
         """A run behind what the current stream does, and before what it will do."""

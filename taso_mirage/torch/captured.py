@@ -13,7 +13,7 @@ import torch
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.equal import check_equal
 
-Call = Callable[[Sequence[Any]], list[Any]]
+TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
 SIZES = 16
 """So many sets of sizes are remembered: each may have a graph, with memory of its own."""
@@ -23,7 +23,7 @@ CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
 
 
-class Captured:
+class CapturedRun:
     """A run for inputs like these, whose `run` is one with this memory of inputs and results: they
     are copied to where it reads them, and from where it writes them."""
 
@@ -43,9 +43,9 @@ class CapturedWhereFaster:
     """Calls that are captured where that is faster: measured at the second call of a set of
     sizes. They may come from several threads: one at a time has the graph."""
 
-    def __init__(self, plain: Call, capture: Callable[[Sequence[Any]], Call]) -> None:
+    def __init__(self, plain: TensorCall, capture: Callable[[Sequence[Any]], TensorCall]) -> None:
         self._plain, self._capture = plain, capture
-        self._known: dict[tuple[Any, ...], list[Call] | None] = {}
+        self._known: dict[tuple[Any, ...], list[TensorCall] | None] = {}
         """By sizes: the graph while it is free; None after the first call."""
 
     def __call__(self, held: Sequence[Any]) -> list[Any]:
@@ -65,7 +65,7 @@ class CapturedWhereFaster:
         free.append(call)
         return found
 
-    def _chosen(self, held: Sequence[Any]) -> list[Call]:
+    def _chosen(self, held: Sequence[Any]) -> list[TensorCall]:
         """The graph, if it gives the same and is faster."""
         try:
             captured = self._capture(held)
@@ -77,7 +77,7 @@ class CapturedWhereFaster:
         return [captured] if replayed < plain else []
 
 
-def _seconds(call: Call, held: Sequence[Any]) -> float:
+def _seconds(call: TensorCall, held: Sequence[Any]) -> float:
     """From an idle GPU to an idle one."""
     torch.cuda.synchronize()
     start = time.perf_counter()
