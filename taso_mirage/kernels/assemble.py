@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, dim_product
+from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, variable
 from taso_mirage.kernels.closure import Closure
@@ -243,14 +243,24 @@ class _Kernel:
         node, packed = tensor.node, in_a_byte(tensor.node)
         tile = (*tile[:-1], tile[-1] // packed) if packed > 1 else tile
         tensor = replace(tensor, node=stored_leaf(node)) if is_packed(node) else tensor
-        value = leaf = variable(name, Tensor(tensor.node.dtype, tile))
-        self.operands.append((tensor, leaf))
+        value = leaf = self._operand(name, tensor, tile)
         if is_packed(node):
             value = term(node.op, leaf, **dict(node.attrs))
         if node.dtype in BYTES:
             value = term("cast", value, to=self.dtype)
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
         return self.converted(self._reshaped(value, [self._size(x) for x in axes])), axes
+
+    def _operand(self, name: str, tensor: Stored, tile: Shape) -> Node:
+        """The leaf of a tile; two views of a tensor that are cut alike are one."""
+        cuts = [self._axis(tensor.labels, x) for x in (*self.grid, self.loop)]
+        for known, leaf in self.operands:
+            own = [self._axis(known.labels, x) for x in (*self.grid, self.loop)]
+            if known.node is tensor.node and tuple(leaf.shape) == tile and own == cuts:
+                return leaf
+        leaf = variable(name, Tensor(tensor.node.dtype, tile))
+        self.operands.append((tensor, leaf))
+        return leaf
 
     def _result(self, target: int) -> Node:
         """A result as the goal has it; what another kernel reads has the body's dtype."""
