@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, numpy_dtype, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
 from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed, stored_leaf
+from taso_mirage.kernels.means import NARROW, NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
@@ -39,10 +41,11 @@ product."""
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
-    axis."""
+    axis. `weight`: the class that it was divided by."""
 
     node: Node
     labels: Labels
+    weight: int | None = None
 
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]
@@ -152,6 +155,7 @@ class _Kernel:
         """Make the kernel's term, and note what it stores."""
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
+        self.values |= {leaf: self._weighted(leaf) for leaf in self.body.leaves}
         for key, stabiliser in self.safe.stabilisers.items():
             if key in self.maxima:
                 self._combine(key, stabiliser)
@@ -163,9 +167,12 @@ class _Kernel:
         keys = self._relative()
         results = [(self._result(t), self._result_labels(t)) for t in self.body.targets]
         results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
-        tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
+        outputs = [self._laid_out(value, labels) for value, labels in results]
+        weights = self._weights()
+        outputs = [term("narrow", x) if t in weights else x for t, x in zip_longest(self.body.targets, outputs)]
+        tensors = self._term(outputs, [x for _, x in results])
         for target, tensor in zip(self.body.targets, tensors, strict=False):
-            self.stored[target] = tensor
+            self.stored[target] = replace(tensor, weight=weights.get(target))
         for key, tensor in zip(keys, tensors[len(self.body.targets) :], strict=True):
             self.maxima[key] = tensor
 
@@ -265,9 +272,38 @@ class _Kernel:
     def _result(self, target: int) -> Node:
         """A result as the goal has it; what another kernel reads has the body's dtype."""
         value, closure = self.ordered(target), self.closure
+        if (weight := self._weights().get(target)) is not None:
+            return term("div", value, self._weight(weight, target))
         if target not in closure.targets:
             return value
         return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
+
+    def _weights(self) -> dict[int, int]:
+        """The results that are handed over as weighted means, each with its weight: where both are
+        relative to the same maximum, in a model of half precision."""
+        if numpy_dtype(self.dtype).itemsize > NARROW:
+            return {}
+        degrees = self.safe.degrees
+        targets = [t for t in self.body.targets if degrees[t] and t in self.safe.stable and t not in self.safe.bare]
+        found = weights(self.closure, targets)
+        return {t: d for t, d in found.items() if degrees[t] == degrees[d]}
+
+    def _weight(self, weight: int, of: int) -> Node:
+        """What a weighted sum is divided by for its mean, with the axes of the sum."""
+        total = term("add", self.ordered(weight), self.constant(NONE))
+        return self._aligned(total, self.closure.classes[weight], self.closure.classes[of])
+
+    def _weighted(self, leaf: int) -> Node:
+        """What an earlier kernel stored, as it was before it was divided; its axes are in order
+        then."""
+        weight = self.stored[leaf].weight
+        if weight is None:
+            return self.values[leaf]
+        if weight not in self.values:
+            self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
+        found = term("mul", self.ordered(leaf), self._weight(weight, leaf))
+        self.axes[leaf] = self._axes(self.axes[leaf])
+        return found
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)

@@ -26,7 +26,7 @@ is alone on its processor."""
 class TritonBuffer:
     """A dense tensor.
 
-    `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from
+    `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output; `order` are its dims from
     the outermost to the innermost, row order but for scratch. With `batched` there is one of this
     shape for every sample, one behind the other.
     """
@@ -219,8 +219,14 @@ def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
     shape = node.shape
     if int(dim_product([n for n in shape if isinstance(n, int)])) >= 2**31:
         raise Unsupported(f"{name} of {shape}: offsets within fixed dims are 32 bits wide")
-    dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
+    dtype = "float32" if role == "scratch" and is_float(node.dtype) and not _is_narrow(node) else node.dtype
     return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
+
+
+def _is_narrow(made: Node) -> bool:
+    """Whether a kernel hands a result over in its own type."""
+    maker, place = (made.args[0], made.attr("index")) if made.op == "item" else (made, 0)
+    return traits(maker.attr("body").outputs[place]).lowering is Lowering.NARROW
 
 
 def _free(hint: str, taken: set[str]) -> str:
