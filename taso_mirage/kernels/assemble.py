@@ -17,18 +17,17 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
-from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed, stored_leaf
-from taso_mirage.kernels.means import NARROW, NONE, weights
+from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
+from taso_mirage.kernels.means import NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.derived_traits import multiplies
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
@@ -82,15 +81,6 @@ def axes_order(closure: Closure) -> list[str]:
         for axis in labels:
             found |= dict.fromkeys(axis)
     return list(found)
-
-
-def body_dtype(goal: Labelled) -> str:
-    """The float type of all floats in bodies: that of the goal's products, which decides how they
-    are computed, or else of its first input. A conversion within a body does not round."""
-    ends = [*goal.leaves.values(), *goal.graph.outputs]
-    known = [node.dtype for node in ends if is_computed(node.dtype)]
-    products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
-    return next((dtype for dtype in (*products, *known) if dtype in known), "float32")
 
 
 def _converted(value: Node, dtype: str) -> Node:
@@ -155,7 +145,8 @@ class _Kernel:
         """Make the kernel's term, and note what it stores."""
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
-        self.values |= {leaf: self._weighted(leaf) for leaf in self.body.leaves}
+        for leaf in self.body.leaves:
+            self._multiply(leaf)
         for key, stabiliser in self.safe.stabilisers.items():
             if key in self.maxima:
                 self._combine(key, stabiliser)
@@ -279,31 +270,21 @@ class _Kernel:
         return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
 
     def _weights(self) -> dict[int, int]:
-        """The results that are handed over as weighted means, each with its weight: where both are
-        relative to the same maximum, in a model of half precision."""
-        if numpy_dtype(self.dtype).itemsize > NARROW:
-            return {}
-        degrees = self.safe.degrees
-        targets = [t for t in self.body.targets if degrees[t] and t in self.safe.stable and t not in self.safe.bare]
-        found = weights(self.closure, targets)
-        return {t: d for t, d in found.items() if degrees[t] == degrees[d]}
+        return weights(self.closure, self.body.targets, self.safe, self.dtype)
 
     def _weight(self, weight: int, of: int) -> Node:
         """What a weighted sum is divided by for its mean, with the axes of the sum."""
         total = term("add", self.ordered(weight), self.constant(NONE))
         return self._aligned(total, self.closure.classes[weight], self.closure.classes[of])
 
-    def _weighted(self, leaf: int) -> Node:
-        """What an earlier kernel stored, as it was before it was divided; its axes are in order
-        then."""
+    def _multiply(self, leaf: int) -> None:
+        """Of a mean that an earlier kernel stored, make what it was before it was divided."""
         weight = self.stored[leaf].weight
-        if weight is None:
-            return self.values[leaf]
-        if weight not in self.values:
-            self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
-        found = term("mul", self.ordered(leaf), self._weight(weight, leaf))
-        self.axes[leaf] = self._axes(self.axes[leaf])
-        return found
+        if weight is not None:
+            if weight not in self.values:
+                self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
+            self.values[leaf] = term("mul", self.ordered(leaf), self._weight(weight, leaf))
+            self.axes[leaf] = self._axes(self.axes[leaf])
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from taso_mirage.ir.terms import numpy_dtype
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
+from taso_mirage.kernels.stabilised import Stabilisation
 
 NARROW = 2
 """Bytes of an element of a type that is narrower than fp32."""
@@ -21,11 +23,15 @@ NONE = 1e-30
 where a mask leaves none of them, the mean is 0."""
 
 
-def weights(closure: Closure, together: Iterable[int]) -> dict[int, int]:
-    """Which of some classes, that one kernel gives, are weighted sums of an input, each with the
-    class that is the sum of its weights."""
-    classes = tuple(together)
-    return {t: d for t in classes for d in classes if _is_mean(closure, t, d)}
+def weights(closure: Closure, targets: Iterable[int], safe: Stabilisation, dtype: str) -> dict[int, int]:
+    """Which classes of those that a kernel gives are handed over as means, each with the class that
+    is the sum of its weights: in a model of half precision sums of exponentials times an input,
+    relative to the maximum that the sum of weights is relative to."""
+    if numpy_dtype(dtype).itemsize > NARROW:
+        return {}
+    classes = [t for t in targets if safe.degrees[t] and t in safe.stable and t not in safe.bare]
+    alike = [(t, d) for t in classes for d in classes if safe.degrees[t] == safe.degrees[d]]
+    return {t: d for t, d in alike if _is_mean(closure, t, d)}
 
 
 def _is_mean(closure: Closure, total: int, weight: int) -> bool:

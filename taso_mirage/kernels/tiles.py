@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
-from taso_mirage.kernels.means import NARROW, weights
 from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases
 from taso_mirage.targets.device import Device
 
@@ -32,7 +31,8 @@ GRID_DIMS = 3
 NEAR = 0.02
 """Predictions within such a share of each other are the same."""
 STORED = 4
-"""Bytes of an element that one kernel stores for another: fp32."""
+"""Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
+half of that, which is not counted: how blocks are best was measured of fp32."""
 OVERLAPPING = 8
 """In a loop of so many iterations, a part of that size of the shorter of moving and computing does
 not overlap with the longer."""
@@ -195,8 +195,6 @@ class _Model:
         self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
         self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
         self.loaded = self._loaded(views)
-        handed = [weights(closure, own) for own in (kernel.body.targets, kernel.body.leaves)]
-        self.narrow = {c for each in handed for c in each if width <= NARROW}
 
     def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
         """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
@@ -247,10 +245,11 @@ class _Model:
     def seconds(self) -> TileCounts:
         device = self.device
         unique = sum(self._whole(c) * self._bytes(c) for c in self.sources if c not in self.loaded)
-        made = {c: self.width if c in self.closure.targets else self._stored(c) for c in self.body.targets}
-        unique += sum(self._whole(c) * n for c, n in made.items())
-        moved = sum((self._moved(c) * self._times(c) * self.loaded.get(c, 1) for c in self.sources), 0 * self.one) * self.blocks
-        moved += sum((self._moved(c) / self._alike(c) for c in made), 0 * self.one) * self.blocks
+        results = set(self.body.targets)
+        unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
+        read = [self._moved(c) * self._times(c) * self.loaded.get(c, 1) for c in self.sources]
+        moved = sum(read, 0 * self.one) * self.blocks
+        moved += sum((self._moved(c) / self._alike(c) for c in results), 0 * self.one) * self.blocks
         busy = np.minimum(1, self.blocks / device.processors)
         usable = device.processors // self.cluster * self.cluster  # blocks of a cluster run at one time
         waves = np.ceil(self.blocks / usable) / (self.blocks / device.processors)
@@ -343,10 +342,7 @@ class _Model:
         return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
 
     def _bytes(self, c: int) -> float:
-        return self.widths.get(c, self._stored(c) if c in self.body.leaves else self.width)
-
-    def _stored(self, c: int) -> int:
-        return self.width if c in self.narrow else STORED
+        return self.widths.get(c, STORED if c in self.body.leaves else self.width)
 
     def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
         found = self.one

@@ -26,9 +26,9 @@ is alone on its processor."""
 class TritonBuffer:
     """A dense tensor.
 
-    `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output; `order` are its dims from
-    the outermost to the innermost, row order but for scratch. With `batched` there is one of this
-    shape for every sample, one behind the other.
+    `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output;
+    `order` are its dims from the outermost to the innermost, row order but for scratch. With
+    `batched` there is one of this shape for every sample, one behind the other.
     """
 
     name: str
