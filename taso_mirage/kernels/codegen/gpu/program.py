@@ -17,6 +17,8 @@ from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
+WARP_ROWS = 16
+"""Rows of a product that a warp has on tensor cores."""
 SHARED = 160 * 1024
 """Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it
 is alone on its processor."""
@@ -105,7 +107,8 @@ class Traffic:
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched."""
+    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a product
+    that goes on to another one; warps that are more than it has rows for share it."""
 
     name: str
     grid: Shape
@@ -115,6 +118,7 @@ class TritonLaunch:
     traffic: Traffic
     sizes: tuple[str, ...] = ()
     cluster: int = 1
+    rows: int = 0
 
     @property
     def blocks(self) -> int:
@@ -140,6 +144,7 @@ class TritonLaunch:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
         own = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
+        own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
         return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
 
     @property
@@ -266,6 +271,7 @@ RESERVED = frozenset(
         "STAGES",
         "OVERLAP",
         "EARLY",
+        "APART",
     }
 ) | frozenset(
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
