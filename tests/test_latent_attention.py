@@ -14,8 +14,9 @@ import pytest
 
 from models.workloads import BEYOND
 from taso_mirage.ir.mugraph import kernels
-from taso_mirage.ir.terms import Graph, Node, numpy_dtype
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.products import chained
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.codegen.triton import program
 from taso_mirage.kernels.graph import KernelGraph, new_graph
@@ -23,6 +24,7 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence
 
@@ -177,6 +179,34 @@ def test_kinds_of_plans_are_proved() -> None:
             assert isinstance(accepted.evidence, Evidence)
 
 
+# ---------------------------------------------------------------- warps
+
+
+def test_warps_share_scores_where_they_are_more_than_their_rows() -> None:
+    """Scores go on to the product with the values: the branch is there, and taken with more than
+    four warps for 64 rows."""
+    x, w = (variable(name, Tensor("float16", (64, 64))) for name in "XW")
+    scores = term("einsum", x, w, equation="ab,cb->ac")
+    values = term("einsum", term("exp", scores), w, equation="ac,cd->ad")
+    body = Graph((x, w), (values,))
+    assert chained(body, looped=False) == {scores}
+    whole = {"body": body, "grid": (1,), "loop": 1, "imap": ((-1,),) * 2, "fmap": (-1, -1), "omap": ((0,),)}
+    graph = Graph((x, w), (term("kernel", x, w, **whole, cluster=1),))
+    for warps, apart in ((4, False), (8, True)):
+        (launch,) = program(graph, [LaunchSchedule(warps)]).launches
+        assert launch.rows == 64
+        assert launch.constants.get("APART", False) == apart
+
+
+def test_what_is_accumulated_in_a_loop_goes_on_to_nothing_in_it() -> None:
+    x, w = (variable(name, Tensor("float16", (64, 64))) for name in "XW")
+    scores = term("accumulate", term("einsum", x, w, equation="ab,cb->ac"))
+    values = term("einsum", scores, w, equation="ac,cd->ad")
+    body = Graph((x, w), (values,))
+    assert chained(body, looped=True) == set()
+    assert len(chained(body, looped=False)) == 1
+
+
 # ---------------------------------------------------------------- at the size of the benchmark
 
 
@@ -196,5 +226,7 @@ def test_it_compiles_for_hopper_within_shared_memory(tmp_path: Path, monkeypatch
     assert tiles <= first.shared <= H100.shared
     assert first.shared - tiles < 2 * 64 * 512
     assert re.search(r"wgmma\.mma_async\S+m64n256k16", first.ptx)
+    scores = re.findall(r"wgmma\.mma_async\S+m64n32k16", first.ptx)  # half of the keys for each of two warp groups
+    assert len(scores) == (512 + 64) / 16
     assert not re.search(r"\.local\b", first.ptx)
     assert second.shared <= H100.shared

@@ -66,6 +66,10 @@ block of weights has to be whole times, and how many values as large there are: 
 numbers, and these less a zero."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
+CROWDED, CROWDING = 48 * 1024, 1.25
+"""Where what was stored is combined without a loop, tiles of so many bytes and more have a block
+that waits for all of them at once, and the kernel takes so many times as long (second_kernels-H100:
+none of them is the best of its row)."""
 WIDE = 512
 """A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
 ITERATION = (16, 512)
@@ -277,6 +281,8 @@ class _Model:
             alone = np.where(soon, 0, alone)  # they are loaded while the kernel before ends
         starting = self.once * ~soon * device.started * np.minimum(self.blocks, device.processors * device.resident)
         longest = np.maximum(overlapped + alone, latency) * (1 + (self.cluster - 1) / GATHERED)
+        crowded = self.once & (self.shared() > CROWDED) & bool(self.body.leaves)
+        longest = longest * np.where(crowded, CROWDING, 1)
         return np.asarray(longest + device.launch + starting + self._exchange())
 
     def _words_of_one_row(self) -> int | None:

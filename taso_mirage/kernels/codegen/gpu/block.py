@@ -415,7 +415,7 @@ class TritonBlock:
         own = "STAGES: tl.constexpr" if self.looped else "EARLY: tl.constexpr = False"
         own += ", APART: tl.constexpr = False" if self.tiles.rows else ""
         pointers = [a.name for a in (*self.arguments, *self.results)]
-        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False"]
+        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False", "LATE: tl.constexpr = False"]
         sections, last = self.lines.swept()
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY

@@ -66,12 +66,14 @@ class LaunchSchedule:
     """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
     (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
-    start before that wait, and not only after it; without a loop."""
+    start before that wait, and not only after it; without a loop. `late`: not before this one
+    ends."""
 
     warps: int = 4
     stages: int = 1
     overlap: bool = False
     early: bool = False
+    late: bool = False
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
@@ -144,8 +146,9 @@ class TritonLaunch:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
         own = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
+        late = {"LATE": True} if overlap and self.schedule.late else {}
         own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
-        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
+        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late
 
     @property
     def options(self) -> dict[str, int]:
@@ -271,6 +274,7 @@ RESERVED = frozenset(
         "STAGES",
         "OVERLAP",
         "EARLY",
+        "LATE",
         "APART",
     }
 ) | frozenset(
