@@ -111,6 +111,7 @@ class _Kernel:
     uses: Counter[int] = field(default_factory=Counter)
     largest: dict[int, Node] = field(default_factory=dict)
     final: dict[int, Node] = field(default_factory=dict)
+    factors: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.goal = self.closure.goal
@@ -145,11 +146,12 @@ class _Kernel:
         """Make the kernel's term, and note what it stores."""
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
-        for leaf in self.body.leaves:
-            self._multiply(leaf)
+        self.factors = {c: x for c in self.body.leaves if (x := self._divided(c)) is not None}
         for key, stabiliser in self.safe.stabilisers.items():
             if key in self.maxima:
                 self._combine(key, stabiliser)
+        for leaf, factor in self.factors.items():
+            self._scale(leaf, factor)
         for made, edge in self.body.chosen:
             self._compute(made, edge)
             if made in self.safe.stabilisers:
@@ -277,14 +279,18 @@ class _Kernel:
         total = term("add", self.ordered(weight), self.constant(NONE))
         return self._aligned(total, self.closure.classes[weight], self.closure.classes[of])
 
-    def _multiply(self, leaf: int) -> None:
-        """Of a mean that an earlier kernel stored, make what it was before it was divided."""
+    def _divided(self, leaf: int) -> Node | None:
+        """What an earlier kernel divided a leaf by, with the axes of the leaf."""
         weight = self.stored[leaf].weight
-        if weight is not None:
-            if weight not in self.values:
-                self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
-            self.values[leaf] = term("mul", self.ordered(leaf), self._weight(weight, leaf))
-            self.axes[leaf] = self._axes(self.axes[leaf])
+        if weight is None:
+            return None
+        if weight not in self.values:
+            self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
+        return self._weight(weight, leaf)
+
+    def _scale(self, leaf: int, factor: Node) -> None:
+        self.values[leaf] = term("mul", self.ordered(leaf), factor)
+        self.axes[leaf] = self._axes(self.axes[leaf])
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)
@@ -437,7 +443,5 @@ class _Kernel:
         for leaf in self.body.leaves:
             for _ in range(int(self.safe.degrees[leaf].get(key, 0))):
                 factor = self._aligned(shift, labels, self.closure.classes[leaf])
-                self.values[leaf], self.axes[leaf] = (
-                    term("mul", self.ordered(leaf), factor),
-                    self._axes(self.axes[leaf]),
-                )
+                before = self.factors.pop(leaf, None)
+                self._scale(leaf, factor if before is None else term("mul", before, factor))
