@@ -1,5 +1,5 @@
-"""Attention of one latent head, whose keys are its values: one tensor under two sets of labels, read
-once; and parts of attention that are handed over as weighted means."""
+"""Attention of one latent head, whose keys are its values: one tensor under two sets of labels,
+read once; and parts of attention that are handed over as weighted means."""
 
 from __future__ import annotations
 

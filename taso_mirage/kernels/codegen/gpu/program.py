@@ -109,8 +109,8 @@ class Traffic:
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a product
-    that goes on to another one; warps that are more than it has rows for share it."""
+    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
+    product that goes on to another one; warps that are more than it has rows for share it."""
 
     name: str
     grid: Shape
