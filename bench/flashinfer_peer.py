@@ -21,8 +21,8 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-PAGE = 16
-"""Rows of keys in a page, FlashInfer's usual one."""
+PAGE, LATENT_PAGE = 16, 64
+"""Rows of keys in a page, FlashInfer's usual one, and that of one latent head."""
 Function = Callable[..., Any]
 Kind = tuple[str, Function, list[list[Any]]]
 
@@ -60,6 +60,9 @@ def kinds(name: str, sets: Sequence[Sequence[Any]], prepare: Function | None) ->
 
     if name == "long_attention":
         yield from _decode(sets)
+        return
+    if name == "latent_attention":
+        yield from _latent(sets)
         return
     forms: dict[str, Function] = {"": prepare or (lambda *inputs: inputs)}
     if prepare is not None:
@@ -177,6 +180,40 @@ def _paged(shape: tuple[int, int], pages: int, heads: int, layout: str, cores: b
     return wrapper
 
 
+def _latent(sets: Sequence[Sequence[Any]]) -> Iterator[Kind]:
+    """Queries (1, heads, width + rotary), keys (1, rows, width + rotary), and their first columns,
+    the values."""
+    width = sets[0][2].shape[-1]
+    columns = [[x.split([width, x.shape[-1] - width], -1) for x in (q, _rows(k[0]))] for q, k, _ in sets]
+    one = [[*q, *k] for q, k in columns]
+
+    def call(q: Any, p: Any, c: Any, r: Any, backend: str) -> Any:
+        return _latent_pages(tuple(q.shape), p.shape[-1], c.shape[0], backend).run(q, p, c, r)
+
+    for backend in ("fa2", "fa3"):
+        yield f"FlashInfer MLA {backend}, one tensor of keys", partial(call, backend=backend), one
+        two = [[x.contiguous() for x in inputs] for inputs in one]
+        yield f"FlashInfer MLA {backend}, two tensors", partial(call, backend=backend), two
+
+
+def _rows(keys: Any) -> Any:
+    return keys.unflatten(0, (-1, LATENT_PAGE))
+
+
+@cache
+def _latent_pages(shape: tuple[int, int, int], rotary: int, pages: int, backend: str) -> Any:
+    """The kernel for one latent head, planned for a batch of one. It must be planned outside of a
+    CUDA graph."""
+    import torch
+    from flashinfer import BatchMLAPagedAttentionWrapper
+
+    wrapper = BatchMLAPagedAttentionWrapper(_workspace(), backend=backend)
+    lengths = ([0, 1], [0, pages], list(range(pages)), [pages * LATENT_PAGE])
+    given = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in lengths]
+    wrapper.plan(*given, *shape[1:], rotary, LATENT_PAGE, False, 1.0, torch.float16, torch.float16)
+    return wrapper
+
+
 def _workspace() -> Any:
     import torch
 
@@ -185,8 +222,8 @@ def _workspace() -> Any:
 
 def specs() -> list[Any]:
     """What FlashInfer 0.7.2 builds the kernels of all rows from: queries, keys and values in half
-    precision of width 64 and 128 (pages of keys and decoding: 128 alone). The kernels of batches
-    have no public name there."""
+    precision of width 64 and 128 (pages of keys and decoding: 128 alone; one latent head: 512 and
+    64). The kernels of batches have no public name there."""
     import torch
     from flashinfer.jit.attention import modules
 
@@ -199,6 +236,7 @@ def specs() -> list[Any]:
     wide = (128, 128, *plain)
     found.append(modules._gen_batch_prefill_independent_paged_module("fa2", *half, torch.int32, *wide, False))
     found.append(modules.gen_single_decode_module(*half, *wide))
+    found += [modules.gen_batch_mla_module(each, *half, torch.int32, 512, 64, False) for each in ("fa2", "fa3")]
     return [*found, modules.gen_batch_decode_module(*half, torch.int32, *wide)]
 
 

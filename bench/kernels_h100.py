@@ -41,6 +41,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import flashinfer_peer  # noqa: E402
 import float8_peer  # noqa: E402
 import kernel_timeline  # noqa: E402
+import latent_peer  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -86,6 +87,7 @@ EAGER: dict[str, Function] = {
     "masked_attention": lambda q, k, v, m: attention(q, k, v, m, q.shape[-1] ** -0.5),
     "qknorm": lambda q, k, v: attention(rms(q), rms(k).transpose(1, 2), v),
     "rotary_attention": lambda q, r, cos, sin, k, v: attention(q * cos + r * sin, k, v),
+    "latent_attention": latent_peer.attention,
     "float8_linear": float8_peer.linear,
     "float8_attention": float8_peer.attention,
 }
@@ -111,13 +113,17 @@ SDPA: dict[str, Function] = {
     "masked_attention": lambda q, k, v, m: _sdpa(q, k, v, m, q.shape[-1] ** -0.5),
     "qknorm": lambda *inputs: _sdpa(*PREPARE["qknorm"](*inputs)),
     "rotary_attention": lambda *inputs: _sdpa(*PREPARE["rotary_attention"](*inputs)),
+    "latent_attention": _sdpa,
 }
 
 
 def _for_sdpa(name: str, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs with rows outermost, the queries of a group as rows of their head."""
+    """The inputs with rows outermost, the queries of a group as rows of their head; of a latent
+    head the keys as one tensor, whose first columns are the values."""
     if name == "qknorm":
         return list(inputs)
+    if name == "latent_attention":
+        return latent_peer.joined(inputs)
     k = -2 if name != "masked_attention" else 1
     keys = inputs[k].transpose(-1, -2).contiguous()
     found = [keys if x is inputs[k] else x for x in inputs]
@@ -166,6 +172,7 @@ ROWS = (
     Row("float8_linear", {"batch": 128}),
     Row("float8_linear", {"batch": 16, "rows": 0}),
     Row("float8_attention", {}),
+    Row("latent_attention", {}, 12.0),
 )
 
 
@@ -224,6 +231,7 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
             kinds.append((label, SDPA[row.name], arranged, backend))
             if SDPA[row.name] is not _sdpa and backend is SDPBackend.FLASH_ATTENTION:
                 kinds.append((f"{label}, compiled", compiled(SDPA[row.name]), arranged, backend))
+        kinds += [(*each, None) for each in latent_peer.kinds(row.name, arranged)]
         kinds += [(*each, None) for each in _flashinfer(row.name, arranged)]
     kinds += [(*each, None) for each in float8_peer.kinds(row.name, sets)]
     for label, call, inputs, backend in kinds:

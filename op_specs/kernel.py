@@ -50,6 +50,13 @@ def running_max(xp, x):
     return x
 
 
+@op(lowering=Lowering.NARROW)
+def narrow(xp, x):
+    """x -> x; as a result of a kernel that another one reads, kept in its own float type, where all
+    others are in fp32"""
+    return x
+
+
 @op(lowering=Lowering.KERNEL)
 def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: Ints, omap: Maps, cluster: int = 1):
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
@@ -238,6 +245,7 @@ accumulate.example("float32[2,3]", "float32[2,3]", over="variance")
 combine.example("float32[2,3]")
 combine.example("float32[2,3]", "float32[2,1]", over="rescaled", degree=1)
 running_max.example("float32[2,3]")
+narrow.example("float32[2,3]")
 kernel.example(
     "float32[2,4]",
     "float32[4,6]",

@@ -18,6 +18,7 @@ SHAPES = {
     "rotary_attention": [(2, 8, 4), (2, 8, 4), (8, 4), (8, 4), (2, 4, 32), (2, 32, 4)],
     "masked_attention": [(2, 8, 4), (2, 4, 32), (2, 32, 4), (8, 32)],
     "long_attention": [(2, 3, 1, 4), (2, 1, 4, 32), (2, 1, 32, 4)],
+    "latent_attention": [(3, 8), (3, 4), (128, 8), (128, 4)],
 }
 
 
@@ -63,6 +64,22 @@ class Paged:
         return decode(q[0], *(x.flatten(0, 1) for x in pages), "NHD", False, self.scale)[None]
 
 
+class Latent:
+    def __init__(self, workspace: Any, backend: str) -> None:
+        assert backend in ("fa2", "fa3")
+
+    def plan(self, *given: Any) -> None:
+        rows, keys, self.pages, lengths, *self.shape, causal, self.scale, _, _ = given
+        assert not causal
+        assert (rows.tolist(), keys.tolist()) == ([0, 1], [0, len(self.pages)])
+        assert lengths.tolist() == [len(self.pages) * self.shape[-1]]
+
+    def run(self, q: Any, p: Any, c: Any, r: Any) -> Any:
+        assert self.shape == [*q.shape[1:], p.shape[-1], c.shape[1]]
+        keys = torch.cat([c, r], -1)[self.pages].flatten(0, 1)
+        return prefill(torch.cat([q, p], -1), keys[:, None], c[self.pages].flatten(0, 1)[:, None], self.scale)
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "bench")
@@ -74,6 +91,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     package, inner = ModuleType("flashinfer"), ModuleType("flashinfer.prefill")
     package.__dict__.update(single_prefill_with_kv_cache=prefill, single_decode_with_kv_cache=decode)
     package.__dict__.update(BatchPrefillWithRaggedKVCacheWrapper=Ragged, BatchDecodeWithPagedKVCacheWrapper=Paged)
+    package.__dict__.update(BatchMLAPagedAttentionWrapper=Latent)
     inner.__dict__.update(single_prefill_with_kv_cache_with_jit_module=biased)
     monkeypatch.setitem(sys.modules, "flashinfer", package)
     monkeypatch.setitem(sys.modules, "flashinfer.prefill", inner)
@@ -98,6 +116,7 @@ def test_every_kernel_gets_its_layout(name: str, bench: ModuleType, monkeypatch:
         torch.testing.assert_close(call(*sets[0]).reshape(wanted.shape), wanted, msg=label)
     peer._ragged.cache_clear()
     peer._paged.cache_clear()
+    peer._latent_pages.cache_clear()
 
 
 def test_without_flashinfer_its_kernels_are_left_out(

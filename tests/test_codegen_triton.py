@@ -503,12 +503,13 @@ def test_padding_is_masked_only_where_it_is() -> None:
 
 GOLDEN = """\
 @triton.jit
-def kernel_0(X, W, out, STAGES: tl.constexpr, OVERLAP: tl.constexpr = False):
+def kernel_0(X, W, out, STAGES: tl.constexpr, OVERLAP: tl.constexpr = False, LATE: tl.constexpr = False):
     g0 = tl.program_id(0)
     r16 = tl.arange(0, 16)
     r32 = tl.arange(0, 32)
-    if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well
+    if OVERLAP:  # loads follow the wait for the kernel before
         tl.extra.cuda.gdc_wait()
+    if OVERLAP and not LATE:  # the one after may start now, and waits as well; else at the end
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.full([16, 32], 0.0, tl.float32)
     acc_2 = tl.full([16, 16], 0.0, tl.float32)
@@ -552,7 +553,7 @@ def test_each_choice_is_explained() -> None:
     assert "acc: tl.sum once after the loop, not in it: 512 lanes, no barrier." in lines
 
 
-@pytest.mark.parametrize("name", ["class", "t", "kernel_0", "EARLY", "²x", '"""\nimport os', "g0", ""])
+@pytest.mark.parametrize("name", ["class", "t", "kernel_0", "EARLY", "LATE", "²x", '"""\nimport os', "g0", ""])
 def test_any_name_of_an_input_is_legal(name: str) -> None:
     x = mugraphs.leaf(name, "float32", 4, 6)
     made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("exp", t), (2,), 1, (0,))
@@ -560,7 +561,7 @@ def test_any_name_of_an_input_is_legal(name: str) -> None:
     assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == ["kernel_0", "launch"]
     assert [type(node) for node in tree.body[:3]] == [ast.Expr, ast.Import, ast.Import]
     kernel, launch = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    assert len({each.arg for each in kernel.args.args}) == 4
+    assert len({each.arg for each in kernel.args.args}) == 5
     assert launch.args.args[0].arg != "kernel_0"
 
 
@@ -719,10 +720,13 @@ def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None
     """On Hopper, without a loop: whatever loads waits first all the same."""
     plain = tune.overlapped(codegen.program(mugraphs.attention_split_safe()[0]))
     first, second = plain.launches
-    assert tune.earlier(first) == [first.schedule]
-    early = tune.scheduled(plain, 1, tune.earlier(second)[1])
+    assert tune.earlier(first) == [first.schedule, replace(first.schedule, late=True)]
+    early = tune.scheduled(plain, 1, tune.earlier(second)[2])
     assert '"OVERLAP": True, "EARLY": True, "launch_pdl": True},  # kernel_1' in early.source
-    for program, order in ((plain, "wl"), (early, "lw")):
+    late = tune.scheduled(plain, 1, tune.earlier(second)[1])
+    assert '"OVERLAP": True, "LATE": True, "launch_pdl": True},  # kernel_1' in late.source
+    assert "launch_dependents" not in compiled(tune.scheduled(plain, 0, tune.earlier(first)[1]), 90)[0].ptx
+    for program, order in ((plain, "wl"), (early, "lw"), (late, "w")):
         ptx = compiled(program, 90)[1].ptx
         assert "".join(x[0] for x in re.findall(r"griddepcontrol\.(wait|launch_dependents)", ptx)) == order
         assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
@@ -766,7 +770,7 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     def seconds(module: object, candidate: TritonProgram, sets: object, check: object) -> float:
         calls.append(candidate)
         schedules = [each.schedule for each in candidate.launches]
-        return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 for s in schedules)
+        return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 + s.late for s in schedules)
 
     monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
     monkeypatch.setattr(tune, "input_sets", lambda program, sizes: [])

@@ -300,6 +300,7 @@ SMALL: dict[str, dict[str, int]] = {
     "rotary_attention": {"queries": 16, "width": 8, "keys": 64},
     "float8_linear": {"batch": 4, "width": 32, "hidden": 48},
     "float8_attention": {"heads": 2, "group": 4, "width": 16, "keys": 64},
+    "latent_attention": {"heads": 4, "width": 16, "rotary": 8, "keys": 64},
 }
 
 

@@ -1,5 +1,6 @@
 """Programs that Mirage's public search cannot take: more than three inputs, a bias, a scale and a
-mask, long keys, three weights, rotated queries and keys, 8-bit floats with scales.
+mask, long keys, three weights, rotated queries and keys, 8-bit floats with scales, keys that are
+values.
 
     python models/workloads/beyond.py NAME [--help]
 """
@@ -108,9 +109,23 @@ def float8_attention(heads: int = 8, group: int = 16, width: int = 128, keys: in
     return graph
 
 
+def latent_attention(heads: int = 128, width: int = 512, rotary: int = 64, keys: int = 8192) -> KernelGraph:
+    """softmax(Q C^T + P R^T) C: all heads share one latent head, whose rows are keys and values, as
+    in multi-head latent attention with absorbed weights (DeepSeek-V2, 2024, section 2.1).
+
+    Q (heads, width), P (heads, rotary), C (keys, width), R (keys, rotary) -> (heads, width)
+    """
+    graph = new_graph()
+    q, p = (graph.new_input(dims=(heads, n), name=name) for n, name in ((width, "Q"), (rotary, "P")))
+    c, r = (graph.new_input(dims=(keys, n), name=name) for n, name in ((width, "C"), (rotary, "R")))
+    scores = [graph.matmul(a, graph.transpose(b, 1, 0)) for a, b in ((q, c), (p, r))]
+    graph.mark_output(graph.matmul(graph.softmax(graph.add(*scores)), c))
+    return graph
+
+
 BUILDERS = (
     *(rmsnorm_gamma_linear, linear_bias, masked_attention, long_attention, gated_mlp_down, rotary_attention),
-    *(float8_linear, float8_attention),
+    *(float8_linear, float8_attention, latent_attention),
 )
 
 

@@ -24,6 +24,7 @@ class Lowering(Enum):
     RUNNING = "the largest of the iterations so far"
     COMBINE = "what a value is over all blocks of a cluster"
     CONTRACT = "a contraction and nothing else, which tensor cores may do"
+    NARROW = "what is handed over in the model's own float type"
     RESHAPE = "a reshape and nothing else"
     TRANSPOSE = "a transpose and nothing else"
     MULTIPLY = "the product of two operands, element by element"

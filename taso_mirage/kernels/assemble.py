@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, dim_product
+from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_computed, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.folds import SUM_KIND
-from taso_mirage.kernels.goal import BYTES, Labelled, in_a_byte, is_packed, stored_leaf
+from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
+from taso_mirage.kernels.means import NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.derived_traits import multiplies
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
@@ -39,10 +40,11 @@ product."""
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
-    axis."""
+    axis. `weight`: the class that it was divided by."""
 
     node: Node
     labels: Labels
+    weight: int | None = None
 
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]
@@ -81,15 +83,6 @@ def axes_order(closure: Closure) -> list[str]:
     return list(found)
 
 
-def body_dtype(goal: Labelled) -> str:
-    """The float type of all floats in bodies: that of the goal's products, which decides how they
-    are computed, or else of its first input. A conversion within a body does not round."""
-    ends = [*goal.leaves.values(), *goal.graph.outputs]
-    known = [node.dtype for node in ends if is_computed(node.dtype)]
-    products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
-    return next((dtype for dtype in (*products, *known) if dtype in known), "float32")
-
-
 def _converted(value: Node, dtype: str) -> Node:
     """A float in another float type."""
     return value if value.dtype == dtype or not is_float(value.dtype) else term("cast", value, to=dtype)
@@ -118,6 +111,7 @@ class _Kernel:
     uses: Counter[int] = field(default_factory=Counter)
     largest: dict[int, Node] = field(default_factory=dict)
     final: dict[int, Node] = field(default_factory=dict)
+    factors: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.goal = self.closure.goal
@@ -152,9 +146,12 @@ class _Kernel:
         """Make the kernel's term, and note what it stores."""
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
+        self.factors = {c: x for c in self.body.leaves if (x := self._divided(c)) is not None}
         for key, stabiliser in self.safe.stabilisers.items():
             if key in self.maxima:
                 self._combine(key, stabiliser)
+        for leaf, factor in self.factors.items():
+            self._scale(leaf, factor)
         for made, edge in self.body.chosen:
             self._compute(made, edge)
             if made in self.safe.stabilisers:
@@ -163,9 +160,12 @@ class _Kernel:
         keys = self._relative()
         results = [(self._result(t), self._result_labels(t)) for t in self.body.targets]
         results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
-        tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
+        outputs = [self._laid_out(value, labels) for value, labels in results]
+        weights = self._weights()
+        outputs = [term("narrow", x) if t in weights else x for t, x in zip_longest(self.body.targets, outputs)]
+        tensors = self._term(outputs, [x for _, x in results])
         for target, tensor in zip(self.body.targets, tensors, strict=False):
-            self.stored[target] = tensor
+            self.stored[target] = replace(tensor, weight=weights.get(target))
         for key, tensor in zip(keys, tensors[len(self.body.targets) :], strict=True):
             self.maxima[key] = tensor
 
@@ -243,8 +243,7 @@ class _Kernel:
         node, packed = tensor.node, in_a_byte(tensor.node)
         tile = (*tile[:-1], tile[-1] // packed) if packed > 1 else tile
         tensor = replace(tensor, node=stored_leaf(node)) if is_packed(node) else tensor
-        value = leaf = variable(name, Tensor(tensor.node.dtype, tile))
-        self.operands.append((tensor, leaf))
+        value = leaf = self._operand(name, tensor, tile)
         if is_packed(node):
             value = term(node.op, leaf, **dict(node.attrs))
         if node.dtype in BYTES:
@@ -252,12 +251,46 @@ class _Kernel:
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
         return self.converted(self._reshaped(value, [self._size(x) for x in axes])), axes
 
+    def _operand(self, name: str, tensor: Stored, tile: Shape) -> Node:
+        """The leaf of a tile; two views of a tensor that are cut alike are one."""
+        cuts = [self._axis(tensor.labels, x) for x in (*self.grid, self.loop)]
+        for known, leaf in self.operands:
+            own = [self._axis(known.labels, x) for x in (*self.grid, self.loop)]
+            if known.node is tensor.node and tuple(leaf.shape) == tile and own == cuts:
+                return leaf
+        leaf = variable(name, Tensor(tensor.node.dtype, tile))
+        self.operands.append((tensor, leaf))
+        return leaf
+
     def _result(self, target: int) -> Node:
         """A result as the goal has it; what another kernel reads has the body's dtype."""
         value, closure = self.ordered(target), self.closure
+        if (weight := self._weights().get(target)) is not None:
+            return term("div", value, self._weight(weight, target))
         if target not in closure.targets:
             return value
         return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
+
+    def _weights(self) -> dict[int, int]:
+        return weights(self.closure, self.body.targets, self.safe, self.dtype)
+
+    def _weight(self, weight: int, of: int) -> Node:
+        """What a weighted sum is divided by for its mean, with the axes of the sum."""
+        total = term("add", self.ordered(weight), self.constant(NONE))
+        return self._aligned(total, self.closure.classes[weight], self.closure.classes[of])
+
+    def _divided(self, leaf: int) -> Node | None:
+        """What an earlier kernel divided a leaf by, with the axes of the leaf."""
+        weight = self.stored[leaf].weight
+        if weight is None:
+            return None
+        if weight not in self.values:
+            self.values[weight], self.axes[weight] = self._tile(f"t{weight}", self.stored[weight])
+        return self._weight(weight, leaf)
+
+    def _scale(self, leaf: int, factor: Node) -> None:
+        self.values[leaf] = term("mul", self.ordered(leaf), factor)
+        self.axes[leaf] = self._axes(self.axes[leaf])
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)
@@ -410,7 +443,5 @@ class _Kernel:
         for leaf in self.body.leaves:
             for _ in range(int(self.safe.degrees[leaf].get(key, 0))):
                 factor = self._aligned(shift, labels, self.closure.classes[leaf])
-                self.values[leaf], self.axes[leaf] = (
-                    term("mul", self.ordered(leaf), factor),
-                    self._axes(self.axes[leaf]),
-                )
+                before = self.factors.pop(leaf, None)
+                self._scale(leaf, factor if before is None else term("mul", before, factor))

@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
+from taso_mirage.ir.terms import LEAVES, Graph, Node, is_computed, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.derived_traits import multiplies
 
 LabelNames: TypeAlias = tuple[tuple[str, ...], ...]
 """For each axis the labels that make it up, outermost first: one as a rule, none for an axis of
@@ -167,3 +168,12 @@ def views(labelled: Labelled) -> bool:
     """Whether a goal only gives its input another shape: nothing has to run for it."""
     flat = [[x for axis in axes for x in axis] for axes in (*labelled.inputs.values(), *labelled.outputs)]
     return moves(labelled) and all(each == flat[0] for each in flat)
+
+
+def body_dtype(goal: Labelled) -> str:
+    """The float type of all floats in bodies: that of the goal's products, which decides how they
+    are computed, or else of its first input. A conversion within a body does not round."""
+    ends = [*goal.leaves.values(), *goal.graph.outputs]
+    known = [node.dtype for node in ends if is_computed(node.dtype)]
+    products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
+    return next((dtype for dtype in (*products, *known) if dtype in known), "float32")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
 from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases
@@ -29,7 +31,8 @@ GRID_DIMS = 3
 NEAR = 0.02
 """Predictions within such a share of each other are the same."""
 STORED = 4
-"""Bytes of an element that one kernel stores for another: fp32."""
+"""Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
+half of that, which is not counted: how blocks are best was measured of fp32."""
 OVERLAPPING = 8
 """In a loop of so many iterations, a part of that size of the shorter of moving and computing does
 not overlap with the longer."""
@@ -63,6 +66,12 @@ block of weights has to be whole times, and how many values as large there are: 
 numbers, and these less a zero."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
+CROWDED, CROWDING = 48 * 1024, 1.25
+"""Where what was stored is combined without a loop, tiles of so many bytes and more have a block
+that waits for all of them at once, and the kernel takes so many times as long (second_kernels-H100:
+none of them is the best of its row)."""
+WIDE = 512
+"""A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 
@@ -142,7 +151,7 @@ def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSiz
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
         return [1]  # a split reduction: every part is a block's
     shares = {size // n for n in SHARES if size % n == 0} if device.general else {size}
-    parts = _parts(size, 1, device.longest)
+    parts = _parts(size, 1, WIDE if size == WIDE and not device.general else device.longest)
     overlapping = () if device.general or parts[-1] >= UNEVEN[0] or size == parts[-1] else UNEVEN
     return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
 
@@ -189,11 +198,36 @@ class _Model:
         views = [(c, e.kind.reads) for c, e in kernel.body.chosen if e.kind.reads is not None]
         self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
         self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
+        self.loaded = self._loaded(views)
+
+    def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
+        """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
+        which is loaded once, else 1."""
+        leaves, inputs = self.closure.goal.leaves, self.closure.goal.inputs
+        first: dict[Node, str] = {}
+        found: dict[int, TileCounts] = {}
+        for c, view in views:
+            before = first.setdefault(leaves[view], view) if view in leaves else view
+            if before != view:
+                pairs = zip(chain(*inputs[before]), chain(*inputs[view]), strict=False)
+                parted = [x for pair in pairs if len({*pair}) > 1 for x in pair]
+                found[c] = 1 - self._product(self.tiles[x] == self.sizes[x] for x in parted)
+        return found
 
     def shared(self) -> TileCounts:
         """Bytes of the operands' tiles, two of each in a loop."""
-        tiles = sum((self._tile(c) * self._bytes(c) for c in self.sources), 0 * self.one)
+        tiles = sum((self._held(c) for c in self.sources), 0 * self.one)
         return np.asarray(tiles * np.where(self.once, 1, 2))
+
+    def _held(self, c: int) -> TileCounts:
+        return self._tile(c) * self._bytes(c) * self.loaded.get(c, self.one)
+
+    def _room(self) -> TileCounts:
+        """Bytes of what a block has in shared memory at least: two of each tile that iterations
+        load."""
+        again = np.where(self.once, 0, 1)
+        tiles = (self._held(c) * (1 + again * (c in self.inside)) for c in self.sources)
+        return np.asarray(sum(tiles, 0 * self.one))
 
     def sums(self) -> TileCounts:
         """Bytes of what is summed, in registers."""
@@ -201,11 +235,11 @@ class _Model:
         return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
 
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the tiles of the operands, double-buffered in a loop, fit into shared memory, and
-        the sums into registers."""
+        """Whether the tiles of the operands, double-buffered where a loop loads them, fit into
+        shared memory, and the sums into registers."""
         cut = sum((self.tiles[x] < self.sizes[x] for x in self.body.grid if x in self.tiles), 0 * self.one)
         return np.asarray(
-            (self.shared() + self._combined() * STORED <= self.device.shared)
+            (self._room() + self._combined() * STORED <= self.device.shared)
             & (self._combined() * STORED <= EXCHANGED)
             & (self.sums() <= self.device.registers)
             & (cut <= GRID_DIMS)
@@ -214,10 +248,11 @@ class _Model:
 
     def seconds(self) -> TileCounts:
         device = self.device
-        unique = sum(self._whole(c) * self._bytes(c) for c in self.sources)
+        unique = sum(self._whole(c) * self._bytes(c) for c in self.sources if c not in self.loaded)
         results = set(self.body.targets)
         unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
-        moved = sum((self._moved(c) * self._times(c) for c in self.sources), 0 * self.one) * self.blocks
+        read = [self._moved(c) * self._times(c) * self.loaded.get(c, 1) for c in self.sources]
+        moved = sum(read, 0 * self.one) * self.blocks
         moved += sum((self._moved(c) / self._alike(c) for c in results), 0 * self.one) * self.blocks
         busy = np.minimum(1, self.blocks / device.processors)
         usable = device.processors // self.cluster * self.cluster  # blocks of a cluster run at one time
@@ -246,6 +281,8 @@ class _Model:
             alone = np.where(soon, 0, alone)  # they are loaded while the kernel before ends
         starting = self.once * ~soon * device.started * np.minimum(self.blocks, device.processors * device.resident)
         longest = np.maximum(overlapped + alone, latency) * (1 + (self.cluster - 1) / GATHERED)
+        crowded = self.once & (self.shared() > CROWDED) & bool(self.body.leaves)
+        longest = longest * np.where(crowded, CROWDING, 1)
         return np.asarray(longest + device.launch + starting + self._exchange())
 
     def _words_of_one_row(self) -> int | None:

@@ -144,10 +144,15 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return values, tuple([found.get(i, ()) for i in range(rank)])
 
     def _placed(
-        self, xs: Sequence[LabelledValue], places: Sequence[Sequence[Hashable]]
+        self, xs: Sequence[LabelledValue], places: Sequence[Sequence[Hashable]], apart: bool = False
     ) -> tuple[list[LabelledValue], dict[Hashable, AxisLabels]]:
         """Give axes in one place one label; an operand that would then meet a label twice is
-        renamed, the one with fewer folds."""
+        renamed, the one with fewer folds.
+
+        So is, with `apart`, one that has a place for itself and a label there that another one was
+        summed over (keys that are values, too): it would be a label of the result that no grid may
+        cut.
+        """
         found: dict[Hashable, AxisLabels] = {}
         values = list(xs)
         folded: AxisLabels = ()
@@ -163,6 +168,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
             images = {new for _, new in pairs} | set(
                 self.unifier.axis(label for axis in found.values() for label in axis)
             )
+            if apart:
+                images |= {*self.unifier.axis(folded)} - {*self.unifier.axis(folds[at])}
             for place, axis in zip(own, x.axes, strict=True):
                 if not found.get(place):  # a label of its own, which another place may have as well
                     pairs += [self._other(y) for y in self.unifier.axis(axis) if y in images]
@@ -203,7 +210,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
         if not whole:
             _refuse_integers(a, b)
         letters_a, letters_b, result = contraction(equation, len(a.axes), len(b.axes))
-        (left, right), found = self._placed([a, b], [letters_a, letters_b])
+        (left, right), found = self._placed([a, b], [letters_a, letters_b], apart=True)
         axes = tuple([found[letter] for letter in result])
         labels = tuple([label for letter, axis in found.items() if letter not in tuple(result) for label in axis])
         made = ScalarTerm(DOT, (left.term, right.term), labels=labels)

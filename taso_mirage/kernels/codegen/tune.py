@@ -45,6 +45,9 @@ CALLS, SPAN = 64, 5e-3
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
+ONCE = 2.1
+"""Where nothing iterates, an operator's result takes the place of its operand: of what both have,
+with little besides, half is held at a time."""
 LONG = 256
 """Random inputs with more rows are scaled."""
 OPTIONS = "OPTIONS = ("
@@ -265,17 +268,17 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
     else:
         pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
     widest = max(warps for warps, _ in pairs)
-    found = [
-        LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS
-    ]
+    held = REGISTERS if launch.loop != 1 else ONCE * REGISTERS
+    found = [LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * held]
     return list(dict.fromkeys([launch.schedule, *found]))
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and without a loop the same that lets the next kernel in before it waits
-    itself."""
+    """Its own schedule, and the same that lets the next kernel in later, or without a loop before
+    it waits itself."""
     own = launch.schedule
-    return [own, replace(own, early=True)] if own.overlap and launch.loop == 1 else [own]
+    others = [replace(own, late=True), *([replace(own, early=True)] if launch.loop == 1 else [])]
+    return [own, *(others if own.overlap else [])]
 
 
 def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:

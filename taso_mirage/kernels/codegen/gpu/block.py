@@ -37,6 +37,7 @@ from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
     LAYOUT,
+    chained,
     elements,
     signed,
     tile_product,
@@ -54,6 +55,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
+from taso_mirage.kernels.codegen.gpu.waits import EARLY, WAITING
 from taso_mirage.kernels.codegen.gpu.words import apart, in_words, loaded_words
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
@@ -65,23 +67,6 @@ AGAIN = ', eviction_policy="evict_last"'
 """Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled
 for the dot, and every other read has bank conflicts (19.9-fold, measured on an H100). The other
 policy keeps the compiler from making the two loads one."""
-WAITING = (
-    "if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well",
-    "    tl.extra.cuda.gdc_wait()",
-    "    tl.extra.cuda.gdc_launch_dependents()",
-)
-EARLY = (
-    "if OVERLAP and EARLY:  # the one after may start at once: it waits until this one ends, which waits for the one before",
-    "    tl.extra.cuda.gdc_launch_dependents()",
-    "if OVERLAP:  # loads follow the wait for the kernel before",
-    "    tl.extra.cuda.gdc_wait()",
-    "if OVERLAP and not EARLY:  # to say it twice costs 0.1 us on an H100",
-    "    tl.extra.cuda.gdc_launch_dependents()",
-)
-"""Not of a kernel with a loop, which was up to 1.5 times as slow there.
-
-All generated kernels wait, so the end of each is that of all before it.
-"""
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -118,6 +103,7 @@ class TritonBlock:
         self.readers = users(self.body)
         halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
         self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
+        self.chained = chained(self.body, self.looped)
         self.split, self.merged = self._views()
         self.words = in_words(self.body, reads, self.readers)
         self.products = {} if self.looped else block_products(self.body, reads, self.words)
@@ -183,7 +169,7 @@ class TritonBlock:
                 self._store(o, self.values[output], next(written))
 
     def _value(self, node: Node) -> Tile:
-        self.tiles.hint = node.op
+        self.tiles.hint, self.tiles.goes_on = node.op, node in self.chained
         if node in self.words:
             return self._words(node)
         if node in self.split:
@@ -406,7 +392,8 @@ class TritonBlock:
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
         guess = replace(guess, warps=warps(self.products) or guess.warps)
         return TritonLaunch(
-            self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given, self.cluster
+            *(self.name, self.grid, self.loop, names, schedule or guess),
+            *(self._traffic(), self.sizes.given, self.cluster, self.tiles.rows),
         )
 
     def _traffic(self) -> Traffic:
@@ -426,8 +413,9 @@ class TritonBlock:
 
     def source(self) -> str:
         own = "STAGES: tl.constexpr" if self.looped else "EARLY: tl.constexpr = False"
+        own += ", APART: tl.constexpr = False" if self.tiles.rows else ""
         pointers = [a.name for a in (*self.arguments, *self.results)]
-        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False"]
+        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False", "LATE: tl.constexpr = False"]
         sections, last = self.lines.swept()
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY

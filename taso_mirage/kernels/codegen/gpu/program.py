@@ -17,6 +17,8 @@ from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
+WARP_ROWS = 16
+"""Rows of a product that a warp has on tensor cores."""
 SHARED = 160 * 1024
 """Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it
 is alone on its processor."""
@@ -26,9 +28,9 @@ is alone on its processor."""
 class TritonBuffer:
     """A dense tensor.
 
-    `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from
-    the outermost to the innermost, row order but for scratch. With `batched` there is one of this
-    shape for every sample, one behind the other.
+    `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output;
+    `order` are its dims from the outermost to the innermost, row order but for scratch. With
+    `batched` there is one of this shape for every sample, one behind the other.
     """
 
     name: str
@@ -64,12 +66,14 @@ class LaunchSchedule:
     """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
     (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
-    start before that wait, and not only after it; without a loop."""
+    start before that wait, and not only after it; without a loop. `late`: not before this one
+    ends."""
 
     warps: int = 4
     stages: int = 1
     overlap: bool = False
     early: bool = False
+    late: bool = False
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
@@ -105,7 +109,8 @@ class Traffic:
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched."""
+    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
+    product that goes on to another one; warps that are more than it has rows for share it."""
 
     name: str
     grid: Shape
@@ -115,6 +120,7 @@ class TritonLaunch:
     traffic: Traffic
     sizes: tuple[str, ...] = ()
     cluster: int = 1
+    rows: int = 0
 
     @property
     def blocks(self) -> int:
@@ -140,7 +146,9 @@ class TritonLaunch:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
         own = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
-        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
+        late = {"LATE": True} if overlap and self.schedule.late else {}
+        own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
+        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late
 
     @property
     def options(self) -> dict[str, int]:
@@ -219,8 +227,14 @@ def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
     shape = node.shape
     if int(dim_product([n for n in shape if isinstance(n, int)])) >= 2**31:
         raise Unsupported(f"{name} of {shape}: offsets within fixed dims are 32 bits wide")
-    dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
+    dtype = "float32" if role == "scratch" and is_float(node.dtype) and not _is_narrow(node) else node.dtype
     return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
+
+
+def _is_narrow(made: Node) -> bool:
+    """Whether a kernel hands a result over in its own type."""
+    maker, place = (made.args[0], made.attr("index")) if made.op == "item" else (made, 0)
+    return traits(maker.attr("body").outputs[place]).lowering is Lowering.NARROW
 
 
 def _free(hint: str, taken: set[str]) -> str:
@@ -260,6 +274,8 @@ RESERVED = frozenset(
         "STAGES",
         "OVERLAP",
         "EARLY",
+        "LATE",
+        "APART",
     }
 ) | frozenset(
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "

@@ -27,8 +27,8 @@ from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WH
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
-"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by
-e^0 and not by NaN, and no more than any finite element."""
+"""What a running maximum starts with: finite, so that of a row that is masked so far nothing is
+NaN, and no more than any finite element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class Tile:
     """The model's; `stored` is that of the registers."""
     stored: str
     stage: LoopPhase = LoopPhase.INVARIANT
-    zero: bool = False
-    """Whether the lanes beyond the sizes hold 0."""
+    zero: bool = False  # whether the lanes beyond the sizes hold 0
     number: float | None = None
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
@@ -90,8 +89,9 @@ class Tiles(Meaning[Tile]):
         self.raised: dict[str, Callable[[int], str]] = {}
         """Integers in half precision that were made with a number that is still to be taken away,
         and the code of them less another one, which is taken away with it."""
-        self.notes: list[str] = []
-        """Why products are computed as they are."""
+        self.goes_on, self.rows = False, 0
+        """Whether what is written goes on to another product, and the fewest rows of such a one."""
+        self.notes: list[str] = []  # why products are computed as they are
 
     def shape(self, a: Tile) -> Shape:
         return a.shape

@@ -1,0 +1,48 @@
+"""What one kernel hands another as a weighted mean, in the model's own float type and not in fp32.
+
+A part of attention is a sum of exponentials times values, relative to a maximum. Over the sum of
+the same exponentials, which is handed over as well, it is a mean of the values: it has no other
+range than they have, and rounds as they do. That halves what parts take in memory (FlashInfer,
+MLSys'25, keeps its partial results so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from taso_mirage.ir.terms import numpy_dtype
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.folds import SUM_KIND
+from taso_mirage.kernels.stabilised import Stabilisation
+
+NARROW = 2
+"""Bytes of an element of a type that is narrower than fp32."""
+NONE = 1e-30
+"""What is added to a sum of exponentials: nothing in fp32, for with their maximum it is 1 or more;
+where a mask leaves none of them, the mean is 0."""
+
+
+def weights(closure: Closure, targets: Iterable[int], safe: Stabilisation, dtype: str) -> dict[int, int]:
+    """Which classes of those that a kernel gives are handed over as means, each with the class that
+    is the sum of its weights: in a model of half precision sums of exponentials times an input,
+    relative to the maximum that the sum of weights is relative to."""
+    if numpy_dtype(dtype).itemsize > NARROW:
+        return {}
+    classes = [t for t in targets if safe.degrees[t] and t in safe.stable and t not in safe.bare]
+    alike = [(t, d) for t in classes for d in classes if safe.degrees[t] == safe.degrees[d]]
+    return {t: d for t, d in alike if _is_mean(closure, t, d)}
+
+
+def _is_mean(closure: Closure, total: int, weight: int) -> bool:
+    sums = {(e.args[0], e.label) for e in closure.edges[weight] if e.kind is SUM_KIND and _exponential(closure, e.args)}
+    dots = [(e.args, e.label) for e in closure.edges[total] if e.kind is DOT]
+    return any(
+        (of, label) in sums and any(e.kind.reads is not None for e in closure.edges[value])
+        for args, label in dots
+        for of, value in (args, args[::-1])
+    )
+
+
+def _exponential(closure: Closure, classes: Sequence[int]) -> bool:
+    return all(any(e.kind.exponential for e in closure.edges[c]) for c in classes)
