@@ -4,6 +4,7 @@ compiled without a GPU, and told apart from wrong ones."""
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -97,6 +98,7 @@ LEFT = "left = tl.reshape("
 """What such a program has."""
 
 
+@cache
 def of_blocks(graph: Graph) -> TritonProgram:
     """The first program of such products, or else the first."""
     programs = []
