@@ -3,6 +3,7 @@ models built once."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,14 @@ import pytest
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector, a tenth of the time, need not
+    look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

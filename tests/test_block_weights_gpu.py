@@ -66,6 +66,7 @@ def product(leaves: list[Node], bits: int, block: int) -> Node:
     return term("matmul_nbits", *operands, K=inner, N=columns, bits=bits, block_size=block)
 
 
+@cache
 def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
     return Search(graph, SearchOptions()).run(best, 600.0)
 

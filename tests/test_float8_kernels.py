@@ -4,6 +4,7 @@ ones."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def gated(rows: int = 16, inner: int = 128, columns: int = 48) -> Graph:
     return Graph(tuple(leaves), (term("mul", term("mul", gate, term("sigmoid", gate)), up),))
 
 
+@cache
 def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
     return Search(graph, SearchOptions()).run(best, 600.0)
 
