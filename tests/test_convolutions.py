@@ -119,7 +119,12 @@ def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[NativeKer
 
 
 @pytest.mark.parametrize(
-    "flags", [QUICK, (*QUICK, "-mno-avx512f"), (*QUICK, "-mno-avx", "-Wno-psabi")], ids=["native", "8", "4"]
+    "flags",
+    [
+        pytest.param(QUICK, id="native"),
+        pytest.param((*QUICK, "-mno-avx512f"), id="8", marks=pytest.mark.slow),
+        pytest.param((*QUICK, "-mno-avx", "-Wno-psabi"), id="4"),
+    ],
 )
 def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
     """At odd sizes, where tiles leave the image, blocks are not full, and there are more parts than

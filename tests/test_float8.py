@@ -206,7 +206,7 @@ def keeps_bits(typing: Typing) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("dtype", [NUMBERS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in NUMBERS[1:])])
 def test_laws_keep_every_bit(dtype: str) -> None:
     applied = []
     for law in LAWS:
