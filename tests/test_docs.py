@@ -64,8 +64,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
-REPEATED = ("quickstart.md", "torch.md")
-"""Pages whose blocks the README has too: the slow test alone runs them."""
+REPEATED = ("quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md")
+"""Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
+commands do the same."""
 QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
 SLOW = [p for p in PAGES if any(b.mark in ("", "slow") for b in blocks(p))]
 
@@ -125,12 +126,22 @@ def test_all_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
     run(page, ("", "slow"), checkout)
 
 
+def test_every_block_is_one_of_its_language() -> None:
+    for page in SLOW:
+        for block in blocks(page):
+            if block.language == "python":
+                ast.parse(block.text)
+            else:
+                subprocess.run(["bash", "-n", "-c", block.text], check=True)
+
+
 def test_every_block_is_run_or_says_why_not() -> None:
     """A fence that the pattern does not see would never run."""
     for page in PAGES:
         fences = re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", page.read_text(), re.MULTILINE)
         assert len(fences) == len(blocks(page)), named(page)
-    assert len(QUICK) >= 8
+    assert len(QUICK) >= 6
+    assert len(SLOW) >= 11
     assert all((ROOT / "tests" / test).exists() and (DOCS / page).exists() for page, test in ELSEWHERE.items())
 
 
