@@ -236,7 +236,6 @@ def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path) ->
 
 PUT = """
 from pathlib import Path
-from taso_mirage.pipeline.fuse import fused
 from taso_mirage.measure.cost_cache import CostCache
 cache = CostCache(Path("costs.sqlite"))
 for i in range(50): cache.put("cpu", f"%d {i}", 0.5)
