@@ -64,7 +64,7 @@ onnxruntime.SessionOptions().register_custom_ops_library(str(library()))
 """
 
 
-@pytest.mark.parametrize(("code", "count"), [(COMPILE, 8), (REGISTER, 2)])
+@pytest.mark.parametrize(("code", "count"), [(COMPILE, 8), pytest.param(REGISTER, 3, marks=pytest.mark.slow)])
 def test_processes_that_start_at_once_on_an_empty_cache_all_get_a_whole_library(
     tmp_path: Path, code: str, count: int
 ) -> None:

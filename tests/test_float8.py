@@ -206,7 +206,7 @@ def keeps_bits(typing: Typing) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", [NUMBERS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in NUMBERS[1:])])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[pytest.mark.slow] * (i > 0)) for i, d in enumerate(NUMBERS)])
 def test_laws_keep_every_bit(dtype: str) -> None:
     applied = []
     for law in LAWS:

@@ -178,10 +178,11 @@ def test_dims_of_one_label_have_one_name() -> None:
     assert half.labels(goal) is None
 
 
-def test_what_hangs_on_its_size_has_no_free_form() -> None:
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_what_hangs_on_its_size_has_no_free_form(seconds: float) -> None:
     """A mean over rows is a sum over their number."""
     free = FreeSizes(FREE.inputs, ((N, 4, 1, 16),))
-    assert Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=free).run(4, 10) == []
+    assert Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=free).run(4, seconds) == []
     fixed = FreeSizes(((2, 4, 16, 16), (2, 4, 16, K), (2, 4, K, 16), (2, 1, 1, K)), ((2, 4, 1, 16),))
     (found, *_) = Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=fixed).run(4, 10)
     assert found.free is not None
