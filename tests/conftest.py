@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 import pytest
 
+if TYPE_CHECKING:
+    import onnx
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
 
 
@@ -48,6 +51,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     """`models.build` in the small configuration; every model is built once in a run of the tests
     and not to be changed."""
+    import onnx
+
     import models
 
     def built(name: str, **options: Any) -> onnx.ModelProto:
