@@ -26,12 +26,14 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent
-DYNAMIC = ("bert", "llama")
-SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "light_inception_v2")
+LONG = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "light_inception_v2")
 """Their float64 reference takes long: weights are large, or images.
 
 The last two are built small from torch, too.
 """
+ALIKE = ("resnet50", "resnext50", "nasnet_a", "light_densenet121", "light_inception_v1", "llama_lora")
+"""Of the kinds of ResNet-18 and -3D, Inception v3, ShuffleNet and Llama."""
+SLOW = (*LONG, *ALIKE)
 
 Small = Callable[..., onnx.ModelProto]
 
@@ -79,7 +81,7 @@ def test_small_model(small: Small, name: str, tmp_path: Path) -> None:
     assert all(np.isfinite(output).all() for output in session.run(models.inputs(small(name))))
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_dynamic_model_keeps_its_sizes_free(small: Small, name: str, tmp_path: Path) -> None:
     proto = small(name, dynamic=True)
     result, (*_, text) = with_certificate(proto, tmp_path)
