@@ -40,6 +40,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quiet_sessions() -> Iterator[None]:
+    import quiet
+
+    from taso_mirage.measure import native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "open_session", quiet.open_session)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this run of the tests, the same for all of its workers."""
