@@ -3,18 +3,30 @@ models built once."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 import pytest
 
+if TYPE_CHECKING:
+    import onnx
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector, a tenth of the time, need not
+    look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -25,6 +37,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
     (folder / "runtime").symlink_to(shared / "runtime", target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASO_MIRAGE_CACHE", str(folder))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_sessions() -> Iterator[None]:
+    import quiet
+
+    from taso_mirage.measure import native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "open_session", quiet.open_session)
         yield
 
 
@@ -39,6 +62,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     """`models.build` in the small configuration; every model is built once in a run of the tests
     and not to be changed."""
+    import onnx
+
     import models
 
     def built(name: str, **options: Any) -> onnx.ModelProto:

@@ -107,13 +107,12 @@ def near(found: Any, wanted: Any, rounding: float = 4e-6) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        QUICK,
-        (*QUICK, "-mno-avx512vnni"),
-        (*QUICK, "-mno-avx512f"),
-        (*QUICK, "-mno-avx2", "-mno-avx512f"),
-        (*QUICK, "-mno-avx", "-Wno-psabi"),
+        pytest.param(QUICK, id="native"),
+        pytest.param((*QUICK, "-mno-avx512vnni"), id="without vnni", marks=pytest.mark.slow),
+        pytest.param((*QUICK, "-mno-avx512f"), id="avx2"),
+        pytest.param((*QUICK, "-mno-avx2", "-mno-avx512f"), id="avx", marks=pytest.mark.slow),
+        pytest.param((*QUICK, "-mno-avx", "-Wno-psabi"), id="sse"),
     ],
-    ids=["native", "without vnni", "avx2", "avx", "sse"],
 )
 def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
     """At odd sizes, on two threads, with every kind of instructions and of zeros; columns and
@@ -169,8 +168,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     for i, given in enumerate(CASES):
         made, goal = case(*given)
         graphs[f"case_{i}"] = Graph(goal.inputs, (made.mugraph(BLOCKS[i % len(BLOCKS)]),))
-    for value in ("0", "3.5f", "100"):
-        sanitized(graphs, tmp_path, value)
+    sanitized(graphs, tmp_path, ("0", "3.5", "100"))
 
 
 def test_rows_may_be_free() -> None:
@@ -284,9 +282,17 @@ def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
     assert regions(product(1, 64, 64)) == [], "small"
 
 
-@pytest.mark.parametrize("level", [0, 1, 4])
-@pytest.mark.parametrize("zeros", ["", "uint8", "float32"])
-@pytest.mark.parametrize("rows", [1, 3, 70])
+ROWS, ZEROS, LEVELS = (1, 3, 70), ("", "uint8", "float32"), (0, 1, 4)
+KINDS = [
+    pytest.param(rows, zeros, level, marks=[pytest.mark.slow] * ((i + j + k) % 3 > 0))
+    for i, rows in enumerate(ROWS)
+    for j, zeros in enumerate(ZEROS)
+    for k, level in enumerate(LEVELS)
+]
+"""Each two together; in the slow test all three."""
+
+
+@pytest.mark.parametrize(("rows", "zeros", "level"), KINDS)
 def test_a_model_runs_its_product_with_the_library_and_without(
     rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

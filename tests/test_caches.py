@@ -64,7 +64,7 @@ onnxruntime.SessionOptions().register_custom_ops_library(str(library()))
 """
 
 
-@pytest.mark.parametrize(("code", "count"), [(COMPILE, 8), (REGISTER, 3)])
+@pytest.mark.parametrize(("code", "count"), [(COMPILE, 8), pytest.param(REGISTER, 3, marks=pytest.mark.slow)])
 def test_processes_that_start_at_once_on_an_empty_cache_all_get_a_whole_library(
     tmp_path: Path, code: str, count: int
 ) -> None:
@@ -236,7 +236,6 @@ def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path) ->
 
 PUT = """
 from pathlib import Path
-from taso_mirage.pipeline.fuse import fused
 from taso_mirage.measure.cost_cache import CostCache
 cache = CostCache(Path("costs.sqlite"))
 for i in range(50): cache.put("cpu", f"%d {i}", 0.5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_steps() -> None:
 # ---------------------------------------------------------------- the library, and tampered steps
 
 
+@cache
 def steps() -> list[tuple[str, str]]:
     found = []
     for rule in library.load_rules():
@@ -174,10 +176,13 @@ def steps() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("part", range(4))
+PARTS = 8
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part > 0)) for part in range(PARTS)])
 def test_share_of_the_library(part: int) -> None:
     """The library's rules at their own typings."""
-    some = steps()[part::4]
+    some = steps()[part::PARTS]
     assert sum(check(*pair) == Accepted() for pair in some) >= 0.88 * len(some)
 
 

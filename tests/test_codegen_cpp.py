@@ -543,7 +543,9 @@ CHECKED = {name: ODD[name] for name in ("rmsnorm_linear", "lora", "attention_spl
 }
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("lora", "qknorm"))) for n in CHECKED]
+)
 def test_no_sanitizer_complains(name: str, tmp_path: Path) -> None:
     """Inputs, outputs and scratch have exactly their sizes, on the heap."""
     graph, goal = CHECKED[name](dtype="float32")

@@ -438,7 +438,7 @@ def agrees(name: str, found: np.ndarray) -> None:
     assert np.abs(found - wanted).max() <= BOUND[goal.inputs[0].dtype] * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90, 100])
 @pytest.mark.parametrize("name", ["rmsnorm_gamma_bias", "attention_split", "rotated", "one_query_float16"])
 def test_compiles_without_a_gpu(name: str, capability: int) -> None:
     program = codegen.program(CASES[name]()[0])

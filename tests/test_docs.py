@@ -64,7 +64,10 @@ def blocks(page: Path) -> list[Block]:
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
-QUICK = [p for p in PAGES if any(not b.mark for b in blocks(p))]
+REPEATED = ("quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md")
+"""Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
+commands do the same."""
+QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
 SLOW = [p for p in PAGES if any(b.mark in ("", "slow") for b in blocks(p))]
 
 
@@ -87,6 +90,11 @@ def environment(checkout: Path) -> dict[str, str]:
 SECONDS = re.compile(r"(--budget |budget=|\"budget\": )\d+")
 
 
+def within(text: str, budget: int) -> str:
+    """The text with another budget, if one is given."""
+    return SECONDS.sub(rf"\g<1>{budget}", text) if budget else text
+
+
 def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> None:
     """The blocks of a page with one of these marks, from the first to the last, as a user would
     type them; with another budget, if one is given."""
@@ -94,7 +102,7 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> 
         if block.language == "python" and "import torch" in block.text:
             pytest.importorskip("torch")
         done = subprocess.run(
-            (replace(block, text=SECONDS.sub(rf"\g<1>{budget}", block.text)) if budget else block).command(),
+            replace(block, text=within(block.text, budget)).command(),
             cwd=checkout,
             env=environment(checkout),
             stdout=subprocess.PIPE,
@@ -118,18 +126,30 @@ def test_all_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
     run(page, ("", "slow"), checkout)
 
 
+def test_every_block_is_one_of_its_language() -> None:
+    for page in SLOW:
+        for block in blocks(page):
+            if block.language == "python":
+                ast.parse(block.text)
+            else:
+                subprocess.run(["bash", "-n", "-c", block.text], check=True)
+
+
 def test_every_block_is_run_or_says_why_not() -> None:
     """A fence that the pattern does not see would never run."""
     for page in PAGES:
         fences = re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", page.read_text(), re.MULTILINE)
         assert len(fences) == len(blocks(page)), named(page)
-    assert len(QUICK) >= 8
+    assert len(QUICK) >= 6
+    assert len(SLOW) >= 11
     assert all((ROOT / "tests" / test).exists() and (DOCS / page).exists() for page, test in ELSEWHERE.items())
 
 
+@pytest.mark.parametrize("budget", [3, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
-def test_the_gallery_runs(script: Path, checkout: Path) -> None:
+def test_the_gallery_runs(script: Path, budget: int, checkout: Path) -> None:
     copied = checkout / script.relative_to(ROOT)
+    copied.write_text(within(copied.read_text(), budget))
     done = subprocess.run(
         [sys.executable, copied], cwd=checkout, env=environment(checkout), capture_output=True, text=True, timeout=300
     )

@@ -101,6 +101,7 @@ def test_a_row_has_all_stages_and_its_file_is_written(
     assert failed[2].count("|") == table[0].count("|")
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_gpu_works_on_the_cpu(
     gpu: ModuleType, tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("number", "lasts", "step"),
     [
-        (errno.ENOSPC, 0, 3),
+        (errno.ENOSPC, 0, 7),
         pytest.param(errno.ENOSPC, 0, 1, marks=pytest.mark.slow),
         pytest.param(errno.EIO, 0, 1, marks=pytest.mark.slow),
         pytest.param(errno.ENOSPC, 1, 1, marks=pytest.mark.slow),

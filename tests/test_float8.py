@@ -206,7 +206,7 @@ def keeps_bits(typing: Typing) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[pytest.mark.slow] * (i > 0)) for i, d in enumerate(NUMBERS)])
 def test_laws_keep_every_bit(dtype: str) -> None:
     applied = []
     for law in LAWS:

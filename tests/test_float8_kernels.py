@@ -4,6 +4,7 @@ ones."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def gated(rows: int = 16, inner: int = 128, columns: int = 48) -> Graph:
     return Graph(tuple(leaves), (term("mul", term("mul", gate, term("sigmoid", gate)), up),))
 
 
+@cache
 def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
     return Search(graph, SearchOptions()).run(best, 600.0)
 
@@ -151,8 +153,17 @@ def test_generated_code_computes_the_product(name: str, end: str, interpreted: P
     assert np.linalg.norm(found - wanted) < allowed * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("name", CASES)
+OLDER = ("tensor", "other_format", "attention", "gated")
+"""What is compiled by default for a GPU without such floats, too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        *((name, 90) for name in CASES),
+        *(pytest.param(name, 80, marks=[pytest.mark.slow] * (name not in OLDER)) for name in CASES),
+    ],
+)
 def test_programs_compile_with_floats_of_8_bits_and_without(name: str, capability: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     kernels = compiled(searched(CASES[name])[0].program(), capability)

@@ -4,7 +4,7 @@ tiles and with what is left."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from fused_models import CONFIG, fresh_cache, kernels, quick, run
-from test_codegen_cpp import STRICT, exact
+from test_codegen_cpp import QUICK, STRICT, exact
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, evaluate, parse_dim, symbol
@@ -133,7 +133,8 @@ def test_an_instance_has_tiles(size: int, searched: int) -> None:
     assert instance(size) == searched
 
 
-def test_every_form_of_a_mugraph_runs_at_every_size() -> None:
+@pytest.mark.parametrize("flags", [QUICK, pytest.param(STRICT, marks=pytest.mark.slow)])
+def test_every_form_of_a_mugraph_runs_at_every_size(flags: Sequence[str]) -> None:
     """One of each: loops, grids along free labels or not, one kernel or two."""
     search = Search(attention(2, 64, 256), SearchOptions(), CPU_DEVICE, free=FREE)
     assert search.free is not None
@@ -148,7 +149,7 @@ def test_every_form_of_a_mugraph_runs_at_every_size() -> None:
     for made, graph in forms.values():
         assert is_instance(made, graph, INSTANCE)
         assert from_json(to_json(made)) == made
-        kernel = NativeKernel(made, flags=STRICT)
+        kernel = NativeKernel(made, flags=flags)
         for sizes in SIZES:
             check(kernel, attention, *sizes)
 
@@ -177,10 +178,11 @@ def test_dims_of_one_label_have_one_name() -> None:
     assert half.labels(goal) is None
 
 
-def test_what_hangs_on_its_size_has_no_free_form() -> None:
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_what_hangs_on_its_size_has_no_free_form(seconds: float) -> None:
     """A mean over rows is a sum over their number."""
     free = FreeSizes(FREE.inputs, ((N, 4, 1, 16),))
-    assert Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=free).run(4, 10) == []
+    assert Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=free).run(4, seconds) == []
     fixed = FreeSizes(((2, 4, 16, 16), (2, 4, 16, K), (2, 4, K, 16), (2, 1, 1, K)), ((2, 4, 1, 16),))
     (found, *_) = Search(attention(2, 16, 32, mean=True), SearchOptions(), CPU_DEVICE, free=fixed).run(4, 10)
     assert found.free is not None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -189,24 +190,35 @@ def interpret(given: object, folder: Path) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
+MORE = ("self_attention", "norm", "gated", "activation")
+"""Cases of the slow test: they have what others have too."""
+
+
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """The errors of all cases, forms and sizes, from one process."""
-    given = []
-    for name, (goal, _, at) in CASES.items():
-        goals = [to_json(goal(*(b, s, s + 40)[: len(at)])) for b, s in SIZES]
-        given.append([name, [each.source for each in programs(name)], goals])
-    found: dict[str, list[float]] = {}
-    for name, *_, error in interpret(given, tmp_path_factory.mktemp("free_triton")):
-        found.setdefault(name, []).append(float(error))
+def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, list[float]]]:
+    """Those of all cases, or of MORE, at all forms and sizes, from one process."""
+
+    @cache
+    def found(more: bool) -> dict[str, list[float]]:
+        given = []
+        for name in (n for n in CASES if (n in MORE) == more):
+            goal, _, at = CASES[name]
+            goals = [to_json(goal(*(b, s, s + 40)[: len(at)])) for b, s in SIZES]
+            given.append([name, [each.source for each in programs(name)], goals])
+        every: dict[str, list[float]] = {}
+        for name, *_, error in interpret(given, tmp_path_factory.mktemp("free_triton")):
+            every.setdefault(name, []).append(float(error))
+        return every
+
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_program_for_all_sizes(name: str, interpreted: dict[str, list[float]]) -> None:
-    assert len(interpreted[name]) >= 2 * len(SIZES)
-    assert len(interpreted[name]) % len(SIZES) == 0
-    assert max(interpreted[name]) < 5e-6
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MORE)) for n in CASES])
+def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str, list[float]]]) -> None:
+    found = errors(name in MORE)[name]
+    assert len(found) >= 2 * len(SIZES)
+    assert len(found) % len(SIZES) == 0
+    assert max(found) < 5e-6
 
 
 @pytest.mark.parametrize("capability", [80, 90])

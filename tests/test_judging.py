@@ -23,7 +23,7 @@ def accepts(rule: Rule, typings: int = 300) -> bool:
     return not verdict_of(rule, 1, typings).problem
 
 
-@pytest.mark.parametrize("rule", FALSE[::20], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", FALSE[::40], ids=lambda rule: rule.name)
 def test_false_rules_are_refused(rule: Rule) -> None:
     assert not accepts(rule)
 

@@ -352,7 +352,11 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
 least."""
 
 
-@pytest.mark.parametrize("name", CASES)
+MANY = ("attention_split", "qknorm", "rmsnorm_linear_gamma_bias", "attention", "lora")
+"""Whose kinds of mutants others have too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MANY)) for n in CASES])
 def test_every_mutant_is_refused(name: str) -> None:
     make, least = CASES[name]
     mugraph, goal = make()

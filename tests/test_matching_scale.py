@@ -216,6 +216,7 @@ def test_the_upper_part_of_a_pattern_has_a_variable_for_each_place() -> None:
     assert upper(pattern, 3) is pattern
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_what_matching_looks_at(small: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
     bench = script("matching")
     one = small("llama")

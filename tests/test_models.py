@@ -135,7 +135,7 @@ def test_matrices_have_the_numbers_of_a_checkpoint(dtype: str) -> None:
         models.build("light_squeezenet", checkpoint="float8")
 
 
-@pytest.mark.parametrize("name", ["resnet50", "light_squeezenet"])
+@pytest.mark.parametrize("name", [pytest.param("resnet50", marks=pytest.mark.slow), "light_squeezenet"])
 def test_seed_decides_the_weights(name: str) -> None:
     first, again, other = (models.build(name, seed=seed) for seed in (3, 3, 4))
     assert first == again

@@ -47,9 +47,14 @@ def test_printed_and_saved_mugraphs_are_the_same_terms(name: str) -> None:
     text = show_graph(mugraph)
     assert parse_graph(text) == mugraph
     assert from_json(json.loads(json.dumps(to_json(mugraph)))) == mugraph
-    del mugraph
+
+
+def test_what_is_read_of_a_text_is_printed_so_again() -> None:
+    """Where no term of it is left that could be found instead of made."""
+    texts = {name: show_graph(build()[0]) for name, build in BUILDERS.items()}
     gc.collect()
-    assert show_graph(parse_graph(text)) == text
+    for name, text in texts.items():
+        assert show_graph(parse_graph(text)) == text, name
 
 
 @workloads

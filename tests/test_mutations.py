@@ -226,6 +226,7 @@ def test_a_changed_program_is_no_mutation(tmp_path: Path) -> None:
     assert store.read(program) is None
 
 
+@pytest.mark.slow
 def test_the_benchmark_times_every_mutant_beside_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bench = script("partial")
     small = {"small": lambda n, dtype: bench.conv((2 * n, 3, 6, 8), (4, 3, 3, 3), dtype)}

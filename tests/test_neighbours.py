@@ -93,8 +93,8 @@ def placed(plain: Model, made: Sequence[Fused]) -> Model:
     [
         (1, 32, 4, "rms_norm", "silu"),
         (1, 128, 0, "layer_norm", "gelu"),
-        (3, 128, 4, "rms_norm", "silu"),
-        (70, 32, 0, "rms_norm", "gelu"),
+        pytest.param(3, 128, 4, "rms_norm", "silu", marks=pytest.mark.slow),
+        pytest.param(70, 32, 0, "rms_norm", "gelu", marks=pytest.mark.slow),
         (70, 128, 4, "layer_norm", "silu"),
     ],
 )
@@ -119,7 +119,7 @@ def test_one_kernel_has_the_bits_of_several(
     assert np.abs(runs[1] - wanted).max() <= max(np.abs(runs[2] - wanted).max(), 4e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("most", [0, 4])
+@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is a program of its own for few rows, which reads the same prepared
     weights."""
@@ -196,7 +196,9 @@ def test_what_hangs_on_what_it_gives_is_no_neighbour(monkeypatch: pytest.MonkeyP
     assert len(joined(plain, apart)) == len(apart)
 
 
-@pytest.mark.parametrize(("gain", "one"), [(1.05, True), (1.0, False), (0.9, False)])
+@pytest.mark.parametrize(
+    ("gain", "one"), [(1.05, True), (1.0, False), pytest.param(0.9, False, marks=pytest.mark.slow)]
+)
 def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels together come first; then they are one, if the whole model is faster so."""
     monkeypatch.setattr(linear, "LEAST", 1)

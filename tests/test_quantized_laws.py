@@ -125,9 +125,12 @@ def test_a_law_keeps_every_bit(law: Equation) -> None:
     assert tried
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(TYPINGS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_the_runtime_gives_the_same_bits(law: Equation) -> None:
-    found = [runs(typing) for typing in cases(law, *stated(law), TYPINGS)]
+def test_the_runtime_gives_the_same_bits(law: Equation, count: int) -> None:
+    """The first typings that it takes."""
+    tried = (runs(typing) for typing in cases(law, *stated(law), TYPINGS))
+    found = list(islice((each for each in tried if each is not None), count))
     assert False not in found
     assert True in found
 

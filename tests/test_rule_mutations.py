@@ -16,8 +16,6 @@ from stranger import refute
 from taso_mirage.rewriting.library import Rule, load_rules, parse_rules, show_rule
 from taso_mirage.rewriting.text import laws, show_equation
 
-SAMPLE = 200
-
 
 @pytest.mark.parametrize("many", [400, pytest.param(2000, marks=pytest.mark.slow)])
 def test_mutants_are_many_different_and_the_same_again(many: int) -> None:
@@ -41,9 +39,9 @@ def test_a_mutant_is_written_and_read_back() -> None:
         assert show_equation(again.equation) == show_equation(rule.equation)
 
 
-@pytest.mark.parametrize(("seed", "floor"), [(0, 90)])
-def test_the_oracle_refutes_many(seed: int, floor: int) -> None:
-    refuted = sum(refute(rule, draws=40, tries=10, strict=False) is not None for rule, _ in mutants(seed, SAMPLE))
+@pytest.mark.parametrize(("sample", "floor"), [(80, 36), pytest.param(200, 90, marks=pytest.mark.slow)])
+def test_the_oracle_refutes_many(sample: int, floor: int) -> None:
+    refuted = sum(refute(rule, draws=40, tries=10, strict=False) is not None for rule, _ in mutants(0, sample))
     assert refuted >= floor
 
 

@@ -43,17 +43,18 @@ def test_every_false_equation_is_refuted(name: str, least: int) -> None:
     assert [r.name for r in found if refute(r, draws=DRAWS) is None] == []
 
 
-def test_what_the_runtime_rounds_is_left_alone() -> None:
+@pytest.mark.parametrize("draws", [DRAWS // 6, pytest.param(DRAWS, marks=pytest.mark.slow)])
+def test_what_the_runtime_rounds_is_left_alone(draws: int) -> None:
     """False of integers alone, where no equation moves a term onto or off a kernel of the runtime
     that rounds."""
     found = rules("kept_off")
     assert len(found) == 4
-    assert [r.name for r in found if refute(r, draws=DRAWS) is not None] == []
+    assert [r.name for r in found if refute(r, draws=draws) is not None] == []
 
 
 def test_no_true_equation_is_refuted_in_a_few_draws() -> None:
     assert len(rules("true")) >= 120
-    _not_refuted(30)
+    _not_refuted(15)
 
 
 @pytest.mark.slow

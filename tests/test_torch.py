@@ -571,7 +571,7 @@ class Recurrent(torch.nn.Module):
         return self.recurrent(x.unsqueeze(1))[0] * 2
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.slow)])
 def test_recurrent_modules_are_captured_whole(kind: str) -> None:
     model = Recurrent(kind)
     found, results = taso_mirage.optimize(model, X, return_result=True, **QUICK)

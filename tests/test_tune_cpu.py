@@ -82,6 +82,7 @@ def test_a_cpu_has_few_blocks_of_any_size() -> None:
     assert any(96 % b == 0 and (96 // b) & (96 // b - 1) for each in blocks for b in each)
 
 
+@pytest.mark.slow
 def test_the_benchmark_says_where_its_mugraphs_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "bench")
     bench = import_module("kernels_cpu")

@@ -18,8 +18,9 @@ from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
 from taso_mirage.targets.protocol import Arrays, Source
 from taso_mirage.targets.stamp import Provider
 
-RUNS = 3
-"""At least, after one that is not counted."""
+RUNS, MOST = 3, 300
+"""At least and at most, after one that is not counted: of more the profiler's file takes longer to
+read than they took."""
 TIME, RUN = "_kernel_time", "model_run"
 
 
@@ -78,7 +79,7 @@ def _recorded(session: Any, inputs: Arrays, seconds: float) -> tuple[list[dict[s
     run = run_of(session, inputs)
     end, runs = time.perf_counter() + seconds, 0
     try:
-        while runs <= RUNS or time.perf_counter() < end:
+        while runs <= RUNS or (runs <= MOST and time.perf_counter() < end):
             run()
             runs += 1
     except Exception as error:

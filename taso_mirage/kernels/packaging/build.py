@@ -7,11 +7,12 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.system.builds import built, compile_files, private_folder
@@ -21,6 +22,7 @@ LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu cuda shapes library".split()
 HEADERS = tuple(f"{name}.h" for name in "plan cpu cuda ort api".split())
 SHARED = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 NATIVE = ("-march=native",)
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def library() -> Path:
@@ -29,19 +31,17 @@ def library() -> Path:
 
     It is the same for every model and processor. Raises RuntimeUnavailable without a C++ compiler.
     """
-    sources = {name: _source(name) for name in (*LIBRARY, *HEADERS)}
-    command = [*compiler(), *SHARED, *_linking()]
+    sources, headers = ({name: _source(name) for name in names} for names in (LIBRARY, HEADERS))
+    command, folder = [*compiler(), *SHARED], cache_folder()
 
     def make(place: Path) -> Path:
-        for name, text in sources.items():
-            (place / name).write_text(text)
-        files = [f"{place}/{name}" for name in LIBRARY]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(lambda file: compile_files([*compiler(), *SHARED, "-c", "-o", f"{file}.o", file]), files))
-        compile_files([*command, "-shared", "-o", f"{place}/made", *(f"{file}.o" for file in files), *_libraries()])
+            objects = list(threads.map(lambda text: _object(text, command, folder, headers), sources.values()))
+        compile_files([*command, *_linking(), "-shared", "-o", f"{place}/made", *map(str, objects), *_libraries()])
         return place / "made"
 
-    return built(cache_folder(), f"taso_mirage_{_key(*command, *sources.values())}", _suffix(), make)
+    key = _key(*command, *_linking(), *sources.values(), *headers.values())
+    return built(folder, f"taso_mirage_{key}", _suffix(), make)
 
 
 def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path | None = None) -> Path:
@@ -63,13 +63,16 @@ def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path |
     return built(folder, f"kernels_{_key(*(each.name for each in objects))}", _suffix(), make)
 
 
-def _object(text: str, command: Sequence[str], folder: Path) -> Path:
+def _object(text: str, command: Sequence[str], folder: Path, headers: Mapping[str, str] = NO_HEADERS) -> Path:
+    """A compiled source, which stays where the whole is cut short."""
+
     def make(place: Path) -> Path:
-        (place / "kernel.cpp").write_text(text)
-        compile_files([*command, "-c", "-o", f"{place}/made", f"{place}/kernel.cpp"])
+        for name, content in {**headers, "source.cpp": text}.items():
+            (place / name).write_text(content)
+        compile_files([*command, "-c", "-o", f"{place}/made", f"{place}/source.cpp"])
         return place / "made"
 
-    return built(folder, _key(text, machine(), *command), ".o", make)
+    return built(folder, _key(text, machine(), *headers.values(), *command), ".o", make)
 
 
 @cache

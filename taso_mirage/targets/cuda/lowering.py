@@ -156,8 +156,9 @@ class CudaLowering:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         every = {*SHIPPED, self.capability}
         parts = [part for record in records for part in (record, *record.get("before", ()))]
+        jobs = [{"record": part, "capability": c} for part in parts for c in every]
         with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
-            wait([workers({"record": part, "capability": c}) for part in parts for c in every])
+            wait([workers(job) for job in jobs if len(jobs) > 1])  # a single one is compiled here as soon
         return [self._planned(record, SHIPPED) for record in records]
 
     def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
