@@ -229,6 +229,17 @@ def test_batch_norm_in_training_at_other_sizes() -> None:
     assert all(graph.results for graph in graphs)
 
 
+def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter takes minutes for a large model: what such norms change is seen before."""
+    exported: list[Any] = []
+    monkeypatch.setattr(program, "to_onnx", lambda *given: (exported.append(given), to_onnx(*given))[1])
+    ours, graphs = compiled(torch.nn.Sequential(LINEAR, torch.nn.BatchNorm1d(8)))
+    with torch.no_grad():
+        ours(X)
+    assert graphs[0].results
+    assert len(exported) == 1
+
+
 def test_what_changes_shares_no_memory_with_other_arguments() -> None:
     ours, _ = compiled(lambda x, y: LINEAR(x.add_(1)) + y)
     x = X.clone()

@@ -14,7 +14,7 @@ from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
-from taso_mirage.torch.halves import Captured, halves, is_trained
+from taso_mirage.torch.halves import Captured, halves, is_trained, states_of_norms
 from taso_mirage.torch.program import Program
 
 OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
@@ -65,7 +65,7 @@ class CapturedGraph:
         self._drawn = DrawnApart(captured, None)
         try:
             self._drawn = drawn_before(captured)
-            self._halves = halves(self._drawn.rest)
+            self._halves = halves(self._drawn.rest, states_of_norms(captured))
         except Unsupported as refused:
             self._stay(refused)
 

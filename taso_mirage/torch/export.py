@@ -15,7 +15,7 @@ import torch
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.halves import FreeDims
-from taso_mirage.torch.norms import TRAINING_NORMS
+from taso_mirage.torch.norms import TRAINING_NORMS, trains
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
@@ -148,16 +148,14 @@ def _exportable(program: Any) -> Any:
 
     Raises ChangesInPlace.
     """
-    functional = program.run_decompositions({})
+    functional = program.run_decompositions(dict(TRAINING_NORMS))
     signature = functional.graph_signature
     weights = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
     names = list(signature.user_inputs)
     inputs = {names.index(name) for name in signature.user_inputs_to_mutate.values()}
     if weights or inputs:
         raise ChangesInPlace(frozenset(inputs), frozenset(weights))
-    if not any(node.target in TRAINING_NORMS for node in functional.graph.nodes):
-        return program
-    return program.run_decompositions(dict(TRAINING_NORMS))
+    return functional if any(map(trains, program.graph.nodes)) else program
 
 
 def held_sizes(program: Any) -> SizesHeld:

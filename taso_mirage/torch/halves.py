@@ -59,6 +59,19 @@ def largest_bytes(captured: Captured) -> int:
     return max((each.numel() * each.element_size() for each in known), default=0)
 
 
+def states_of_norms(captured: Captured) -> set[int]:
+    """The positions of arguments that batch norms in training are seen to change in place; the
+    exporter finds these and all others, and is run again for what is not known before."""
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    found: set[Any] = set()
+    for node in captured.graph.nodes:
+        if node.op == "call_method" and node.target == "add_":
+            found.add(node.args[0])
+        if getattr(node.target, "__name__", "") == "batch_norm" and len(node.args) > 5 and node.args[5] is True:
+            found.update(node.args[1:3])
+    return {i for i, node in enumerate(placeholders) if node in found}
+
+
 def is_trained(captured: Captured) -> bool:
     """Whether gradients of a result are wanted."""
     return any(getattr(value_of(node), "requires_grad", False) for node in _results(captured))

@@ -45,3 +45,10 @@ TRAINING_NORMS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
 }
 """What PyTorch calls for them once nothing changes in place, and their parts."""
+
+
+def trains(node: Any) -> bool:
+    """Whether a node of a graph is a norm with the statistics of its batch."""
+    name = getattr(node.target, "__name__", "").partition(".")[0]
+    place = {"batch_norm": 5, "instance_norm": 5}.get(name, len(node.args))
+    return bool(place < len(node.args) and node.args[place])

@@ -138,10 +138,10 @@ def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tupl
     try:
         return cut, module, _model(captured, cut, module, given)
     except ChangesInPlace as changes:
-        if cut.changed or not changes.weights <= set(cut.weights):  # more than arguments
+        places = {cut.inputs[i] for i in changes.inputs} | {cut.weights.get(name, -1) for name in changes.weights}
+        if -1 in places or places <= set(cut.changed):  # more than arguments
             raise Unsupported(str(changes)) from changes
-        places = {cut.inputs[i] for i in changes.inputs} | {cut.weights[name] for name in changes.weights}
-        return _exported(captured, halves(captured, places), arguments)
+        return _exported(captured, halves(captured, places.union(cut.changed)), arguments)
 
 
 def _model(captured: Captured, cut: Halves, module: Any, given: Sequence[Any]) -> OnnxForm:
