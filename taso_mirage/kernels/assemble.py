@@ -61,8 +61,9 @@ def assembled(
     narrow: bool = True,
 ) -> Graph | None:
     """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
-    their labels. `narrow`: whether kernels hand over means in half precision. None where a value cannot be kept relative to its stabiliser in this plan, or a
-    block's part of a tensor is in several pieces."""
+    their labels. `narrow`: whether kernels hand over means in half precision. None where a value
+    cannot be kept relative to its stabiliser in this plan, or a block's part of a tensor is in
+    several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
     for (kernel, tiles), stable in zip(plan, safe, strict=True):
