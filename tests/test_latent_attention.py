@@ -16,6 +16,7 @@ from models.workloads import BEYOND
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.cpp import generate_cpp
 from taso_mirage.kernels.codegen.gpu.products import chained
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.codegen.triton import program
@@ -25,6 +26,8 @@ from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.text import show_graph
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence
 
@@ -132,6 +135,15 @@ def test_parts_are_handed_over_in_half_precision() -> None:
         assert len(narrow) == (dtype == "float16")
         parts = [b for b in program(graph).buffers if b.role == "scratch"]
         assert sorted(b.dtype for b in parts) == sorted([dtype, "float32", "float32"])
+
+
+def test_a_cpu_keeps_parts_in_single_precision() -> None:
+    """Its programs have no others, and would divide for nothing."""
+    plans = Search(masked(), SearchOptions(), CPU_DEVICE).candidates()
+    graphs = (each.graph() for each in plans if len(each.plan) == 2 and each.sizes.get("cg"))
+    graph = next(graph for graph in graphs if graph is not None)
+    assert "narrow" not in show_graph(graph)
+    assert "kernel" in generate_cpp(graph)
 
 
 @pytest.fixture(scope="module")

@@ -58,14 +58,16 @@ def assembled(
     sizes: Mapping[str, Dim],
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
+    narrow: bool = True,
 ) -> Graph | None:
     """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
-    their labels. None where a value cannot be kept relative to its stabiliser in this plan, or a
-    block's part of a tensor is in several pieces."""
+    their labels. `narrow`: whether kernels hand over means in half precision. None where a value
+    cannot be kept relative to its stabiliser in this plan, or a block's part of a tensor is in
+    several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
     for (kernel, tiles), stable in zip(plan, safe, strict=True):
-        made = _Kernel(kernel, tiles, closure, stable, sizes, leaves, stored, maxima)
+        made = _Kernel(kernel, tiles, closure, stable, sizes, leaves, stored, maxima, narrow)
         if not made.possible():
             return None
         made.write()
@@ -103,6 +105,7 @@ class _Kernel:
     given: Mapping[str, Node]
     stored: dict[int, Stored]
     maxima: dict[int, Stored]
+    narrow: bool
     values: dict[int, Node] = field(default_factory=dict)
     bare: dict[int, Node] = field(default_factory=dict)
     axes: dict[int, list[str]] = field(default_factory=dict)
@@ -272,7 +275,7 @@ class _Kernel:
         return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
 
     def _weights(self) -> dict[int, int]:
-        return weights(self.closure, self.body.targets, self.safe, self.dtype)
+        return weights(self.closure, self.body.targets, self.safe, self.dtype) if self.narrow else {}
 
     def _weight(self, weight: int, of: int) -> Node:
         """What a weighted sum is divided by for its mean, with the axes of the sum."""

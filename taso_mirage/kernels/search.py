@@ -169,6 +169,7 @@ class TiledPlan:
     sizes: TileSizes
     tiled: frozenset[str] = frozenset()
     """Labels of which a kernel has no tile as long as they are, whatever their size."""
+    narrow: bool = True  # whether kernels hand over means in half precision
 
     @property
     def seconds(self) -> float:
@@ -191,7 +192,7 @@ class TiledPlan:
             return None
         inputs, leaves = found
         try:
-            return assembled(plan, self.closure, self.safe, {**self.sizes, **names}, inputs, leaves)
+            return assembled(plan, self.closure, self.safe, {**self.sizes, **names}, inputs, leaves, self.narrow)
         except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
             return None
 
@@ -200,7 +201,7 @@ class TiledPlan:
     ) -> Graph | None:
         try:
             kernels = [(each.kernel, each.tiles) for each in plan]
-            return assembled(kernels, self.closure, self.safe, sizes, inputs, leaves)
+            return assembled(kernels, self.closure, self.safe, sizes, inputs, leaves, self.narrow)
         except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
             return None
 
@@ -387,7 +388,7 @@ class Search:
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
-                    yield TiledPlan(tiled, closure, stable, sizes, tiled_labels)
+                    yield TiledPlan(tiled, closure, stable, sizes, tiled_labels, not self.device.general)
 
     def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are
