@@ -1,5 +1,5 @@
-"""What a kernel's body computes, where that is the softmax of scores times values over the keys of a
-loop, in parts: the form that `specialized.py` writes with warps that have roles."""
+"""What a kernel's body computes, where that is the softmax of scores times values over the keys of
+a loop, in parts: the form that `specialized.py` writes with warps that have roles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from taso_mirage.ir.mugraph import LoopPhase, Lowering
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.tiles import MAXIMUM_START
-from taso_mirage.kernels.patterns import RegionPattern
 from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.forms import RegionPattern
 
 POWERS = RegionPattern("exp(sub(x, m))")
 DIVIDED = RegionPattern("div(x, y)")
@@ -97,7 +97,7 @@ def _is_largest(block: TritonBlock, top: Node, scores: Node) -> bool:
     )
 
 
-def equation(node: Node) -> tuple[list[str], str]:
+def letters_of(node: Node) -> tuple[list[str], str]:
     """The letters of both operands of a contraction, and those of its result."""
     demand(traits(node).lowering is Lowering.CONTRACT and len(node.args) == 2, f"{node.op} for a product")
     operands, _, result = node.attr("equation").partition("->")
@@ -106,7 +106,7 @@ def equation(node: Node) -> tuple[list[str], str]:
 
 def _sides(block: TritonBlock, scores: Node) -> tuple[Operand, Operand]:
     """Queries and keys of a product of scores."""
-    letters, result = equation(scores)
+    letters, result = letters_of(scores)
     sides = [_side(x, own) for x, own in zip(scores.args, letters, strict=True)]
     sides.sort(key=lambda each: result[-1] in each.letters)
     queries, keys = sides
@@ -133,12 +133,12 @@ def _side(x: Node, letters: str) -> Operand:
 
 
 def _values(block: TritonBlock, product: Node, weights: Node, scores: Node) -> Node:
-    letters, result = equation(product)
+    letters, result = letters_of(product)
     demand(weights in product.args, "a product of something else than the exponentials")
     i = 1 - product.args.index(weights)
     values, own = product.args[i], letters[i]
     demand(not values.args and block.stage[values] is LoopPhase.LOOP, "values that are no operand of the loop")
-    _, of_scores = equation(scores)
+    _, of_scores = letters_of(scores)
     demand(own[-1] == result[-1] and own[-2] == letters[1 - i][-1], "values whose rows are no keys")
     demand(len(of_scores) == len(result), "a product of other dims")
     return values

@@ -1,8 +1,8 @@
 """A kernel of attention whose warps have roles, in Gluon, for Hopper (sm_90).
 
-Four warps load tiles by TMA into a ring of slots and compute what keys are divided by; two groups of
-four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half as
-long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
+Four warps load tiles by TMA into a ring of slots and compute what keys are divided by; two groups
+of four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half
+as long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
 measured on an H200, `docs/measured/kernels.md`). What it computes is what `block.py` does, with the
 same roundings but one: where keys are divided by a number of their own, their scores are.
 """
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, bare, demand, equation
+from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, bare, demand, letters_of
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -216,7 +216,7 @@ class SpecializedBlock:
 
     def _lengths(self, x: Operand) -> tuple[int, int]:
         """(rows, width) of a side, rows of queries or keys."""
-        _, result = equation(self.found.scores)
+        _, result = letters_of(self.found.scores)
         shape = dict(zip(x.letters, x.x.shape, strict=True))
         mine = [c for c in x.letters if shape[c] != 1]
         rows = [c for c in mine if c in result]
