@@ -262,8 +262,25 @@ def _free(hint: str, taken: set[str]) -> str:
     return name
 
 
-SPECIAL = ("gluon", "gl", "gl_mbarrier", "tma", "fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
-SPECIAL += ("TensorDescriptor", "TILED", "tiles", "load_tile", "take_turn", "pass_turn", "here")
+SPECIAL = frozenset(
+    {
+        "gluon",
+        "gl",
+        "gl_mbarrier",
+        "tma",
+        "fence_async_shared",
+        "warpgroup_mma",
+        "warpgroup_mma_wait",
+        "TensorDescriptor",
+        "TILED",
+        "tiles",
+        "load_tile",
+        "take_turn",
+        "pass_turn",
+        "here",
+    }
+)
+"""Names of modules with a kernel whose warps have roles."""
 RESERVED = frozenset(
     {
         "torch",
