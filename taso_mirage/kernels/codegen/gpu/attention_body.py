@@ -47,13 +47,13 @@ class AttentionBody:
 def attention(block: TritonBlock) -> AttentionBody:
     """What a body computes. Raises Unsupported with the reason where it is another one."""
     found: dict[object, Node] = {}
-    for output in block.body.outputs:
-        node = bare(output)
-        demand(traits(node).lowering is Lowering.ACCUMULATE, f"a result of {node.op}, which is no accumulator")
+    for node in (n for n in block.body if traits(n).lowering is Lowering.ACCUMULATE):
         over = node.attr("over")
-        found["max" if over == "max" else traits(node.args[0]).lowering] = node
         demand(over == "max" or (over == "rescaled" and node.attr("degree") == 1), f"an accumulator over {over}")
-    demand(found.keys() == {"max", Lowering.SUM, Lowering.CONTRACT}, "other results than sums, products and maxima")
+        kind = "max" if over == "max" else traits(node.args[0]).lowering
+        demand(kind not in found, "two accumulators of a kind")
+        found[kind] = node
+    demand(found.keys() == {"max", Lowering.SUM, Lowering.CONTRACT}, "no sums, products and maxima")
     sums, products, largest = found[Lowering.SUM], found[Lowering.CONTRACT], found["max"]
     weights = sums.args[0].args[0]
     power = POWERS.match(weights)

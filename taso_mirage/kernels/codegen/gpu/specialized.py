@@ -13,9 +13,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, bare, demand, letters_of
+from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, demand, letters_of
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -80,6 +81,8 @@ def here(x):
     """x, which is computed before what follows."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
+NAMES = frozenset("total m acc out_total out_m rows matrix_rows matrix_columns first q k v out mma".split())
+"""Of a group, beside what is stored."""
 MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):
@@ -99,7 +102,7 @@ k|         if n >= 0 and t < {loop}:
         {indent}load_tile(values, v, v_full, t % STAGES, {value_place})
 '''
 GROUP = '''@gluon.jit
-def {name}_group(q_all, {memory}, sums, products, largest, g0, g1, g2, GROUP: gl.constexpr, STAGES: gl.constexpr):
+def {name}_group(q_all, {memory}, {results}, g0, g1, g2, GROUP: gl.constexpr, STAGES: gl.constexpr):
     """{rows} rows of queries over all keys of the block."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {keys}, 16])
     out: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {width}, 16])
@@ -144,16 +147,16 @@ k|         s = s * gl.expand_dims(by_key, 0)
         token = warpgroup_mma(weights, v.index(slot), acc, is_async=True)
         acc, weights = warpgroup_mma_wait(0, deps=(token, weights))
         gl_mbarrier.arrive(v_free.index(slot), count=1)
+q|     m = m * by_query
     rows = first + gl.arange(0, {rows}, mma_rows)
-    gl.store(sums + {sums_at} + rows * {sums_row}, total)
-Q|     gl.store(largest + {largest_at} + rows * {largest_row}, m)
-q|     gl.store(largest + {largest_at} + rows * {largest_row}, m * by_query)
-    rows = gl.expand_dims(first + gl.arange(0, {rows}, out_rows), 1)
-    columns = gl.expand_dims(gl.arange(0, {width}, gl.SliceLayout(0, out)), 0)
-    gl.store(products + {products_at} + rows * {products_row} + columns * {products_column}, acc)
+    out_total = gl.convert_layout(total, out_rows)
+    out_m = gl.convert_layout(m, out_rows)
+    matrix_rows = gl.expand_dims(first + gl.arange(0, {rows}, out_rows), 1)
+    matrix_columns = gl.expand_dims(gl.arange(0, {width}, gl.SliceLayout(0, out)), 0)
+{stores}
 '''
 KERNEL = """@gluon.jit
-def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False):
+def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False, LATE: gl.constexpr = False):
     g0 = gl.program_id(0)
     g1 = gl.program_id(1)
     g2 = gl.program_id(2)
@@ -175,8 +178,9 @@ def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False):
         gl_mbarrier.init(k_free.index(i), count={groups})
         gl_mbarrier.init(v_free.index(i), count={groups})
     fence_async_shared()
-    if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well
+    if OVERLAP:  # loads follow the wait for the kernel before
         tl.extra.cuda.gdc_wait()
+    if OVERLAP and not LATE:  # the one after may start now, and waits as well; else at the end
         tl.extra.cuda.gdc_launch_dependents()
     gl_mbarrier.expect(q_full, queries.block_type.nbytes)
     tma.async_copy_global_to_shared(queries, [{query_place}], q_full, q)
@@ -185,8 +189,8 @@ def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False):
         load_tile(values, v, v_full, t, {value_place})
     gl.warp_specialize([
         ({name}_loads, (keys, values, {memory}, g0, g1, g2, STAGES)),
-        ({name}_group, (q, {memory}, sums, products, largest, g0, g1, g2, 0, STAGES)),
-        ({name}_group, (q, {memory}, sums, products, largest, g0, g1, g2, 1, STAGES)),
+        ({name}_group, (q, {memory}, {results}, g0, g1, g2, 0, STAGES)),
+        ({name}_group, (q, {memory}, {results}, g0, g1, g2, 1, STAGES)),
     ], [4, 4], [{registers}, {registers}])
 """
 
@@ -244,9 +248,8 @@ class SpecializedBlock:
         rows = _sum([_times(each, strides[dim]) for dim in range(len(shape) - 1) for each in starts[dim]])
         return ITERATION.sub(variable, f"{rows}, {_sum(starts[-1])}")
 
-    def _result(self, node: Node) -> tuple[str, list[int]]:
+    def _result(self, o: int) -> tuple[str, list[int]]:
         """The offset of a block in the buffer of a result, and the strides of its tile."""
-        o = next(i for i, x in enumerate(self.body.outputs) if bare(x) is node)
         buffer, grid = self.block.writes[o], self.block.cuts(0)[: len(self.block.grid)]
         cuts = [(dim, *cut[1:]) for dim, cut in zip(self.node.attr("omap")[o], grid, strict=True)]
         demand(all(dim >= 0 or count == 1 for dim, count, _, _ in cuts), "a result that several blocks have")
@@ -256,13 +259,34 @@ class SpecializedBlock:
         offset = _sum([_times(each, strides[dim]) for dim, terms in enumerate(starts) for each in terms])
         return offset, [s for s, n in zip(strides, self.body.outputs[o].shape, strict=True) if n != 1]
 
+    def _stores(self) -> str:
+        """What of the accumulators is stored, and where: vectors of rows in the order of scores,
+        matrices in that of products."""
+        axes, lines, found = TileAxes(), Lines(RESERVED | NAMES, False), list[str]()
+        tiles = Tiles(axes, lines, tile_product)
+        row, column = axes.fresh(self.rows), axes.fresh(self.width)
+        known = {
+            node: Tile(name, node.shape, _spread(node.shape, (row, column)), node.dtype, "float32")
+            for node, name in ((self.found.sums, "total"), (self.found.largest, "m"), (self.found.products, "acc"))
+        }
+        apart = {n: x if n is self.found.products else replace(x, code=f"out_{x.code}") for n, x in known.items()}
+        for o, output in enumerate(self.body.outputs):
+            matrix = len([n for n in output.shape if n != 1]) > 1
+            x = tiles.ready(interpret([output], tiles, apart if matrix else known)[output])
+            at, (by_row, *by_column) = self._result(o)
+            demand(len(x.present) == 1 + matrix, "a result that lacks a dim")
+            place = f"matrix_rows * {by_row} + matrix_columns * {by_column[0]}" if matrix else f"rows * {by_row}"
+            found.append(f"gl.store(result_{o} + {at} + {place}, {x.code})")
+        text = [line.replace("tl.", "gl.") for line in lines.sections[LoopPhase.INVARIANT]]
+        return "\n".join(f"    {line}" for line in [*text, *found])
+
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         plain = self.block.launch(schedule)
         first = replace(plain.schedule, warps=4, stages=min(DEPTHS[0], self.block.loop))
         maps = tuple(self.maps[x] for x in self.body.inputs)
-        return replace(plain, schedule=schedule or first, maps=maps, registers=self.registers)
+        return replace(plain, schedule=schedule or first, maps=maps, registers=self.registers, rows=0)
 
     @property
     def registers(self) -> int:
@@ -280,18 +304,16 @@ class SpecializedBlock:
     def _values(self, flags: str) -> dict[str, object]:
         """What stands in the templates."""
         body, (queries, keys, values) = self.found, self.operands
-        (sums_at, (sums_row,)), (largest_at, (largest_row,)) = self._result(body.sums), self._result(body.largest)
-        products_at, (products_row, products_column) = self._result(body.products)
         names = {queries: "queries", keys: "keys", values: "values"}
-        results = {body.sums: "sums", body.products: "products", body.largest: "largest"}
+        results = [f"result_{o}" for o in range(len(self.body.outputs))]
         tiles = {f"{name[:-1].replace('querie', 'query')}_shape": list(self.maps[x].tile) for x, name in names.items()}
         by_width = body.keys.x is keys and self.maps[keys].tile == (self.width, self.keys)
         return tiles | {
             "name": self.name,
             "memory": MEMORY,
-            "arguments": ", ".join(
-                [names[x] for x in self.body.inputs] + [results[bare(x)] for x in self.body.outputs]
-            ),
+            "arguments": ", ".join([*(names[x] for x in self.body.inputs), *results]),
+            "results": ", ".join(results),
+            "stores": self._stores(),
             "loop": self.block.loop,
             "rows": ROWS,
             "keys": self.keys,
@@ -309,13 +331,6 @@ class SpecializedBlock:
             "query_tile": self._loaded(body.queries, "q"),
             "key_tile": self._loaded(body.keys, "k.index(i % STAGES)"),
             "key_operand": "k.index(slot)" if by_width else "k.index(slot).permute((1, 0))",
-            "sums_at": sums_at,
-            "sums_row": sums_row,
-            "largest_at": largest_at,
-            "largest_row": largest_row,
-            "products_at": products_at,
-            "products_row": products_row,
-            "products_column": products_column,
         }
 
     def _divisors(self, name: str, side: Operand) -> str:
@@ -378,6 +393,12 @@ def _times(term: str, factor: int) -> str:
     if factor == 1:
         return term
     return f"{head} * {int(last) * factor}" if star and last.isdigit() else f"{term} * {factor}"
+
+
+def _spread(shape: Sequence[Dim], axes: Sequence[int]) -> tuple[int | None, ...]:
+    """The axes of dims, one after the other, but for those of size 1."""
+    left = iter(axes)
+    return tuple(None if n == 1 else next(left) for n in shape)
 
 
 def _sum(terms: Sequence[str]) -> str:
