@@ -187,11 +187,12 @@ def searched(graph: Graph, best: int, device: Device = H100, budget: float = 120
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     found: dict[str, TritonProgram] = {}
     for each in superoptimize(graph, best=best, budget=budget, device=device):
-        try:
-            program = each.program()
-        except Unsupported:
-            continue
-        found[program.source] = program
+        for specialized in (False, True):
+            try:
+                program = each.program(specialized)
+            except Unsupported:
+                continue
+            found[program.source] = program
     return list(found.values())
 
 

@@ -128,12 +128,13 @@ class FoundMuGraph:
             from_json(value["free"]) if "free" in value else None,
         )
 
-    def program(self) -> TritonProgram:
-        """The Triton kernels with the warps that were asked for."""
+    def program(self, specialized: bool = False) -> TritonProgram:
+        """The Triton kernels with the warps that were asked for; `specialized` as
+        `codegen.triton.program` has it."""
         from taso_mirage.kernels.codegen import triton
 
-        made = triton.program(self.graph)
-        if not self.warps:
+        made = triton.program(self.graph, specialized=specialized)
+        if specialized or not self.warps:
             return made
         chosen = [min(self.warps, key=lambda w: abs(w - each.schedule.warps)) for each in made.launches]
         pairs = zip(made.launches, chosen, strict=True)

@@ -16,10 +16,12 @@ from typing import Any
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TileMap, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import pointer
 from taso_mirage.targets.cuda.device import largest_cluster
 
+SPECIALIZED = 90
+"""The one compute capability that warps with roles are generated for."""
 OVERLAPPING = 90
 """The first compute capability whose kernels may start before the one before them has ended."""
 
@@ -33,6 +35,8 @@ class CompiledKernel:
     as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
     `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
     it (programmatic dependent launch).
+    `maps`: the first buffers are tensor maps, each followed by its sizes in 32 bits and its strides
+    in 64.
     `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
     of sm_90 and newer ones is for one architecture alone.
     """
@@ -48,6 +52,7 @@ class CompiledKernel:
     capability: int
     overlap: bool = False
     cluster: int = 1
+    maps: tuple[TileMap, ...] = ()
 
 
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
@@ -103,27 +108,43 @@ def _compiled(
     function: Any = getattr(module, launch.name)
     launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
     types = [pointer(program.buffer(b).pointed) for b in launch.buffers] + ["i32"] * len(launch.sizes)
+    if launch.maps and capability != SPECIALIZED:
+        raise Unsupported(f"{launch.name} has warps with roles, for sm_{SPECIALIZED} alone")
+    types = [_tiled(t, m.tile, module) for t, m in zip(types, launch.maps, strict=False)] + types[len(launch.maps) :]
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
     constants = dict.fromkeys(names[len(types) :], False) | launch.constants
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.buffers))}
-    source = ASTSource(function, signature, constants, aligned)
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))}
+    source = (_gluon_source() if launch.maps else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = made.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
-    hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
+    plain = len(launch.buffers) - len(launch.maps)
+    hidden = made.asm["ptx"].count(".param .u64") - plain - 2 * len(launch.maps)  # a map has two strides behind it
     return CompiledKernel(
         metadata.name,
         made.asm["cubin"],
         made.asm["ptx"],
         launch.launched,
-        schedule.warps,
+        metadata.num_warps,
         metadata.shared,
         launch.buffers,
         hidden,
         capability,
         launch.schedule.overlap,
         launch.cluster,
+        launch.maps,
     )
+
+
+def _gluon_source() -> Any:
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
+
+
+def _tiled(pointed: str, tile: tuple[int, int], module: ModuleType) -> str:
+    """The type of an argument that is copied in tiles, as Triton writes it."""
+    return f"tensordesc<{pointed.removeprefix('*')}{list(tile)},{module.TILED.value!r}>"

@@ -28,6 +28,7 @@ from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
 from taso_mirage.kernels.codegen.estimates import buffer_bytes, ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
+from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
@@ -234,7 +235,14 @@ class _Bench:
 def job(program: TritonProgram) -> dict[str, Any]:
     """What compiling a program takes, as JSON has it."""
     launches = [
-        [x.name, [program.buffer(b).pointed for b in x.buffers], len(x.sizes), x.options] for x in program.launches
+        [
+            x.name,
+            [program.buffer(b).pointed for b in x.buffers],
+            [[m.shape, m.tile] for m in x.maps],
+            len(x.sizes),
+            x.options,
+        ]
+        for x in program.launches
     ]
     return {"source": program.source, "launches": launches}
 
@@ -246,8 +254,10 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
     with TemporaryDirectory() as folder:
         module = load_source(job["source"], Path(folder))
-        for name, dtypes, sizes, options in job["launches"]:
-            types = [getattr(torch, dtype) for dtype in dtypes]
+        for name, dtypes, maps, sizes, options in job["launches"]:
+            types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
+            for i, (shape, tile) in enumerate(maps):
+                types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
             try:  # a grid is no part of what is compiled
                 getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
@@ -260,6 +270,9 @@ def warmed(job: Mapping[str, Any]) -> bool:
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """What is tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
+    if launch.maps:
+        own = launch.schedule
+        return [own, *[replace(own, stages=s) for s in DEPTHS_OF_ROLES if s != own.stages and s <= loop]]
     most = min(loop, device.shared // max(launch.traffic.in_flight, 1))
     depths = [s for s in (2, 3, 4, 5, 6, DEEPEST) if s <= most] or [1]
     overlap = launch.schedule.overlap

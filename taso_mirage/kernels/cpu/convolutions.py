@@ -14,12 +14,12 @@ from itertools import product
 from math import prod
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
+from taso_mirage.rewriting.forms import ADDED, RegionPattern
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 

@@ -22,12 +22,12 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.cpu.prepared import NARROW_ROWS
-from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
+from taso_mirage.rewriting.forms import ADDED, RegionPattern
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure

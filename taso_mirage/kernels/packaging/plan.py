@@ -100,7 +100,13 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
 
 
 def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
-    """What `codegen.compile.compiled` made of a program for one capability."""
+    """What `codegen.compile.compiled` made of a program for one capability.
+
+    Raises Unsupported for kernels that take tensor maps, which the runtime's launcher does not
+    make.
+    """
+    if any(c.maps for c in compiled):
+        raise Unsupported("a kernel that takes tensor maps in a model")
     return [
         KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap)
         for i, c in enumerate(compiled)

@@ -330,14 +330,14 @@ class TritonBlock:
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
         tile = self.body.inputs[i].shape
-        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self._cuts(i))
+        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self.cuts(i))
         padded = [a for a in present if self.axes.padded(a)]
         stored, stage = argument.buffer.dtype, self.stage[leaf]
         if is_float(stored) and stored not in (*HALF, *SMALL_FLOATS, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
         mask = self.tiles.mask(present, padded) if padded else ""
         products = self.products if leaf in self.split else {}
-        x = loaded_x(products, self.tiles, leaf, argument.name, argument.buffer, tile, self._cuts(i))
+        x = loaded_x(products, self.tiles, leaf, argument.name, argument.buffer, tile, self.cuts(i))
         if x is not None:
             name = self.lines.let(stage, f"{argument.name}_tile", x)
         else:
@@ -354,11 +354,11 @@ class TritonBlock:
         (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.body.inputs[i]
         digits = digits_of_words(self.ahead[node]) if node in self.ahead else None
         bits, stage = self.words[node], self.stage[node]
-        words = loaded_words(self.tiles, name, buffer, leaf, stage, self._cuts(i), digits)
+        words = loaded_words(self.tiles, name, buffer, leaf, stage, self.cuts(i), digits)
         self.before |= {words.code} if digits is not None else set()
         return apart(self.tiles, words, node.dtype, bits, node.op)
 
-    def _cuts(self, i: int) -> list[TileCut]:
+    def cuts(self, i: int) -> list[TileCut]:
         """How the grid and the loop cut an operand."""
         return [
             *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),

@@ -106,6 +106,15 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class TileMap:
+    """A buffer as a matrix of so many rows and columns, that a kernel copies in tiles of so many:
+    the kernel takes that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
+
+    shape: tuple[int, int]
+    tile: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
@@ -121,6 +130,10 @@ class TritonLaunch:
     sizes: tuple[str, ...] = ()
     cluster: int = 1
     rows: int = 0
+    maps: tuple[TileMap, ...] = ()
+    """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
+    `registers` when it starts."""
+    registers: int | None = None
 
     @property
     def blocks(self) -> int:
@@ -154,7 +167,8 @@ class TritonLaunch:
     def options(self) -> dict[str, int]:
         """What a launch is given besides its buffers."""
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
-        return {"num_warps": self.schedule.warps} | self.constants | overlap
+        registers = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +262,25 @@ def _free(hint: str, taken: set[str]) -> str:
     return name
 
 
+SPECIAL = frozenset(
+    {
+        "gluon",
+        "gl",
+        "gl_mbarrier",
+        "tma",
+        "fence_async_shared",
+        "warpgroup_mma",
+        "warpgroup_mma_wait",
+        "TensorDescriptor",
+        "TILED",
+        "tiles",
+        "load_tile",
+        "take_turn",
+        "pass_turn",
+        "here",
+    }
+)
+"""Names of modules with a kernel whose warps have roles."""
 RESERVED = frozenset(
     {
         "torch",
@@ -276,6 +309,7 @@ RESERVED = frozenset(
         "EARLY",
         "LATE",
         "APART",
+        *SPECIAL,
     }
 ) | frozenset(
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "

@@ -1,0 +1,190 @@
+"""Kernels of attention whose warps have roles: which muGraphs have such a form, where it reads and
+writes, and that it compiles for sm_90 alone; on a GPU its results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.workloads.gqa import gqa
+from models.workloads.qknorm import qknorm
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen import triton, tune
+from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
+from taso_mirage.kernels.codegen.gpu.block import TritonBlock
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram, kernel_terms, output_buffers, tensor_buffers
+from taso_mirage.kernels.codegen.gpu.specialized import GROUPS, ROWS, SpecializedBlock
+from taso_mirage.kernels.packaging.plan import images
+from taso_mirage.kernels.search import superoptimize
+from taso_mirage.targets.cuda.device import H100
+
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+GOALS = {"gqa": gqa, "qknorm": qknorm}
+
+
+@cache
+def graphs(name: str) -> tuple[list[Graph], list[Graph]]:
+    """MuGraphs with and without a form that has roles."""
+    found: tuple[list[Graph], list[Graph]] = ([], [])
+    for each in superoptimize(GOALS[name](batch=8).graph(), best=50, budget=60.0, device=H100):
+        try:
+            triton.program(each.graph, specialized=True)
+        except Unsupported:
+            found[1].append(each.graph)
+        else:
+            found[0].append(each.graph)
+    return found
+
+
+def roles(name: str) -> tuple[SpecializedBlock, TritonProgram]:
+    graph = graphs(name)[0][0]
+    buffers = tensor_buffers(graph)
+    node = kernel_terms(graph)[0]
+    reads = [buffers[x] for x in node.args]
+    block = SpecializedBlock(TritonBlock(node, "kernel_0", reads, list(output_buffers(node, buffers))))
+    return block, triton.program(graph, specialized=True)
+
+
+@cache
+def kernels(name: str) -> tuple[CompiledKernel, ...]:
+    return tuple(compiled(roles(name)[1], 90))
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_the_same_mugraph_has_a_form_with_roles_beside_the_other(name: str) -> None:
+    graph = graphs(name)[0][0]
+    plain, special = triton.program(graph), triton.program(graph, specialized=True)
+    assert plain.source != special.source
+    assert [x.buffers for x in plain.launches] == [x.buffers for x in special.launches]
+    assert [x.grid for x in plain.launches] == [x.grid for x in special.launches]
+    assert special.launches[0].maps
+    assert not special.launches[1].maps
+    assert "gl.warp_specialize" in special.source
+    assert "gluon" not in plain.source
+
+
+def points(block: SpecializedBlock) -> Iterator[dict[str, int]]:
+    """Some blocks and iterations."""
+    sizes = [*block.block.grid, block.block.loop]
+    names = [*(f"g{i}" for i in range(len(block.block.grid))), "t"]
+    for values in product(*[sorted({0, n // 2, n - 1}) for n in sizes]):
+        yield dict.fromkeys(("g0", "g1", "g2"), 0) | dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_tiles_are_those_that_the_mugraph_cuts(name: str) -> None:
+    """Every place is that of the part that slicing gives a block, by numbers of elements."""
+    block, _ = roles(name)
+    for i, leaf in enumerate(block.body.inputs):
+        shape = tuple(int(n) for n in block.block.reads[i].shape)
+        elements = np.arange(np.prod(shape)).reshape(shape)
+        for at in points(block):
+            part = elements
+            for dim, count, _, variable in block.block.cuts(i):
+                if dim >= 0:
+                    part = np.split(part, int(count), axis=dim)[at[variable]]
+            matrix = elements.reshape(block.maps[leaf].shape)
+            row, column = eval(block._place(leaf), {}, at)
+            rows, columns = block.maps[leaf].tile
+            assert np.array_equal(matrix[row : row + rows, column : column + columns], part.reshape(rows, columns))
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_every_element_of_a_result_is_written_once(name: str) -> None:
+    block, _ = roles(name)
+    for o, _ in enumerate(block.body.outputs):
+        offset, strides = block._result(o)
+        lanes = [np.arange(GROUPS * ROWS) * strides[0]]
+        lanes += [np.arange(block.width) * each for each in strides[1:]]
+        inner = lanes[0] if len(lanes) == 1 else lanes[0][:, None] + lanes[1][None, :]
+        names = [f"g{i}" for i in range(len(block.block.grid))]
+        blocks = product(*map(range, block.block.grid))
+        every = [eval(offset, {}, dict(zip(names, each, strict=True))) + inner for each in blocks]
+        found = np.concatenate([each.ravel() for each in every])
+        assert np.array_equal(np.sort(found), np.arange(len(found)))
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_it_compiles_for_hopper_with_copies_products_and_turns(name: str) -> None:
+    first, second = kernels(name)
+    assert (first.warps, first.hidden, len(first.maps)) == (12, 2, 3)
+    assert not second.maps
+    for instruction in ("cp.async.bulk.tensor.2d", "wgmma.mma_async", "setmaxnreg.inc", "mbarrier.try_wait"):
+        assert instruction in first.ptx
+    for number in (8, 9):
+        assert f"bar.sync {number}, 256" in first.ptx
+        assert f"bar.arrive {number}, 256" in first.ptx
+    assert len(re.findall(r"\.param \.align 64 \.b8", first.ptx)) == 3
+    assert first.shared < 227 * 1024
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_the_exponentials_end_before_the_turn_does(name: str) -> None:
+    """Of the PTX of a group: in an iteration all powers stand between its turn's begin and end."""
+    text = kernels(name)[0].ptx
+    for mine, other in ((8, 9), (9, 8)):
+        begin = text.index(f"bar.sync {mine}, 256")
+        end = text.index(f"bar.arrive {other}, 256", begin)
+        assert text[begin:end].count("ex2.approx") > 32
+        assert "wgmma.mma_async" not in text[begin:end]
+
+
+def test_other_gpus_and_models_have_the_other_form() -> None:
+    _, program = roles("gqa")
+    for capability in (80, 100):
+        with pytest.raises(Unsupported, match="sm_90 alone"):
+            compiled(program, capability)
+    with pytest.raises(Unsupported, match="tensor maps"):
+        images(kernels("gqa"))
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_what_has_no_such_form_says_why(name: str) -> None:
+    said = set()
+    for graph in graphs(name)[1]:
+        with pytest.raises(Unsupported, match="no attention that warps with roles are generated for") as error:
+            triton.program(graph, specialized=True)
+        said.add(str(error.value))
+    assert len(said) > 1
+
+
+def test_the_tuner_tries_depths_and_a_job_is_json() -> None:
+    _, program = roles("gqa")
+    tried = tune.schedules(program.launches[0])
+    assert tried[0] == program.launches[0].schedule
+    assert {each.warps for each in tried} == {4}
+    assert len({each.stages for each in tried}) == len(tried) > 1
+    job = json.loads(json.dumps(tune.job(program)))
+    name, dtypes, maps, sizes, options = job["launches"][0]
+    assert (name, sizes, len(maps)) == ("kernel_0", 0, 3)
+    assert options["maxnreg"] == program.launches[0].registers
+    assert dtypes[:3] == ["float16"] * 3
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_its_results_on_a_gpu(name: str, tmp_path: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("there is no GPU of sm_90")
+    from taso_mirage.kernels.codegen.compile import load_source
+
+    for i, graph in enumerate(graphs(name)[0]):
+        program = tune.overlapped(triton.program(graph, specialized=True))
+        module = load_source(program.source, tmp_path, f"generated_{i}")
+        for inputs in tune.input_sets(program)[:2]:
+            q, k, v = (x.double() for x in inputs)
+            if name == "qknorm":
+                q, k = (x / (x * x).mean(-1, keepdim=True).sqrt() for x in (q, k))
+                k = k.transpose(1, 2)
+            wanted = (q @ k).softmax(-1) @ v
+            found = tune._into_nan(module.launch, inputs)
+            torch.cuda.synchronize()
+            assert float((found.double() - wanted).norm() / wanted.norm()) < 2e-3
