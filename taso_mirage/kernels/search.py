@@ -129,8 +129,7 @@ class FoundMuGraph:
         )
 
     def program(self, specialized: bool = False) -> TritonProgram:
-        """The Triton kernels with the warps that were asked for; `specialized` as
-        `codegen.triton.program` has it."""
+        """The Triton kernels with the warps asked for; `specialized`: see `codegen.triton.program`."""
         from taso_mirage.kernels.codegen import triton
 
         made = triton.program(self.graph, specialized=specialized)
