@@ -129,7 +129,7 @@ class FoundMuGraph:
         )
 
     def program(self, specialized: bool = False) -> TritonProgram:
-        """The Triton kernels with the warps asked for; `specialized`: see `codegen.triton.program`."""
+        """The Triton kernels with the warps asked for (`specialized`: `codegen.triton.program`)."""
         from taso_mirage.kernels.codegen import triton
 
         made = triton.program(self.graph, specialized=specialized)
