@@ -47,8 +47,12 @@ TRAINING_NORMS: Mapping[Any, Callable[..., Any]] = {
 """What PyTorch calls for them once nothing changes in place, and their parts."""
 
 
+NORMS = frozenset((torch.batch_norm.__name__, torch.instance_norm.__name__))
+STATISTICS = 5
+"""The place of what says whether those of the batch are meant."""
+
+
 def trains(node: Any) -> bool:
     """Whether a node of a graph is a norm with the statistics of its batch."""
     name = getattr(node.target, "__name__", "").partition(".")[0]
-    place = {"batch_norm": 5, "instance_norm": 5}.get(name, len(node.args))
-    return bool(place < len(node.args) and node.args[place])
+    return name in NORMS and STATISTICS < len(node.args) and bool(node.args[STATISTICS])

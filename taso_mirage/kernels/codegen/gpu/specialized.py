@@ -337,15 +337,15 @@ class SpecializedBlock:
         """A function of a tile: one over what its rows are divided by."""
         if side.divisor is None:
             return ""
-        axes, lines = TileAxes(), Lines(RESERVED | {"tile"}, False)
+        axes, lines = TileAxes(), Lines(RESERVED | {"rows"}, False)
         tiles = Tiles(axes, lines, tile_product)
         own = tuple(None if n == 1 else axes.fresh(n) for n in side.x.shape)
-        tile = Tile("tile", side.x.shape, own, side.leaf.dtype, self.dtype, LoopPhase.INVARIANT, True)
+        tile = Tile("rows", side.x.shape, own, side.leaf.dtype, self.dtype, LoopPhase.INVARIANT, True)
         found = tiles.ready(interpret([side.divisor], tiles, {side.x: tile})[side.divisor])
         demand(len(found.present) == 1 and not lines.ranges(), "a divisor that is no number of each row")
         body = [line.replace("tl.", "gl.") for line in lines.sections[LoopPhase.INVARIANT]]
         said = f'"""One over what each row of {name} is divided by."""'
-        text = [f"@gluon.jit\ndef {self.name}_of_{name}(tile):", f"    {said}", *(f"    {line}" for line in body)]
+        text = [f"@gluon.jit\ndef {self.name}_of_{name}(rows):", f"    {said}", *(f"    {line}" for line in body)]
         return "\n".join([*text, f"    return 1.0 / {found.code}"]) + "\n"
 
     def _loaded(self, side: Operand, memory: str) -> str:
