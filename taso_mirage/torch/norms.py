@@ -55,4 +55,4 @@ STATISTICS = 5
 def trains(node: Any) -> bool:
     """Whether a node of a graph is a norm with the statistics of its batch."""
     name = getattr(node.target, "__name__", "").partition(".")[0]
-    return name in NORMS and STATISTICS < len(node.args) and bool(node.args[STATISTICS])
+    return name in NORMS and len(node.args) > STATISTICS and bool(node.args[STATISTICS])
