@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 import pytest
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import evaluate, symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels.batches import EqualRegions
@@ -108,3 +109,19 @@ def test_dims_that_are_folded_together_have_one_order() -> None:
     outer = split.split[three[1]][0]
     assert split.inside()[outer] == {*three, split.split[three[1]][1]} - {three[1]}
     assert replace(split, known=()).inside() == split.inside()
+
+
+@pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "reduce_log_sum_exp", "reduce_sum"])
+def test_a_fold_of_three_dims_in_another_order_has_kernels(name: str) -> None:
+    """A maximum over dims in the goal's order is the only one that there is; they lie in memory in
+    another order."""
+    given = variable("x", Tensor("float32", (4, 6, 8, 10)))
+    moved = term("transpose", given, perm=(0, 3, 1, 2))
+    goal = Graph((given,), (term(name, term("abs", moved), axes=(1, 2, 3), keepdims=0),))
+    assert superoptimize(goal, best=1)
+
+
+def test_a_minimum_of_truth_values_has_no_kernel() -> None:
+    given = variable("x", Tensor("bool", (64, 128)))
+    with pytest.raises(Unsupported):
+        label(Graph((given,), (term("cast", term("reduce_min", given, axes=(1,), keepdims=0), to="float32"),)))

@@ -146,6 +146,21 @@ def test_a_cpu_keeps_parts_in_single_precision() -> None:
     assert "kernel" in generate_cpp(graph)
 
 
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_mean_that_the_model_does_not_have_is_not_handed_over(centred: bool) -> None:
+    """Of values less a zero the mean may be small beside that of the values, of which the kernel
+    would round it."""
+    half = "float16"
+    q, k, v, c = (
+        variable(n, Tensor(half, s)) for n, s in zip("qkvc", [(4, 32), (32, 16384), (16384, 32), (1, 32)], strict=True)
+    )
+    values = term("sub", v, c) if centred else v
+    goal = Graph((q, k, v, c)[: 3 + centred], (term("matmul", term("softmax", term("matmul", q, k), axis=-1), values),))
+    best = Search(goal, SearchOptions()).candidates()[:12]
+    narrow = [each for each in best if (graph := each.graph()) is not None and "narrow" in show_graph(graph)]
+    assert bool(narrow) is not centred
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """The error of programs in Triton's interpreter."""

@@ -162,7 +162,8 @@ class _Closing:
         """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a
         cancellation lost a label."""
         self.counts["tried"] += 1
-        if edge.label is not None and self.prune and not free.isdisjoint(self.inside.get(edge.label, ())):
+        ordered = edge.kind.name not in self.wanted.folds  # opaque folds have the goal's own order
+        if ordered and edge.label is not None and self.prune and not free.isdisjoint(self.inside.get(edge.label, ())):
             self.counts["pruned"] += 1
             return
         at = self.index.get(sketch)

@@ -222,6 +222,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         if fn is not np.add or not _is_whole(a):
             _refuse_integers(a)
         if fn is np.minimum:
+            if a.dtype == "bool":
+                raise Unsupported("a fold of minimum over truth values")
             largest = self.reduce(np.maximum, self.map(np.negative, a), axes, keepdims)
             return self.map(np.negative, largest)
         kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)

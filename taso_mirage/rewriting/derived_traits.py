@@ -13,7 +13,9 @@ from taso_mirage.meanings.typed import Typed
 from taso_mirage.operators.ops import Example, Op, load_specs
 from taso_mirage.rewriting.text import parse_type
 
-EACH = frozenset({"map", "choice", "cast", "scalar"})
+POWER = "power"
+"""What an exponential is noted as, besides."""
+EACH = frozenset({"map", "choice", "cast", "scalar", POWER})
 """Primitives that compute an element from the same element of each operand."""
 COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
 """Primitives that only move elements of their operands, or constants."""
@@ -31,6 +33,8 @@ class _Primitives(Typed[None]):
         special = {"constant": ("scalar", result.shape == ()), "map": ("choice", fn is np.where)}
         name, holds = special.get(primitive, ("", False))
         self.used.add(name if holds else primitive)
+        if fn is np.exp:
+            self.used.add(POWER)
 
 
 @cache
@@ -69,6 +73,12 @@ def multiplies(name: str) -> bool:
     convolution."""
     used = primitives(name)
     return used is not None and "contract" in used
+
+
+def exponentiates(name: str) -> bool:
+    """Whether an operator computes exponentials."""
+    used = primitives(name)
+    return used is not None and POWER in used
 
 
 def selects(name: str) -> bool:
