@@ -100,7 +100,13 @@ class Folder:
             raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
         api.Options(**self.options).config()
         self.rows: dict[str, ModelRow] = {}
-        self._look()
+        try:
+            self._look()
+        except InvalidOption:
+            if not self.output.is_dir():
+                raise
+            with locked(self.output):  # it may be what another run is writing: that is said then
+                self._look()
 
     def _look(self) -> None:
         """What models there are, and what earlier runs did of them."""

@@ -76,6 +76,19 @@ def test_a_folder_is_written_by_one_run(tmp_path: Path) -> None:
     }
 
 
+def test_what_another_run_is_writing_is_not_taken_for_a_strangers(tmp_path: Path) -> None:
+    """It has written a model, and not the list of what it wrote yet."""
+    models, out = tmp_path / "models", tmp_path / "out"
+    models.mkdir()
+    (models / "a.onnx").write_bytes(MINI.read_bytes())
+    with at_work(models, "-o", out, "--budget", "60", lock=out / ".lock") as other:
+        for each in out.glob("index.*"):
+            each.unlink()
+        (out / "a.onnx").write_bytes(b"half")
+        said = one_line(run("optimize", models, "-o", out, *QUICK, check=4))
+        assert f"process {other.pid}" in said
+
+
 def test_an_interrupt_lets_go(tmp_path: Path) -> None:
     output = tmp_path / "faster.onnx"
     with at_work(MINI, "--budget", "60", "-o", output, lock=lock_file(output)) as other:

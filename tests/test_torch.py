@@ -27,6 +27,7 @@ pytest.importorskip("onnxscript")
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption, RunFailed, Unsupported  # noqa: E402
 from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
+from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
 from taso_mirage.torch import program  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls  # noqa: E402
@@ -623,3 +624,80 @@ def test_the_entry_point_is_found_by_its_name(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.stdout == "equal\n", done.stderr
     assert "taso_mirage: a graph" not in done.stderr
+
+
+def test_a_large_graph_that_names_its_samples_is_optimized_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that it takes by number are not among the first few."""
+    monkeypatch.setattr(program, "LARGE", 1 << 12)
+    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    weight = torch.randn(8, 8)
+    ours, graphs = compiled(lambda x, i: x[i] @ weight)
+    x, i = torch.randn(200, 8), torch.arange(0, 200, 4)
+    with torch.no_grad():
+        same(ours(x, i), x[i] @ weight)
+    assert graphs[0].results
+
+
+def test_a_weight_is_no_tensor_that_has_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "LARGE", 1 << 12)
+    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    model = torch.nn.Embedding(512, 8)
+    ours, graphs = compiled(model)
+    tokens = torch.randint(0, 512, (32, 2))
+    with torch.no_grad():
+        same(ours(tokens), model(tokens))
+    assert [n.shape for n in graphs[0].results[0].original.graph.inputs] == [(32, 2)]
+
+
+def test_a_graph_that_is_refused_later_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight is changed in place, so it is compiled anew; that is refused, and eager PyTorch draws
+    what was drawn for it."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+    ours, graphs = compiled(model)
+    x = torch.randn(4, 8)
+
+    def drawn(call: Callable[..., Any]) -> tuple[Any, Any]:
+        torch.manual_seed(3)
+        with torch.no_grad():
+            return call(x), torch.rand(2)
+
+    same(drawn(ours), drawn(model))
+    with torch.no_grad():
+        model[0].weight.add_(1)
+
+    def refused(*_: object) -> None:
+        raise Unsupported("it is made up")
+
+    monkeypatch.setattr(program, "check_equal", refused)
+    with pytest.warns(UserWarning, match="it is made up"):
+        found = drawn(ours)
+    same(found, drawn(model))
+    assert not graphs[0].results
+
+
+def test_tensors_that_are_drawn_keep_their_memory() -> None:
+    def function(x: Any) -> Any:
+        a = torch.randn(2, 3)
+        return a, a.view(6), x + 1
+
+    ours, _ = compiled(function)
+    with torch.no_grad():
+        a, flat, _ = ours(torch.ones(3))
+    assert a.data_ptr() == flat.data_ptr()
+
+
+def test_inputs_lie_where_the_session_reads_them() -> None:
+    """What a kernel of CUDA wants in the processor's memory is there: a binding would copy it once,
+    and not again."""
+
+    class Info:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    class Session:
+        def get_input_memory_infos(self) -> list[Info]:
+            return [Info(name) for name in ("Cuda", "Cpu", "CudaPinned")]
+
+    gpu, host = torch.device("cuda:0"), torch.device("cpu")
+    assert calls_of_sessions._places(Session(), gpu) == [gpu, host, host]
+    assert calls_of_sessions._places(Session(), host)[1] == host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_a_graph_in_use_is_not_taken_by_another_thread(times: dict[Any, float]) 
     assert all(torch.equal(each, torch.full((3,), 14.0)) for each in inner)
 
 
+def test_each_thread_has_its_graphs(times: dict[Any, float]) -> None:
+    times[twice], made = 2.0, count()
+
+    def capture(held: Sequence[Any]) -> CapturedRun:
+        next(made)
+        return remembered(Graph(), times, 1.0)(held)
+
+    calls = CapturedWhereFaster(twice, capture)
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as thread:
+            assert all(torch.equal(each, torch.full((3,), 2.0)) for (each,) in thread.map(calls, [[torch.ones(3)]] * 4))
+    assert next(made) == 2
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_calls_on_a_gpu_are_captured() -> None:
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(8)))
@@ -131,5 +146,5 @@ def test_calls_on_a_gpu_are_captured() -> None:
             kept.append((ours(x), model(x)))
     for found, wanted in kept:
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-    graphs = [program._calls._call for graph in ours._graphs for program in graph._programs]
+    graphs = [program._calls._graphs for graph in ours._graphs for program in graph._programs]
     assert any(free for each in graphs for free in each._known.values())

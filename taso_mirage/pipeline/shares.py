@@ -39,9 +39,14 @@ def comparison_seconds(job: Job) -> float:
     return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
 
 
+def slow_seconds(job: Job) -> float:
+    """What a comparison takes at least: a slow model has few rounds in it, in more time."""
+    return FEW * RUNS * job.running
+
+
 def compared_seconds(job: Job) -> float:
-    """What a comparison takes: a slow model has few rounds in it, in more time."""
-    return max(comparison_seconds(job), FEW * RUNS * job.running)
+    """What a comparison takes."""
+    return max(comparison_seconds(job), slow_seconds(job))
 
 
 def load_seconds(job: Job) -> float:

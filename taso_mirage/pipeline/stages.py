@@ -25,7 +25,7 @@ from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
-from taso_mirage.pipeline.shares import compared_seconds, comparison_seconds, kernel_seconds, load_seconds
+from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
@@ -100,7 +100,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
     try:
         known = original if result.target == config.target else None
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, compared_seconds(job))
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job))
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
 

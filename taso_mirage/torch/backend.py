@@ -73,7 +73,7 @@ class CapturedGraph:
         if self._trained:
             raise InvalidOption(TRAINING)
         if not self._eager:
-            state = None if self._programs or self._drawn.draws is None else random_state(_on_gpu(arguments))
+            state = None if self._drawn.draws is None else random_state(torch.cuda.is_initialized())
             try:
                 given = self._drawn.arguments(arguments)
                 program = self._program(given)
@@ -105,7 +105,3 @@ class CapturedGraph:
         self._eager, self._programs = True, []
         count = sum(node.op in CALLS for node in self._captured.graph.nodes)
         warnings.warn(f"taso_mirage: a graph of {count} operations runs in eager PyTorch: {refused}", stacklevel=2)
-
-
-def _on_gpu(arguments: Sequence[Any]) -> bool:
-    return any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,17 +91,19 @@ class BoundCalls:
         self._unwaited = graph_run(PLAIN, waits=False) if alone else None
         self._waited = graph_run(PLAIN) if alone else None
         self._numbers = count(1)
+        self._turn = Lock()
         self._names = [each.name for each in session.get_inputs()]
+        self._places = _places(session, device)
         self._results = _results(session)
         self._bindings: list[_Binding] = []
         self.owning = device.type == "cuda" and all(each.dims is not None for each in self._results)
-        self._call = CapturedWhereFaster(self._plain, self._captured) if alone and self.owning else self._plain
+        self._whole = alone and self.owning and all(place == device for place in self._places)
+        self._graphs = CapturedWhereFaster(self._plain, self._captured)
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         held = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
-        held = [each if each.is_contiguous() else each.contiguous() for each in held]
-        there = all(each.device == self._device for each in held)
-        return self._call(held) if there else self._plain(held, self._waited)
+        held = [each.detach().to(place).contiguous() for each, place in zip(held, self._places, strict=True)]
+        return self._graphs(held) if self._whole else self._plain(held, self._waited)
 
     def _plain(self, held: Sequence[Any], options: Any = None) -> list[Any]:
         """The results of a run that is not captured."""
@@ -130,14 +133,27 @@ class BoundCalls:
         )
 
     def _run(self, io: Any, options: Any) -> None:
-        """A run behind what the current stream does, and before what it will do."""
-        current = None if self._stream is None else torch.cuda.current_stream()
-        if current is None or current.cuda_stream == self._stream.cuda_stream:
+        """A run behind what the current stream does, and before what it will do; one at a time on
+        a GPU, as another's would become a part of a graph that is captured."""
+        if self._stream is None:
             self._session.run_with_iobinding(io, options)
             return
-        self._stream.wait_stream(current)
-        self._session.run_with_iobinding(io, options)
-        current.wait_stream(self._stream)
+        current = torch.cuda.current_stream(self._device)
+        with self._turn:
+            self._stream.wait_stream(current)
+            try:
+                self._session.run_with_iobinding(io, options)
+            finally:
+                current.wait_stream(self._stream)
+
+
+def _places(session: Any, device: Any) -> list[Any]:
+    """Where a session reads each input.
+
+    What lies elsewhere is copied when it is bound, and not again where the binding stays.
+    """
+    names = [each.name.lower() for each in session.get_input_memory_infos()]
+    return [device if device.type in name and "pinned" not in name else torch.device("cpu") for name in names]
 
 
 @dataclass(frozen=True, slots=True)

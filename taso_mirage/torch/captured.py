@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -34,22 +35,23 @@ class CapturedRun:
 
     def __call__(self, held: Sequence[Any]) -> list[Any]:
         for own, each in zip(self._given, held, strict=True):
-            own.copy_(each)
+            own.copy_(each)  # in the order of the caller's stream
         self._run()
         return [each.clone() for each in self._found]
 
 
 class CapturedWhereFaster:
     """Calls that are captured where that is faster: measured at the second call of a set of
-    sizes. They may come from several threads: one at a time has the graph."""
+    sizes. Each thread has graphs of its own, as ONNX Runtime keeps them so, for each stream: the
+    memory of a graph is in the order of one."""
 
     def __init__(self, plain: TensorCall, capture: Callable[[Sequence[Any]], TensorCall]) -> None:
         self._plain, self._capture = plain, capture
         self._known: dict[tuple[Any, ...], list[TensorCall] | None] = {}
-        """By sizes: the graph while it is free; None after the first call."""
+        """By thread, stream and sizes: the graph while it is free; None after the first call."""
 
     def __call__(self, held: Sequence[Any]) -> list[Any]:
-        sizes = tuple([each.shape for each in held])
+        sizes = (get_ident(), _stream(held), *[each.shape for each in held])
         if sizes not in self._known:
             if len(self._known) < SIZES:
                 self._known[sizes] = None
@@ -77,10 +79,17 @@ class CapturedWhereFaster:
         return [captured] if replayed < plain else []
 
 
+def _stream(held: Sequence[Any]) -> int:
+    """The address of the stream that is current on the tensors' GPU."""
+    if not held or not held[0].is_cuda:
+        return 0
+    return int(torch.cuda.current_stream(held[0].device).cuda_stream)
+
+
 def _seconds(call: TensorCall, held: Sequence[Any]) -> float:
     """From an idle GPU to an idle one."""
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(0)
     start = time.perf_counter()
     call(held)
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(0)
     return time.perf_counter() - start

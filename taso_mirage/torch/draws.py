@@ -43,9 +43,10 @@ def drawn_before(captured: Captured) -> DrawnApart:
     for i, node in enumerate(found):
         results.append(_dropped_ones(draws, node) if _is_dropout(node) else _copied(draws, node, there))
         taken[node] = rest.placeholder(f"drawn_{i}")
-        taken[node].meta["example_value"] = torch.empty_strided(
-            *_layout(node), dtype=value_of(node).dtype, device="meta"
-        )
+        value = value_of(node)
+        if _is_dropout(node):
+            value = torch.empty_strided(*_layout(node), dtype=value.dtype, device="meta")
+        taken[node].meta["example_value"] = value
     draws.output(tuple(results))
     for node in captured.graph.nodes:
         if node.op == "placeholder":
@@ -119,11 +120,11 @@ RandomState = tuple[Any, ...]
 
 def random_state(cuda: bool) -> RandomState:
     """The states now."""
-    return torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])
+    return torch.get_rng_state(), *([torch.cuda.get_rng_state(0)] if cuda else [])
 
 
 def restore_random_state(state: RandomState) -> None:
     """Make them what they were."""
     torch.set_rng_state(state[0])
     for each in state[1:]:
-        torch.cuda.set_rng_state(each)
+        torch.cuda.set_rng_state(each, 0)

@@ -53,8 +53,8 @@ class Halves:
 
 
 def largest_bytes(captured: Captured) -> int:
-    """Bytes of the largest tensor of fixed sizes in a graph."""
-    values = [value_of(node) for node in captured.graph.nodes]
+    """Bytes of the largest tensor of fixed sizes in a graph, weights aside."""
+    values = [value_of(n) for n in captured.graph.nodes if n.op != "placeholder" or not _is_weight(n)]
     known = [each for each in values if isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in each.shape)]
     return max((each.numel() * each.element_size() for each in known), default=0)
 

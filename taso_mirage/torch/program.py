@@ -59,7 +59,12 @@ class Program:
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
-        self.result, self._calls = self._optimized(model.model, few, options)
+        try:
+            self.result, self._calls = self._optimized(model.model, few, options)
+        except (InvalidOption, Unsupported):
+            if few is given:
+                raise
+            self.result, self._calls = self._optimized(model.model, given, options)  # it may name samples
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
@@ -167,7 +172,7 @@ def _calls(path: Path, device: Any, model: Any) -> Calls:
         found = session(path, trust_kernels=True)
         bfloats = any(each.type == "tensor(bfloat16)" for each in (*found.get_inputs(), *found.get_outputs()))
         return BoundCalls(found, device) if bfloats else HostCalls(found)
-    stream = torch.cuda.Stream()  # no run is captured in the default one
+    stream = torch.cuda.Stream(device)  # no run is captured in the default one
     found, alone = session_on_stream(
         str(path), stream.cuda_stream, _rounded({n.op_type for n in model.graph.all_nodes()})
     )

@@ -35,9 +35,9 @@ def slower(ours: Callable[[], Any], eager: Callable[[], Any], cuda: bool) -> flo
 def _seconds(call: Callable[[], Any], cuda: bool) -> float:
     """Seconds of a call, from idle to idle on a GPU."""
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(0)
     start = time.perf_counter()
     call()
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(0)
     return time.perf_counter() - start

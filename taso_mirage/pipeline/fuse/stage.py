@@ -55,7 +55,7 @@ CUT = "cut short at"
 TRIALS, HALF = 3, 0.5
 """For so many whole models time is kept while kernels are searched: this part of it at most."""
 FIRST = 2
-"""The first set is tried where the command has the time of so many: it is checked, too."""
+"""The first set of kernels is tried where the command has the time of so many: it is checked, too."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
 
@@ -76,7 +76,7 @@ def fused(
     and choice of the fastest kernels together take the budget of `config`, and no more than what
     had begun when it ended; `stop` ends them, and what was measured to be faster until then is
     kept. `original` is a session on the original, where there is one, and `comparing` are the
-    seconds that a comparison of whole models takes, where they are known.
+    seconds that a comparison of whole models takes at least, where they are known.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -123,6 +123,7 @@ class _Stage:
         self.before = self.base.model
         self.choices = Choices(self.target.name, backend.key)
         self.notes: list[str] = []
+        self.ended = ""
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
         self.kept: list[Fused] = []
@@ -152,12 +153,15 @@ class _Stage:
         self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
         if model is None:
             return self.result.noted(*self.notes, self._none())
+        self.notes += [self.ended] if self.ended else []
         return self._checked(model)
 
     def _none(self) -> str:
         """Why there is no kernel."""
         if not self.kinds:
             return "no kernels: no part of the model can be one"
+        if self.ended:
+            return f"no kernels: {self.ended}"
         tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
         return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
 
@@ -213,8 +217,8 @@ class _Stage:
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
         for i, (kind, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
-            if self._late(TRIALS):
-                self.notes.append(f"the time was over after {i} of {len(self.kinds)} kinds of regions")
+            if self._late():
+                self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
                 break
             share = possible[i] / sum(possible[i:])
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
@@ -227,9 +231,10 @@ class _Stage:
                 self._report(" ".join(operators), error)
         return sorted(found, key=lambda f: -f.saved)
 
-    def _late(self, trials: int) -> bool:
-        """Whether the command has less time left than so many whole models take."""
-        return child().deadline.left() < trials * self.trial
+    def _late(self) -> bool:
+        """Whether the command has less time left than a set of kernels takes, to try and to
+        check."""
+        return child().deadline.left() < FIRST * self.trial
 
     def _tried(
         self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
@@ -328,7 +333,7 @@ class _Stage:
             self.progress("kernels in the model", i, len(tries))
             if self.budget.stop or session is None:
                 break
-            late = self.budget.left() < self.trial if i else self._late(FIRST)
+            late = self.budget.left() < self.trial if i else self._late()
             if late and len(kept) < len(worth):
                 self.notes.append(
                     f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
@@ -380,7 +385,7 @@ class _Stage:
 
     def _anew(self, model: Model) -> tuple[Session, Session] | None:
         """New sessions on the original and on the model, if there is time for them."""
-        if self.budget.stop or self._late(1):
+        if self.budget.stop or self._late():
             return None
         return runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
 
