@@ -43,6 +43,19 @@ class Clock:
 # ---------------------------------------------------------------- ends
 
 
+def test_a_short_command_has_room_until_work_may_be_given_up() -> None:
+    clock = Clock()
+    short, long = Deadline(10.0, clock), Deadline(60.0, clock)
+    within = Deadline(10.0, clock, within=Deadline(4.0, clock))
+    assert (short.room(), long.room(), within.room()) == (15.0, 60.0, 15.0)
+    clock.now = 12.0
+    assert (short.left(), short.room(), long.room()) == (0.0, 3.0, 48.0)
+    long.hasten()
+    assert long.room() == 1.5
+    clock.now = 20.0
+    assert short.room() == 0.0
+
+
 def test_a_command_has_an_end_and_a_last_one() -> None:
     clock = Clock()
     deadline = Deadline(60.0, clock)

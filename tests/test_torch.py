@@ -650,8 +650,8 @@ def test_a_weight_is_no_tensor_that_has_fewer_samples(monkeypatch: pytest.Monkey
 
 
 def test_a_graph_that_is_refused_later_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight is changed in place, so it is compiled anew; that is refused, and eager PyTorch draws
-    what was drawn for it."""
+    """A weight is changed in place, so it is compiled anew; that is refused, and eager PyTorch
+    draws what was drawn for it."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
     ours, graphs = compiled(model)
     x = torch.randn(4, 8)

@@ -31,12 +31,14 @@ class Deadline:
     within: Deadline | None = None
     began: float = field(init=False)
     _ends: tuple[float, float] = field(init=False)
+    _room: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
         ends = self.began + self.seconds, self.began + max(OVERTIME * self.seconds, SHORTEST)
         around = ends if self.within is None else self.within._ends
         self._ends = min(ends[0], around[0]), min(ends[1], around[1])
+        self._room = min(max(self._ends[0], self.began + SHORTEST), self._ends[1])
 
     @property
     def spent(self) -> float:
@@ -47,6 +49,11 @@ class Deadline:
         """Seconds to the end; none are left after it."""
         return max(self._ends[0] - self.clock(), 0.0)
 
+    def room(self) -> float:
+        """Seconds to the end, or to when the first work may be given up, if that is later: for what
+        is to be done by then."""
+        return max(self._room - self.clock(), 0.0)
+
     def last(self) -> float:
         """Seconds to the last end."""
         return max(self._ends[1] - self.clock(), 0.0)
@@ -55,7 +62,7 @@ class Deadline:
         """An interrupt: what was found is to be measured and checked, and no more."""
         now = self.clock()
         end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, INTERRUPTED, strict=True))
-        self._ends = end, last
+        self._ends, self._room = (end, last), end
 
     def demand(self, what: str) -> None:
         """Raise OutOfTime after the last end."""

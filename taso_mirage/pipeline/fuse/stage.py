@@ -55,7 +55,7 @@ CUT = "cut short at"
 TRIALS, HALF = 3, 0.5
 """For so many whole models time is kept while kernels are searched: this part of it at most."""
 FIRST = 2
-"""The first set of kernels is tried where the command has the time of so many: it is checked, too."""
+"""A set of kernels is tried where the command has the time of so many: it is checked, too."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
 
@@ -234,7 +234,7 @@ class _Stage:
     def _late(self) -> bool:
         """Whether the command has less time left than a set of kernels takes, to try and to
         check."""
-        return child().deadline.left() < FIRST * self.trial
+        return child().deadline.room() < FIRST * self.trial
 
     def _tried(
         self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
