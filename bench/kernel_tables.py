@@ -54,18 +54,21 @@ def prepared_cpu(found: dict[str, Any]) -> list[str]:
 
 START = 7.0
 """Microseconds that the start of a CUDA graph takes, at most."""
-KINDS = ("eager", "torch.compile", "SDPA", "FlashInfer")
 
 
 def kernels_h100(found: dict[str, Any]) -> list[str]:
+    heads = {"eager": "eager", "torch.compile": "torch.compile", "SDPA": "SDPA, the best"}
+    heads |= {"FlashInfer": "FlashInfer, the best", "cuBLAS": "cuBLAS, the best"}
+    measured = {name for row in found["rows"] for name in _peers(row)}
+    heads = {k: v for k, v in heads.items() if any(name.startswith(k) for name in measured)}
     lines = [
-        "| kernels, us | ours | memory floor | eager | torch.compile | SDPA, the best | FlashInfer, the best | ratio to the best |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| kernels, us | ours | memory floor | {' | '.join(heads.values())} | ratio to the best |",
+        f"|---|{'---:|' * (len(heads) + 3)}",
     ]
     ratios = []
     for row in found["rows"]:
         peers = _peers(row)
-        kinds = [[v for k, v in peers.items() if k.startswith(kind)] for kind in KINDS]
+        kinds = [[v for k, v in peers.items() if k.startswith(kind)] for kind in heads]
         shown = [f"{min(times):.1f}" if times else "" for times in kinds]
         ratios += [min(peers.values()) / row["ours"]] if peers else []
         ratio = f"{ratios[-1]:.2f}" if peers else ""
