@@ -128,9 +128,9 @@ def test_each_thread_has_its_graphs(times: dict[Any, float]) -> None:
         return remembered(Graph(), times, 1.0)(held)
 
     calls = CapturedWhereFaster(twice, capture)
-    for _ in range(2):
-        with ThreadPoolExecutor(1) as thread:
-            assert all(torch.equal(each, torch.full((3,), 2.0)) for (each,) in thread.map(calls, [[torch.ones(3)]] * 4))
+    with ThreadPoolExecutor(1) as thread:
+        for kind in (map, thread.map):
+            assert all(torch.equal(each, torch.full((3,), 2.0)) for (each,) in kind(calls, [[torch.ones(3)]] * 4))
     assert next(made) == 2
 
 

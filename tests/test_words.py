@@ -96,15 +96,16 @@ def test_a_kernels_gain_says_against_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "said"),
+    ("kinds", "ended", "said"),
     [
-        (0, "no kernels: no part of the model can be one"),
-        (1, "no kernels: one part of the model could be one, and none makes the model measurably faster"),
-        (4, "no kernels: 4 different parts of the model could be one, and none makes the model measurably faster"),
+        (0, "", "no kernels: no part of the model can be one"),
+        (1, "", "no kernels: one part of the model could be one, and none makes the model measurably faster"),
+        (4, "", "no kernels: 4 different parts of the model could be one, and none makes the model measurably faster"),
+        (4, "the time was over", "no kernels: the time was over"),
     ],
 )
-def test_why_there_is_no_kernel(kinds: int, said: str) -> None:
-    stage: Any = SimpleNamespace(kinds=dict.fromkeys(range(kinds)))
+def test_why_there_is_no_kernel(kinds: int, ended: str, said: str) -> None:
+    stage: Any = SimpleNamespace(kinds=dict.fromkeys(range(kinds)), ended=ended)
     assert _Stage._none(stage) == said
 
 
