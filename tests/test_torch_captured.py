@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -81,14 +81,19 @@ def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, ti
         assert torch.equal(calls([torch.ones(3)])[0], torch.full((3,), 2.0))
 
 
-def test_each_set_of_sizes_has_its_graph_and_there_are_not_too_many(times: dict[Any, float]) -> None:
+def counted(times: dict[Any, float]) -> tuple[CapturedWhereFaster, Iterator[int]]:
+    """Calls that are faster captured, and what counts the graphs."""
     times[twice], made = 2.0, count()
 
     def capture(held: Sequence[Any]) -> CapturedRun:
         next(made)
         return remembered(Graph(), times, 1.0)(held)
 
-    calls = CapturedWhereFaster(twice, capture)
+    return CapturedWhereFaster(twice, capture), made
+
+
+def test_each_set_of_sizes_has_its_graph_and_there_are_not_too_many(times: dict[Any, float]) -> None:
+    calls, made = counted(times)
     for size in (*range(1, SIZES + 9), *range(1, SIZES + 9)):
         assert calls([torch.ones(size)])[0].shape == (size,)
     assert next(made) == SIZES
@@ -121,13 +126,7 @@ def test_a_graph_in_use_is_not_taken_by_another_thread(times: dict[Any, float]) 
 
 
 def test_each_thread_has_its_graphs(times: dict[Any, float]) -> None:
-    times[twice], made = 2.0, count()
-
-    def capture(held: Sequence[Any]) -> CapturedRun:
-        next(made)
-        return remembered(Graph(), times, 1.0)(held)
-
-    calls = CapturedWhereFaster(twice, capture)
+    calls, made = counted(times)
     with ThreadPoolExecutor(1) as thread:
         for kind in (map, thread.map):
             assert all(torch.equal(each, torch.full((3,), 2.0)) for (each,) in kind(calls, [[torch.ones(3)]] * 4))

@@ -87,7 +87,7 @@ class BoundCalls:
     """
 
     def __init__(self, session: Any, device: Any, stream: Any = None, alone: bool = False) -> None:
-        self._session, self._device, self._stream, self._alone = session, device, stream, alone
+        self._session, self._device, self._stream = session, device, stream
         self._unwaited = graph_run(PLAIN, waits=False) if alone else None
         self._waited = graph_run(PLAIN) if alone else None
         self._numbers = count(1)
