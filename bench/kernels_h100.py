@@ -45,9 +45,9 @@ import latent_peer  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
+from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
-from taso_mirage.kernels.codegen import tune  # noqa: E402
+from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
@@ -176,23 +176,19 @@ ROWS = (
 )
 
 
-ALONE = replace(H100, cluster=1)
+MEASURED = replace(H100, specialized=True)
+ALONE = replace(MEASURED, cluster=1)
 
 
 def goal(row: Row) -> Graph:
     return {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
 
 
-def searched(graph: Graph, best: int, device: Device = H100, budget: float = 120.0) -> list[TritonProgram]:
+def searched(graph: Graph, best: int, device: Device = MEASURED, budget: float = 120.0) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     found: dict[str, TritonProgram] = {}
     for each in superoptimize(graph, best=best, budget=budget, device=device):
-        for specialized in (False, True):
-            try:
-                program = each.program(specialized)
-            except Unsupported:
-                continue
-            found[program.source] = program
+        found |= {program.source: program for program in triton.programs(each.graph, device.specialized)}
     return list(found.values())
 
 

@@ -389,7 +389,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run(command, check=True)
     (folder / "harness.cpp").write_text(HARNESS)
-    files = [str(folder / "harness.cpp"), str(CPP / "plan.cpp"), str(CPP / "cuda.cpp")]
+    files = [str(folder / "harness.cpp"), *(str(CPP / f"{x}.cpp") for x in ("plan", "driver", "tensor_maps", "cuda"))]
     harness = [*compiler(), "-std=c++17", f"-I{CPP}", *SANITIZED, "-o", str(folder / "harness"), *files, "-ldl"]
     subprocess.run(harness, check=True)
     return folder

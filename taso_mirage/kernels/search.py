@@ -128,12 +128,12 @@ class FoundMuGraph:
             from_json(value["free"]) if "free" in value else None,
         )
 
-    def program(self, specialized: bool = False) -> TritonProgram:
-        """The Triton kernels with the warps asked for (`specialized`: `codegen.triton.program`)."""
+    def program(self) -> TritonProgram:
+        """The Triton kernels with the warps asked for."""
         from taso_mirage.kernels.codegen import triton
 
-        made = triton.program(self.graph, specialized=specialized)
-        if specialized or not self.warps:
+        made = triton.program(self.graph)
+        if not self.warps:
             return made
         chosen = [min(self.warps, key=lambda w: abs(w - each.schedule.warps)) for each in made.launches]
         pairs = zip(made.launches, chosen, strict=True)

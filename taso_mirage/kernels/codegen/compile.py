@@ -8,6 +8,7 @@ who launches a kernel passes null for both.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,15 +16,32 @@ from types import ModuleType
 from typing import Any
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir.dims import Dim
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TileMap, TritonLaunch, TritonProgram
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import pointer
 from taso_mirage.targets.cuda.device import largest_cluster
 
 SPECIALIZED = 90
 """The one compute capability that warps with roles are generated for."""
+SWIZZLES = (0, 32, 64, 128)
+"""Bytes, by the driver's number (`CUtensorMapSwizzle`)."""
 OVERLAPPING = 90
 """The first compute capability whose kernels may start before the one before them has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What the host makes of an argument for Hopper's TMA (`cuTensorMapEncodeTiled`): dims and
+    strides of the tensor in elements, the outermost first, the box that is copied at a time, and
+    the bytes that are swizzled in shared memory. What is outside of the tensor is read as 0, or as
+    NaN."""
+
+    argument: int
+    shape: Shape
+    strides: Shape
+    box: tuple[int, ...]
+    swizzle: int
+    nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +53,8 @@ class CompiledKernel:
     as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
     `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
     it (programmatic dependent launch).
-    `maps`: the first buffers are tensor maps, each followed by its sizes in 32 bits and its strides
-    in 64.
+    `maps`: these arguments are tensor maps, each followed by its dims in 32 bits and its strides in
+    64.
     `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
     of sm_90 and newer ones is for one architecture alone.
     """
@@ -52,7 +70,7 @@ class CompiledKernel:
     capability: int
     overlap: bool = False
     cluster: int = 1
-    maps: tuple[TileMap, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
 
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
@@ -135,7 +153,17 @@ def _compiled(
         capability,
         launch.schedule.overlap,
         launch.cluster,
-        launch.maps,
+        _tensor_maps(launch, getattr(metadata, "tensordesc_meta", None) or ()),
+    )
+
+
+def _tensor_maps(launch: TritonLaunch, made: Sequence[Mapping[str, Any]]) -> tuple[TensorMap, ...]:
+    """The maps of a launch, with the boxes that the compiler copies its tiles in."""
+    return tuple(
+        [
+            TensorMap(i, tile.shape, (tile.shape[1], 1), tuple(found["block_size"]), SWIZZLES[found["swizzle"]])
+            for i, (tile, found) in enumerate(zip(launch.maps, made, strict=True))
+        ]
     )
 
 

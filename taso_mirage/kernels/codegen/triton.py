@@ -9,6 +9,7 @@ Triton compiler's. Nothing persistent: a block is one program.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from textwrap import wrap
 
 from taso_mirage.errors import Unsupported
@@ -41,25 +42,30 @@ def program(
     """Triton source for a muGraph whose terms are kernels.
 
     `schedules`: one for each kernel, None to leave it to the generator. `batch`: the muGraph is of
-    one sample, and run for as many as the inputs have. `specialized`: a kernel of attention has
-    warps with roles, in Gluon for sm_90.
+    one sample, and run for as many as the inputs have. `specialized`: kernels of attention whose
+    schedule is left to the generator have warps with roles, in Gluon for sm_90; one of them at
+    least.
 
-    Raises Unsupported with the reason where a body has no form in Triton.
+    Raises Unsupported with the reason where a body has no form in Triton, or not that one.
     """
     buffers, sizes = tensor_buffers(graph, batch), size_names([x.shape for x in graph.inputs])
     if unnamed := {n for b in buffers.values() for dim in b.shape for n in symbols(dim)}.difference(sizes):
         raise Unsupported(f"the size {min(unnamed)}, which no input has as a dim")
-    blocks: list[TritonBlock | SpecializedBlock] = [
+    read = [
         TritonBlock(node, f"kernel_{i}", [buffers[a] for a in node.args], list(output_buffers(node, buffers)), sizes)
         for i, node in enumerate(kernel_terms(graph))
     ]
+    chosen = schedules or [None] * len(read)
+    blocks: list[TritonBlock | SpecializedBlock] = [
+        SpecializedBlock(block) if schedule is not None and schedule.specialized else block
+        for block, schedule in zip(read, chosen, strict=True)
+    ]
     if specialized:
-        blocks = _specialized(blocks)
-    chosen = schedules or [None] * len(blocks)
+        blocks = _specialized(blocks, chosen)
     launches = tuple(b.launch(s) for b, s in zip(blocks, chosen, strict=True))
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = tuple(buffers.values())
-    helpers = [HELPERS] if specialized else []
+    helpers = [HELPERS] if any(each.maps for each in launches) else []
     helpers += [SOURCE] if any(each.cluster != 1 for each in launches) else []
     helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
@@ -68,16 +74,29 @@ def program(
     return TritonProgram(source, everything, launches, results, batch, tuple(sizes))
 
 
-def _specialized(blocks: Sequence[TritonBlock | SpecializedBlock]) -> list[TritonBlock | SpecializedBlock]:
+def programs(graph: Graph, specialized: bool) -> list[TritonProgram]:
+    """All forms of a muGraph: that in Triton, and if asked for the one whose warps have roles;
+    none where it has none."""
+    found = []
+    for each in (False, True)[: 1 + specialized]:
+        with suppress(Unsupported):
+            found.append(program(graph, specialized=each))
+    return found
+
+
+def _specialized(
+    blocks: Sequence[TritonBlock | SpecializedBlock], chosen: Sequence[LaunchSchedule | None]
+) -> list[TritonBlock | SpecializedBlock]:
     """Those of attention with roles. Raises Unsupported where there is none."""
     found, reasons = list(blocks), list[str]()
-    for i, block in enumerate(blocks):
-        try:
-            found[i] = SpecializedBlock(block) if isinstance(block, TritonBlock) else block
-        except Unsupported as error:
-            reasons.append(str(error))
-    if len(reasons) == len(blocks):
-        raise Unsupported("; ".join(dict.fromkeys(reasons)))
+    for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
+        if schedule is None and isinstance(block, TritonBlock):
+            try:
+                found[i] = SpecializedBlock(block)
+            except Unsupported as error:
+                reasons.append(str(error))
+    if not any(isinstance(block, SpecializedBlock) for block in found):
+        raise Unsupported("; ".join(dict.fromkeys(reasons)) or "schedules that were chosen for another form")
     return found
 
 

@@ -35,7 +35,7 @@ from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 
 FINALISTS = 4
-"""So many programs, of different grids or loops, get other schedules."""
+"""So many programs, of different grids, loops or forms, get other schedules."""
 DEEPEST = 8
 """Iterations whose loads are in flight, at most."""
 DEPTHS = 5
@@ -133,7 +133,7 @@ def _tuned(
     trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
     different: dict[object, Trial] = {}
     for trial in sorted(trials, key=lambda t: t.seconds):
-        different.setdefault(tuple((x.grid, x.loop) for x in trial.program.launches), trial)
+        different.setdefault(tuple((x.grid, x.loop, bool(x.maps)) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     for i, tries in [(i, tries) for i in range(count) for tries in (schedules, earlier)]:

@@ -18,8 +18,8 @@ from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu.compiler import compiler
 
-LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu cuda shapes library".split())
-HEADERS = tuple(f"{name}.h" for name in "plan cpu cuda ort api".split())
+LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu driver tensor_maps cuda shapes library".split())
+HEADERS = tuple(f"{name}.h" for name in "plan cpu driver tensor_maps cuda ort api".split())
 SHARED = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 NATIVE = ("-march=native",)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})

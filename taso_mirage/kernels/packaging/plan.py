@@ -13,7 +13,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbol
 from taso_mirage.ir.mugraph import has_free_sizes
 from taso_mirage.ir.terms import Graph, Node, Tensor
-from taso_mirage.kernels.codegen.compile import CompiledKernel
+from taso_mirage.kernels.codegen.compile import CompiledKernel, TensorMap
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import prepares
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonLaunch, TritonProgram
@@ -54,7 +54,8 @@ class KernelImage:
     """The code of kernel number `kernel` for one architecture, and how it is launched: machine
     code, or PTX for this one and later ones.
 
-    `shared` is in bytes, `hidden` counts null pointers behind the arguments.
+    `shared` is in bytes, `hidden` counts null pointers behind the arguments. `maps`: arguments that
+    are given as tensor maps; other images of the kernel may take pointers.
     """
 
     kernel: int
@@ -66,15 +67,15 @@ class KernelImage:
     hidden: int
     overlap: bool
     ptx: bool = False
+    maps: tuple[TensorMap, ...] = ()
 
     @property
     def line(self) -> str:
-        """As a plan has it."""
+        """As a plan has it, with a line behind it for each tensor map."""
         kind = "ptx" if self.ptx else "cubin"
         launch = f"{self.symbol} {self.warps} {self.shared} {self.hidden} {int(self.overlap)}"
-        return (
-            f"image {self.kernel} {self.capability} {kind} {launch} {len(self.content)} {zlib.crc32(self.content):08x}"
-        )
+        head = f"image {self.kernel} {self.capability} {kind}"
+        return "\n".join([f"{head} {launch} {len(self.content)} {zlib.crc32(self.content):08x}", *map(_map, self.maps)])
 
     def with_ptx(self, text: str) -> KernelImage:
         """The same kernel as PTX, which later architectures compile when they load it (none for
@@ -100,15 +101,9 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
 
 
 def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
-    """What `codegen.compile.compiled` made of a program for one capability.
-
-    Raises Unsupported for kernels that take tensor maps, which the runtime's launcher does not
-    make.
-    """
-    if any(c.maps for c in compiled):
-        raise Unsupported("a kernel that takes tensor maps in a model")
+    """What `codegen.compile.compiled` made of a program for one capability."""
     return [
-        KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap)
+        KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap, maps=c.maps)
         for i, c in enumerate(compiled)
     ]
 
@@ -172,6 +167,11 @@ def _launch(launch: TritonLaunch, program: TritonProgram, places: Mapping[str, s
     grid = "*".join([*free, str(x).replace(" ", "")])
     kernel = f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"
     return kernel if launch.cluster == 1 else f"{kernel}\ncluster {launch.cluster}"
+
+
+def _map(map: TensorMap) -> str:
+    numbers = (",".join(str(n).replace(" ", "") for n in each) for each in (map.shape, map.strides, map.box))
+    return f"map {map.argument} {' '.join(numbers)} {map.swizzle} {'nan' if map.nan else 'zero'}"
 
 
 def sealed(lines: Iterable[str]) -> str:

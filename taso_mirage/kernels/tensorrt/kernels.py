@@ -20,7 +20,7 @@ MOST_DIMS = 8
 class LaunchImage:
     """Code of one launch: a cubin for one compute capability (90 is 9.0), or PTX for it and newer
     ones. `shared`: bytes of dynamic shared memory; `hidden`: null pointers after the arguments;
-    `overlap`: it waits itself for the kernel before it."""
+    `overlap`: it waits itself for the kernel before it; `mapped`: it takes tensor maps."""
 
     capability: int
     ptx: bool
@@ -30,6 +30,7 @@ class LaunchImage:
     shared: int
     hidden: int
     overlap: bool = False
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

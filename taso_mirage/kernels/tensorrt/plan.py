@@ -9,6 +9,7 @@ import operator
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from taso_mirage.errors import InvalidModel, Unsupported
@@ -65,23 +66,29 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _S
 
     images: dict[int, list[LaunchImage]] = {}
     texts = [attributes[f"image_{i}"] for i, _ in enumerate(named("image"))]
-    for row, text in zip(named("image"), texts, strict=True):
-        images.setdefault(int(row[0]), []).append(_image(row[1:], text))
-    kernels = list(enumerate(zip(named("kernel"), _clusters(rows), strict=True)))
+    for row, text, maps in zip(named("image"), texts, _followed(rows, "image", "map"), strict=True):
+        images.setdefault(int(row[0]), []).append(replace(_image(row[1:], text), mapped=bool(maps)))
+    kernels = list(enumerate(zip(named("kernel"), _followed(rows, "kernel", "cluster"), strict=True)))
     launches = tuple(
-        PluginLaunch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(given), tuple(images[i]), cluster)
+        PluginLaunch(
+            (_value(x, sizes), _value(y, sizes), _value(z, sizes)),
+            tuple(given),
+            tuple(images[i]),
+            int(cluster[0][0]) if cluster else 1,
+        )
         for i, ((x, y, z, *given), cluster) in kernels[_chosen(rows, sizes)]
     )
     return PluginKernel(attributes[PLAN], tuple(texts), tensors("input"), tensors("output"), launches)
 
 
-def _clusters(rows: Sequence[list[str]]) -> list[int]:
-    """The blocks of a cluster of each kernel; 1 where it has none."""
-    found: list[int] = []
+def _followed(rows: Sequence[list[str]], head: str, other: str) -> list[list[list[str]]]:
+    """Of each line that begins with `head`: the lines behind it that begin with another word."""
+    found: list[list[list[str]]] = []
     for word, *fields in rows:
-        found += [1] if word == "kernel" else []
-        if word == "cluster":
-            found[-1] = int(fields[0])
+        if word == head:
+            found.append([])
+        elif word == other:
+            found[-1].append(fields)
     return found
 
 

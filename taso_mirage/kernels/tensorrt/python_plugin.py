@@ -71,6 +71,8 @@ def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
         raise Unsupported(f"it takes {image.shared} bytes of shared memory, more than {SHARED_ALWAYS}")
     if launch.cluster != 1:
         raise Unsupported("its blocks run in clusters, which TensorRT does not launch")
+    if image.mapped:
+        raise Unsupported("it takes tensor maps, which TensorRT does not make")
     if image.overlap:
         raise Unsupported("it waits for the kernel before it, which TensorRT does not launch so")
     wanted = [f"i{i}" for i in range(len(kernel.inputs))] + [f"o{i}" for i in range(len(kernel.outputs))]

@@ -4,6 +4,7 @@ for all that are worth it."""
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing
@@ -19,7 +20,7 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
-from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
+from taso_mirage.kernels.codegen.compile import SPECIALIZED, CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.kernels.free import FreeSizes
@@ -80,7 +81,7 @@ class CudaLowering:
         float64; with free sizes a table of those that are at each of the measured ones, the least
         first."""
         graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
-        known = _programs(graphs)
+        known = _programs(graphs, self.device.specialized)
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
 
@@ -163,9 +164,15 @@ class CudaLowering:
 
     def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
         """For the GPU that is there and for others."""
-        made = [(_program(part), part.get("most", 0)) for part in (record, *record.get("before", ()))]
-        (program, images, _), *before = [(each, everywhere(each, self.capability, others), n) for each, n in made]
-        return cuda_kernel(program, images, [ProgramRange(*each) for each in before])
+        made = [
+            ProgramRange(
+                program := _form(part, SPECIALIZED),
+                everywhere(program, self.capability, others, _form(part, PORTABLE)),
+                part.get("most", 0),
+            )
+            for part in (record, *record.get("before", ()))
+        ]
+        return cuda_kernel(made[0].program, made[0].images, made[1:])
 
     def close(self) -> None:
         self.compiler.close()
@@ -175,18 +182,15 @@ def shippable(job: Mapping[str, Any]) -> bool:
     """Compile a record's kernels for a compute capability into Triton's cache, in a process: the
     compiler holds Python's lock."""
     capability = job["capability"]
-    return bool(_fitting(_program(job["record"]), capability, SHARED.get(capability, LEAST)))
+    return bool(_fitting(_form(job["record"], capability), capability, SHARED.get(capability, LEAST)))
 
 
-def _programs(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, TritonProgram]]:
+def _programs(graphs: Sequence[Graph], specialized: bool) -> dict[str, tuple[Graph, TritonProgram]]:
     """The different ones, by what no schedule changes, with the first muGraph of each."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
-        try:
-            program = triton.program(graph)
-        except Unsupported:
-            continue
-        known.setdefault(_functions(program), (graph, program))
+        for program in triton.programs(graph, specialized):
+            known.setdefault(_functions(program), (graph, program))
     return known
 
 
@@ -206,9 +210,29 @@ def _named(goal: Graph, parts: Sequence[FusedGoal], graphs: Sequence[Graph]) -> 
 
 
 def _program(record: Record) -> TritonProgram:
+    """The program of a record.
+
+    That of samples has no warps with roles: the schedules are taken for the form in Triton then.
+    """
     schedules = [LaunchSchedule(**each) for each in record["schedules"]]
     batch = Batch(**record[BATCH]) if BATCH in record else None
+    if batch is not None:
+        schedules = [replace(each, specialized=False) for each in schedules]
     return triton.program(from_json(record["mugraph"]), schedules, batch)
+
+
+def _form(record: Record, capability: int) -> TritonProgram:
+    """The program of a record for a compute capability: kernels whose warps have roles have their
+    form in Triton, with the schedule that the generator guesses, where there is no other. Buffers
+    and grids are the same."""
+    program = _program(record)
+    if capability == SPECIALIZED or not any(each.maps for each in program.launches):
+        return program
+    schedules = [None if each.maps else each.schedule for each in program.launches]
+    plain = triton.program(from_json(record["mugraph"]), schedules)
+    for i, each in enumerate(program.launches):
+        plain = tune.scheduled(plain, i, replace(plain.launches[i].schedule, overlap=each.schedule.overlap))
+    return plain
 
 
 def here() -> CudaLowering:
@@ -223,7 +247,8 @@ def here() -> CudaLowering:
     found = gpu()
     if found is None:
         raise RuntimeUnavailable("kernels for cuda need the driver of the GPU, libcuda.so.1, which is not found")
-    return CudaLowering(described(found), key, found.capability)
+    device = described(found)
+    return CudaLowering(device, f"{key} specialized" if device.specialized else key, found.capability)
 
 
 def _functions(program: TritonProgram) -> str:
@@ -263,20 +288,23 @@ def _close(result: Any, wanted: Any, node: Node) -> bool:
     return bool(np.linalg.norm(result - wanted) <= allowed * np.linalg.norm(wanted))
 
 
-def everywhere(program: TritonProgram, capability: int, others: Sequence[int]) -> list[KernelImage]:
+def everywhere(
+    program: TritonProgram, capability: int, others: Sequence[int], plain: TritonProgram | None = None
+) -> list[KernelImage]:
     """A program's kernels for `capability`; with others also for those of them that they fit on,
-    and as PTX.
+    and as PTX. `plain`: the program for all but SPECIALIZED, where warps have roles there.
 
     Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there.
     Raises Unsupported where they do not fit on `capability`.
     """
     # One after another: `ast.parse`, which Triton calls, is not safe in threads before Python
     # 3.11.8 (python/cpython#106905).
-    found = _fitting(program, capability, SHARED.get(capability, LEAST))
+    forms = defaultdict(lambda: plain or program, {SPECIALIZED: program})
+    found = _fitting(forms[capability], capability, SHARED.get(capability, LEAST))
     if not found:
         raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
-    made = {c: _tried(program, c, SHARED.get(c, LEAST)) for c in others} | {capability: found}
-    later = _tried(program, PORTABLE, LEAST) if others else []
+    made = {c: _tried(forms[c], c, SHARED.get(c, LEAST)) for c in others} | {capability: found}
+    later = _tried(forms[PORTABLE], PORTABLE, LEAST) if others else []
     fixed = [image for c in sorted(made) for image in images(made[c])]
     return fixed + [image.with_ptx(c.ptx) for image, c in zip(images(later), later, strict=True)]
 

@@ -67,13 +67,15 @@ class LaunchSchedule:
     (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
     start before that wait, and not only after it; without a loop. `late`: not before this one
-    ends."""
+    ends. `specialized`: warps have roles (`specialized.py`); `warps` are then those that load, and
+    `stages` the slots of their ring."""
 
     warps: int = 4
     stages: int = 1
     overlap: bool = False
     early: bool = False
     late: bool = False
+    specialized: bool = False
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:

@@ -202,6 +202,7 @@ class SpecializedBlock:
     def __init__(self, block: TritonBlock) -> None:
         self.block, self.name, self.body, self.node = block, block.name, block.body, block.node
         demand(block.looped and block.cluster == 1 and not block.sizes.given, "a kernel without a loop of known sizes")
+        demand(not any(b is not None and b.batched for b in (*block.reads, *block.writes)), "samples that a run counts")
         self.found = attention(block)
         self.operands = (self.found.queries.leaf, self.found.keys.leaf, self.found.values)
         self.dtype = self._dtype()
@@ -284,9 +285,11 @@ class SpecializedBlock:
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         plain = self.block.launch(schedule)
-        first = replace(plain.schedule, warps=4, stages=min(DEPTHS[0], self.block.loop))
+        first = replace(plain.schedule, warps=4, stages=min(DEPTHS[0], self.block.loop), specialized=True)
+        chosen = schedule or first
+        demand(chosen.specialized and chosen.stages > 1, f"a schedule of {chosen.stages} slots for another form")
         maps = tuple(self.maps[x] for x in self.body.inputs)
-        return replace(plain, schedule=schedule or first, maps=maps, registers=self.registers, rows=0)
+        return replace(plain, schedule=chosen, maps=maps, registers=self.registers, rows=0)
 
     @property
     def registers(self) -> int:

@@ -1,16 +1,15 @@
 #include "cuda.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
+
+#include "driver.h"
 
 namespace cuda {
 namespace {
 
 using plan::Problem;
-using Result = int;
 
 constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  // of a device
 constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8, LARGE_CLUSTERS = 14;       // of a function
@@ -21,77 +20,6 @@ constexpr size_t CALLERS = 64;  // streams that have others beside them; what wa
 constexpr unsigned SHARED_ALWAYS = 48 * 1024;
 constexpr unsigned WARP = 32;
 constexpr int SPECIFIC = 90;  // from this capability on, code is compiled for one architecture alone
-
-struct Attribute {
-  int id;
-  char pad[4];
-  union {
-    char bytes[64];
-    int allowed;
-    unsigned dims[3];
-  } value;
-};
-
-struct Config {
-  unsigned grid[3], block[3], shared;
-  void* stream;
-  Attribute* attributes;
-  unsigned count;
-};
-
-struct Driver {
-  Result (*CtxGetCurrent)(void**);
-  Result (*CtxSetCurrent)(void*);
-  Result (*CtxGetDevice)(int*);
-  Result (*DeviceGetAttribute)(int*, int, int);
-  Result (*ModuleLoadData)(void**, const void*);
-  Result (*ModuleUnload)(void*);
-  Result (*ModuleGetFunction)(void**, void*, const char*);
-  Result (*FuncGetAttribute)(int*, int, void*);
-  Result (*FuncSetAttribute)(void*, int, int);
-  Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
-  Result (*GetErrorString)(Result, const char**);
-  Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these four
-  Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
-  Result (*FuncLoad)(void*);
-  Result (*CtxGetId)(void*, unsigned long long*);
-};
-
-template <class Function>
-void find(void* library, const char* name, Function*& place, bool needed = true) {
-  place = reinterpret_cast<Function*>(dlsym(library, name));
-  if (place == nullptr && needed) throw Problem(std::string("the CUDA driver has no ") + name + "; update the driver");
-}
-
-void* opened() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
-  return library;
-}
-
-const Driver& driver() {
-  static const Driver found = [] {
-    void* library = opened();
-    Driver made{};
-    find(library, "cuCtxGetCurrent", made.CtxGetCurrent);
-    find(library, "cuCtxSetCurrent", made.CtxSetCurrent);
-    find(library, "cuCtxGetDevice", made.CtxGetDevice);
-    find(library, "cuDeviceGetAttribute", made.DeviceGetAttribute);
-    find(library, "cuModuleLoadData", made.ModuleLoadData);
-    find(library, "cuModuleUnload", made.ModuleUnload);
-    find(library, "cuModuleGetFunction", made.ModuleGetFunction);
-    find(library, "cuFuncGetAttribute", made.FuncGetAttribute);
-    find(library, "cuFuncSetAttribute", made.FuncSetAttribute);
-    find(library, "cuLaunchKernel", made.LaunchKernel);
-    find(library, "cuGetErrorString", made.GetErrorString);
-    find(library, "cuLaunchKernelEx", made.LaunchKernelEx, false);
-    find(library, "cuFuncGetParamInfo", made.FuncGetParamInfo, false);
-    find(library, "cuFuncLoad", made.FuncLoad, false);
-    find(library, "cuCtxGetId", made.CtxGetId, false);
-    return made;
-  }();
-  return found;
-}
 
 // What only lanes take of the driver.
 struct Streams {
@@ -116,13 +44,6 @@ const Streams& streams() {
     return made;
   }();
   return found;
-}
-
-void succeed(Result result, const std::string& what) {
-  if (result == 0) return;
-  const char* text = nullptr;
-  driver().GetErrorString(result, &text);
-  throw Problem(what + ": CUDA error " + std::to_string(result) + ", " + (text == nullptr ? "unknown" : text));
 }
 
 void* current() {
@@ -171,14 +92,33 @@ size_t choose(const plan::Plan& plan, size_t kernel, int capability) {
   return best;
 }
 
-void check_arguments(const Function& made, const plan::Kernel& kernel) {
+// In the order of the code: what stands for a tensor map is the map, its dims in 32 bits and its strides in 64 (Triton 3.6,
+// `make_launcher` of backends/nvidia/driver.py); Triton's own scratch memory comes last.
+std::vector<Parameter> parameters_of(const plan::Kernel& kernel, const plan::Image& image) {
+  using Kind = Parameter::Kind;
+  std::vector<Parameter> found;
+  size_t map = 0;
+  for (size_t i = 0; i < kernel.arguments.size(); ++i) {
+    if (map == image.maps.size() || image.maps[map].argument != i) {
+      found.push_back({kernel.arguments[i].role == plan::Role::size ? Kind::size : Kind::address, i, 0, 0});
+      continue;
+    }
+    found.push_back({Kind::map, i, map, 0});
+    for (const Kind kind : {Kind::dim, Kind::stride})
+      for (size_t dim = 0; dim < image.maps[map].dims.size(); ++dim) found.push_back({kind, i, map, dim});
+    ++map;
+  }
+  found.resize(found.size() + image.hidden, {Kind::null, 0, 0, 0});
+  return found;
+}
+
+void check_parameters(const Function& made) {
   if (driver().FuncGetParamInfo == nullptr) return;
   size_t offset = 0, size = 0;
-  const size_t given = kernel.arguments.size(), count = given + made.image->hidden;
+  const size_t count = made.parameters.size();
   for (size_t i = 0; i <= count; ++i) {
     const bool has = driver().FuncGetParamInfo(made.function, i, &offset, &size) == 0;
-    const size_t wanted = i < given && kernel.arguments[i].role == plan::Role::size ? sizeof(int32_t) : sizeof(void*);
-    if (has != (i < count) || (has && size != wanted))
+    if (has != (i < count) || (has && size != made.parameters[i].bytes()))
       throw Problem("the kernel " + made.image->symbol + " takes " + (has ? "more or other arguments than" : std::to_string(i) + " arguments, not") + " the " +
                     std::to_string(count) + " arguments of the plan");
   }
@@ -197,6 +137,8 @@ void check_device(const Function& made, const plan::Kernel& kernel, int device) 
     succeed(driver().FuncSetAttribute(made.function, DYNAMIC_SHARED, static_cast<int>(image.shared)), image.symbol + " cannot have its shared memory");
   if ((image.overlap || kernel.cluster != 1) && driver().LaunchKernelEx == nullptr)
     throw Problem(image.symbol + " waits for the kernel before it, or has clusters of blocks, which this driver has no launch for; update the driver");
+  if (!image.maps.empty() && driver().TensorMapEncodeTiled == nullptr)
+    throw Problem(image.symbol + " takes tensor maps, which this driver does not make; update the driver");
   if (kernel.cluster > PORTABLE)
     succeed(driver().FuncSetAttribute(made.function, LARGE_CLUSTERS, 1), image.symbol + " cannot have clusters of " + std::to_string(kernel.cluster) + " blocks");
 }
@@ -261,11 +203,43 @@ bool share(const plan::Kernel& one, const plan::Kernel& other) {
 }
 
 // A named size as kernels take it.
-int32_t size_of(const plan::Plan& plan, size_t index, const plan::Sizes& sizes) {
+uint32_t size_of(const plan::Plan& plan, size_t index, const plan::Sizes& sizes) {
   const int64_t found = sizes.find(plan.names[index])->second;
   if (found > plan::LARGEST) throw Problem("the size " + plan.names[index] + " is " + std::to_string(found) + ", kernels take up to " + std::to_string(plan::LARGEST));
-  return static_cast<int32_t>(found);
+  return static_cast<uint32_t>(found);
 }
+
+// What the driver is given for the parameters of one launch: it copies each from its place.
+struct Given {
+  Given(const Function& function, const plan::Plan& plan, const plan::Kernel& kernel, const void* const* const tensors[3], const plan::Sizes& sizes,
+        TensorMaps& known)
+      : numbers(function.parameters.size()) {
+    const plan::Image& image = *function.image;
+    const auto address = [&](size_t argument) {
+      const plan::Argument& own = kernel.arguments[argument];
+      return tensors[static_cast<size_t>(own.role)][own.index];
+    };
+    for (const plan::TensorMap& each : image.maps)
+      maps.push_back(known.of(each, plan.type(kernel.arguments[each.argument]), address(each.argument), sizes, image.symbol));
+    for (size_t k = 0; k < numbers.size(); ++k) {
+      const Parameter& each = function.parameters[k];
+      switch (each.kind) {
+        case Parameter::Kind::address: numbers[k] = reinterpret_cast<uintptr_t>(address(each.argument)); break;
+        case Parameter::Kind::size: numbers[k] = size_of(plan, kernel.arguments[each.argument].index, sizes); break;
+        case Parameter::Kind::dim: numbers[k] = static_cast<uint64_t>(image.maps[each.map].dims[each.dim].value(sizes)); break;
+        case Parameter::Kind::stride: numbers[k] = static_cast<uint64_t>(image.maps[each.map].strides[each.dim].value(sizes)); break;
+        default: break;
+      }
+      places.push_back(each.kind == Parameter::Kind::map ? static_cast<void*>(&maps[each.map]) : static_cast<void*>(&numbers[k]));
+    }
+  }
+  Given(const Given&) = delete;
+  Given& operator=(const Given&) = delete;
+
+  std::vector<uint64_t> numbers;  // a driver that takes 32 bits of one takes its lower half: hosts of GPUs are little-endian
+  std::vector<EncodedMap> maps;
+  std::vector<void*> places;
+};
 
 // The number of each kernel's lane: kernels of a range that share scratch memory or an output are in one, the others run beside each other.
 std::vector<size_t> lanes_of(const plan::Plan& plan) {
@@ -342,17 +316,19 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
     const plan::Image& image = plan.images[which];
     const std::string content = image.content(attribute(which));
     check(image, content);
-    Function made{nullptr, nullptr, &image};
+    Function made{nullptr, nullptr, &image, parameters_of(plan.kernels[i], image)};
     succeed(driver().ModuleLoadData(&made.module, content.c_str()), "the image of " + image.symbol + " cannot be loaded");
     found->functions.push_back(made);
     succeed(driver().ModuleGetFunction(&made.function, made.module, image.symbol.c_str()), "the image has no kernel " + image.symbol);
-    check_arguments(made, plan.kernels[i]);
+    check_parameters(made);
     check_device(made, plan.kernels[i], device);
     if (driver().FuncLoad != nullptr) succeed(driver().FuncLoad(made.function), image.symbol + " cannot be loaded");
     found->functions.back() = made;
   }
   return found;
 }
+
+size_t Parameter::bytes() const { return kind == Kind::map ? sizeof(EncodedMap) : kind == Kind::size || kind == Kind::dim ? sizeof(int32_t) : sizeof(void*); }
 
 bool Loaded::here() const {
   void* const now = current();
@@ -418,15 +394,7 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
   const plan::Image& image = *functions[i].image;
   const std::vector<unsigned> grid = kernel.blocks(sizes);
   if (std::find(grid.begin(), grid.end(), 0u) != grid.end()) return;  // there is no sample, and nothing to write
-  std::vector<const void*> values(kernel.arguments.size() + image.hidden, nullptr);
-  std::vector<int32_t> given(kernel.arguments.size());
-  std::vector<void*> arguments;
-  for (size_t k = 0; k < values.size(); ++k) {
-    const bool size = k < given.size() && kernel.arguments[k].role == plan::Role::size;
-    if (size) given[k] = size_of(plan, kernel.arguments[k].index, sizes);
-    else if (k < given.size()) values[k] = tensors[static_cast<size_t>(kernel.arguments[k].role)][kernel.arguments[k].index];
-    arguments.push_back(size ? static_cast<void*>(&given[k]) : static_cast<void*>(&values[k]));
-  }
+  Given given(functions[i], plan, kernel, tensors, sizes, maps);
   const unsigned threads = image.warps * WARP;
   Result result;
   Attribute attributes[2]{};
@@ -442,9 +410,9 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
   }
   if (count != 0) {
     const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, attributes, count};
-    result = driver().LaunchKernelEx(&config, functions[i].function, arguments.data(), nullptr);
+    result = driver().LaunchKernelEx(&config, functions[i].function, given.places.data(), nullptr);
   } else {
-    result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, arguments.data(), nullptr);
+    result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, given.places.data(), nullptr);
   }
   succeed(result, image.symbol + " cannot be launched");
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "tensor_maps.h"
 
 namespace cuda {
 
@@ -17,10 +18,20 @@ bool present();
 // Whether this thread has a context, as a session's has where it runs on a GPU.
 bool has_context();
 
+// A parameter of a kernel's code: an argument of the plan, or its tensor map, or a dim or a stride of that, or null.
+struct Parameter {
+  enum class Kind { address, size, map, dim, stride, null };
+  Kind kind;
+  size_t argument, map, dim;  // of the kernel, of its image, of the map
+
+  size_t bytes() const;
+};
+
 struct Function {
   void* module;
   void* function;
   const plan::Image* image;
+  std::vector<Parameter> parameters;
 };
 
 // The kernels of one node on one device. Launches may come from several threads.
@@ -51,6 +62,7 @@ class Loaded {
   const Beside* by(void* stream, size_t count) const;
   void start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const;
 
+  mutable TensorMaps maps;
   mutable std::mutex guard;
   mutable std::map<void*, std::unique_ptr<Beside>> beside;  // by the caller's stream
   mutable unsigned long long launches = 0;

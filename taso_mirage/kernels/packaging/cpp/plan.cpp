@@ -14,7 +14,8 @@ constexpr int DEPTH = 16;  // of an expression
 constexpr int64_t BYTES = int64_t{1} << 46;
 constexpr int64_t GRID[] = {2147483647, 65535, 65535};
 constexpr int64_t CLUSTER = 16;  // blocks that any GPU takes as one
-constexpr int CLUSTERED = 90;    // the first compute capability that does
+constexpr int CLUSTERED = 90;    // the first compute capability that does, and that takes tensor maps
+constexpr int64_t BOX = 256;     // elements of a tensor map's box along a dim
 
 struct Named {
   const char* dtype;
@@ -251,6 +252,39 @@ void cluster(const std::vector<std::string_view>& line, Plan& found) {
   found.kernels.back().cluster = static_cast<unsigned>(blocks);
 }
 
+// Words with commas between.
+std::vector<std::string_view> listed(std::string_view text) {
+  std::vector<std::string_view> found;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    found.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return found;
+}
+
+void tensor_map(const std::vector<std::string_view>& line, Plan& found) {
+  expect(line, 7, 7);
+  if (found.images.empty()) throw Problem("a tensor map has no image before it");
+  std::vector<TensorMap>& known = found.images.back().maps;
+  TensorMap made{static_cast<size_t>(natural(line[1], "the number of an argument", MOST)), {}, {}, {}, 0, line[6] == "nan"};
+  for (const std::string_view each : listed(line[2])) made.dims.emplace_back(each);
+  for (const std::string_view each : listed(line[3])) made.strides.emplace_back(each);
+  for (const std::string_view each : listed(line[4])) made.box.push_back(static_cast<unsigned>(natural(each, "a dim of a box", BOX)));
+  made.swizzle = static_cast<int>(natural(line[5], "the bytes that are swizzled", 128));
+  const size_t rank = made.dims.size();
+  if (rank > MAP_RANK || made.strides.size() != rank || made.box.size() != rank || std::find(made.box.begin(), made.box.end(), 0u) != made.box.end())
+    throw Problem("a tensor map has the dims " + quoted(line[2]) + ", the strides " + quoted(line[3]) + " and the box " + quoted(line[4]) +
+                  "; as many of each, up to " + number(MAP_RANK) + ", are possible");
+  if (made.swizzle != 0 && made.swizzle != 32 && made.swizzle != 64 && made.swizzle != 128)
+    throw Problem("a tensor map swizzles " + number(made.swizzle) + " bytes; 0, 32, 64 or 128 are possible");
+  if (!made.nan && line[6] != "zero") throw Problem(quoted(line[6]) + " is nothing that a tensor map reads outside of a tensor; zero and nan are");
+  if (!known.empty() && known.back().argument >= made.argument)
+    throw Problem("a tensor map of argument " + number(static_cast<int64_t>(made.argument)) + " stands behind that of argument " +
+                  number(static_cast<int64_t>(known.back().argument)));
+  known.push_back(std::move(made));
+}
+
 void statement(const std::vector<std::string_view>& line, Plan& found) {
   if (line[0] == "input") return add(found.inputs, type(line));
   if (line[0] == "output") return add(found.outputs, type(line));
@@ -259,6 +293,7 @@ void statement(const std::vector<std::string_view>& line, Plan& found) {
   if (line[0] == "cluster" && found.cuda) return cluster(line, found);
   if (line[0] == "range" && found.cuda) return range(line, found);
   if (line[0] == "image" && found.cuda) return add(found.images, image(line));
+  if (line[0] == "map" && found.cuda) return tensor_map(line, found);
   if (line[0] == "entry" && !found.cuda) {
     expect(line, 2, 2);
     if (!is_name(line[1])) throw Problem(quoted(line[1]) + " is no name of a function");
@@ -298,18 +333,37 @@ void arguments_given(const Plan& found) {
     if (!has[i]) throw Problem("kernel " + number(static_cast<int64_t>(i)) + " has no image");
 }
 
+// Tensor maps are of tensors, on GPUs that have them.
+void maps_given(const Plan& found, const Sizes& names) {
+  for (const Image& each : found.images)
+    for (const TensorMap& map : each.maps) {
+      const std::vector<Argument>& arguments = found.kernels[each.kernel].arguments;
+      if (map.argument >= arguments.size() || arguments[map.argument].role == Role::size || each.capability < CLUSTERED)
+        throw Problem("an image for sm_" + number(each.capability) + " has a tensor map of argument " + number(static_cast<int64_t>(map.argument)) + " of " +
+                      number(static_cast<int64_t>(arguments.size())) + "; it must be a tensor, and the GPU at least sm_" + number(CLUSTERED));
+      names_given(map.dims, names, "a tensor map");
+      names_given(map.strides, names, "a tensor map");
+    }
+}
+
+bool fixed(const std::vector<Expression>& given) {
+  for (const Expression& each : given)
+    if (!each.fixed()) return false;
+  return true;
+}
+
 // What has sizes without names is tried now, the rest at every run.
 void sizes_possible(const Plan& found) {
-  const auto fixed = [](const std::vector<Expression>& given) {
-    for (const Expression& each : given)
-      if (!each.fixed()) return false;
-    return true;
-  };
   for (const std::vector<Type>* types : {&found.inputs, &found.outputs, &found.scratch})
     for (const Type& each : *types)
       if (fixed(each.dims)) each.bytes({});
   for (const Kernel& each : found.kernels)
     if (fixed(each.grid)) each.blocks({});
+  for (const Image& each : found.images)
+    for (const TensorMap& map : each.maps) {
+      const Type& type = found.type(found.kernels[each.kernel].arguments[map.argument]);
+      if (fixed(type.dims) && fixed(map.dims) && fixed(map.strides)) map.at(type, {});
+    }
 }
 
 // The names that inputs give, in their order; expressions are of names that the input itself or one before it gives.
@@ -333,6 +387,7 @@ void complete(Plan& found) {
   for (const Type& each : found.scratch) names_given(each.dims, names, "scratch memory");
   for (const Kernel& each : found.kernels) names_given(each.grid, names, "a grid");
   arguments_given(found);
+  maps_given(found, names);
   sizes_possible(found);
 }
 
@@ -429,6 +484,11 @@ bool Plan::takes(std::pair<size_t, size_t> between, size_t buffer) const {
     for (const Argument& each : kernels[i].arguments)
       if (each.role == Role::scratch && each.index == buffer) return true;
   return false;
+}
+
+const Type& Plan::type(const Argument& argument) const {
+  const std::vector<Type>* types[] = {&inputs, &outputs, &scratch};
+  return (*types[static_cast<size_t>(argument.role)])[argument.index];
 }
 
 std::string Plan::signature() const {

@@ -15,9 +15,18 @@
 //          | |  cubin or ptx  | |     | overlap: the kernel itself waits for the one before it (programmatic dependent launch)
 //          | compute capability | |     null pointers behind the arguments
 //          number of the kernel | dynamic shared memory; before it warps of 32 threads
+//   map 0 4096,64 64,1 128,64 128 zero        argument 0 of the image before is given as a tensor map (sm_90 and newer; images of one kernel may
+//       | |       |    |      |   |           differ in that): what is outside of the tensor is read as (zero or nan)
+//       | |       |    |      bytes that are swizzled in shared memory (0, 32, 64 or 128)
+//       | |       |    the box that is copied at a time
+//       | dims and strides in elements, the outermost first: expressions, as sizes of outputs are
+//       number of the argument
 //   entry kernel_1f00 (cpu only)              the function of the compiled kernel
 //   check 01234567                            CRC-32 of all lines above
+//
+// A library refuses a line that it does not know, so a new kind of line leaves the version as it is: older plans are read as before.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <stdexcept>
@@ -87,6 +96,28 @@ struct Range {
   size_t end;
 };
 
+constexpr size_t MAP_RANK = 5;
+constexpr int64_t MOST_STRIDE = int64_t{1} << 36;  // elements: less than 2^40 bytes
+
+// The sizes and strides of a tensor map in one run.
+struct Region {
+  std::array<int64_t, MAP_RANK> dims{}, strides{};
+
+  bool operator<(const Region& other) const { return dims != other.dims ? dims < other.dims : strides < other.strides; }
+};
+
+// How the hardware copies an argument of a kernel to shared memory (TMA).
+struct TensorMap {
+  size_t argument;
+  std::vector<Expression> dims, strides;
+  std::vector<unsigned> box;
+  int swizzle;
+  bool nan;
+
+  // What it is of a tensor of this type. Problem where it cannot be, or is not inside of it (tensor_maps.cpp).
+  Region at(const Type& type, const Sizes& sizes) const;
+};
+
 struct Image {
   size_t kernel;
   int capability;
@@ -96,6 +127,7 @@ struct Image {
   bool overlap;
   size_t bytes;
   uint32_t crc;
+  std::vector<TensorMap> maps;  // of arguments in their order
 
   // The bytes of the attribute, which must be those that were written.
   std::string content(std::string_view base64) const;
@@ -118,6 +150,8 @@ struct Plan {
   size_t range(size_t kernel) const;
   // Whether one of some kernels takes a scratch buffer.
   bool takes(std::pair<size_t, size_t> kernels, size_t scratch) const;
+  // The tensor that an argument is; none is a size.
+  const Type& type(const Argument& argument) const;
   // Its types as text: what the compiled kernel must say of itself.
   std::string signature() const;
 };
