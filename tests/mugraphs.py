@@ -330,6 +330,42 @@ def spread_cluster(
     return Graph((x,), tuple(parts(made))), Graph((x,), (variance(x), term("reduce_max", x, axes=(1,))))
 
 
+def attention_roles(
+    keys: int = 512, splits: int = 2, loop: int = 4, *, normed: bool = False, dtype: str = "float16", heads: int = 2
+) -> Pair:
+    """Flash decoding as the search writes it, at sizes that warps with roles are generated for:
+    heads of 64, two blocks of 128 queries; `normed`: queries and keys are, and keys lie in rows."""
+    order = "afd" if normed else "adf"
+    q, v = leaf("Q", dtype, heads, 256, 64), leaf("V", dtype, heads, keys, 64)
+    k = leaf("K", dtype, heads, *((keys, 64) if normed else (64, keys)))
+    least = term("cast", constant(-3.4028234663852886e38, "float32"), to=dtype)
+
+    def scores(q: Node, k: Node) -> Node:
+        q, k = (rms(q, 2), rms(k, 2)) if normed else (q, k)
+        return term("einsum", q, k, equation=f"abd,{order}->abf")
+
+    def first(q: Node, k: Node, v: Node) -> tuple[Node, ...]:
+        s = scores(q, k)
+        top = term("max", term("reduce_max", s, axes=(2,)), least)
+        m = term("running_max", top)
+        p = term("exp", term("sub", s, m))
+        o = term("accumulate", term("einsum", p, v, equation="abf,afc->abc"), m, over="rescaled", degree=1)
+        total = term("accumulate", term("reduce_sum", p, axes=(2,)), m, over="rescaled", degree=1)
+        return tuple(term("unsqueeze", x, axes=(1,)) for x in (o, total, term("accumulate", top, over="max")))
+
+    def second(o: Node, total: Node, top: Node) -> Node:
+        c = term("exp", term("sub", top, term("reduce_max", top, axes=(1,))))
+        o, total = (term("reduce_sum", term("mul", x, c), axes=(1,), keepdims=0) for x in (o, total))
+        return term("div", o, total)
+
+    cut = order.index("f")
+    operands = [(q, (0, 1, -1), -1), (k, (0, -1, cut), cut), (v, (0, -1, 1), 1)]
+    split = kernel(operands, first, (heads, 2, splits), loop, *[(0, 2, 1)] * 3)
+    made = kernel([(x, (0, 2), -1) for x in parts(split)], second, (heads, 2), 1, (0, 1))
+    goal = term("matmul", term("softmax", scores(q, k), axis=2), v)
+    return Graph((q, k, v), (made,)), Graph((q, k, v), (goal,))
+
+
 def qknorm(**sizes: int) -> Pair:
     """Attention with rms(Q) and rms(K)."""
     return attention_safe(**sizes, normed=True)  # type: ignore[arg-type]

@@ -234,12 +234,25 @@ struct Config { unsigned grid[3], block[3], shared; void* stream; Attribute* att
 void* context = reinterpret_cast<void*>(strtoul(getenv("CONTEXT"), nullptr, 10));
 std::vector<std::string>& names() { static std::vector<std::string> found; return found; }
 bool is_size(size_t i) { return getenv("SIZES") != nullptr && i >= strtoul(getenv("SIZES"), nullptr, 10); }
+// Bytes of a parameter: by number in PARAMETERS, as the code of the first kernel declares them, else a size or an address.
+size_t bytes_of(size_t i) {
+  const char* text = getenv("PARAMETERS");
+  for (size_t k = 0; text != nullptr && k < i; ++k) text = strchr(text, ',') == nullptr ? nullptr : strchr(text, ',') + 1;
+  return text != nullptr ? strtoul(text, nullptr, 10) : is_size(i) ? 4 : 8;
+}
+template <class Number>
+void show(const char* name, const Number* numbers, unsigned count) {
+  printf(" %s", name);
+  for (unsigned i = 0; i < count; ++i) printf("%c%llu", i == 0 ? ' ' : ',', static_cast<unsigned long long>(numbers[i]));
+}
 void show(void* function, const unsigned* grid, unsigned threads, unsigned shared, void* stream, void** arguments, int overlap) {
   const std::string& name = names()[reinterpret_cast<size_t>(function) - 1];
   printf("launch %s %u %u %u threads %u shared %u stream %p overlap %d:", name.c_str(), grid[0], grid[1], grid[2], threads, shared, stream,
          overlap);
   for (size_t i = 0; i < strtoul(getenv("ARGUMENTS"), nullptr, 10); ++i)
-    is_size(i) ? printf(" n=%d", *static_cast<int*>(arguments[i])) : printf(" %zx", *static_cast<size_t*>(arguments[i]));
+    bytes_of(i) == 128 ? printf(" map %zu", *static_cast<size_t*>(arguments[i]))
+    : bytes_of(i) == 4 ? printf(" n=%d", *static_cast<int*>(arguments[i]))
+                       : printf(" %zx", *static_cast<size_t*>(arguments[i]));
   printf("\n");
 }
 }
@@ -249,7 +262,7 @@ int cuCtxSetCurrent(void* chosen) { printf("context %p\n", context = chosen); re
 int cuCtxGetDevice(int* found) { *found = 0; return 0; }
 int cuDeviceGetAttribute(int* found, int which, int) {
   const int capability = atoi(getenv("CAPABILITY"));
-  *found = which == 75 ? capability / 10 : which == 76 ? capability % 10 : 100000;
+  *found = which == 75 ? capability / 10 : which == 76 ? capability % 10 : getenv("SHARED") ? atoi(getenv("SHARED")) : 100000;
   return 0;
 }
 int cuModuleLoadData(void** found, const void* data) {
@@ -268,7 +281,7 @@ int cuModuleGetFunction(void** found, void*, const char* name) {
 int cuFuncGetAttribute(int* found, int, void*) { *found = atoi(getenv("THREADS")); return 0; }
 int cuFuncSetAttribute(void*, int which, int value) { printf("set %d %d\n", which, value); return 0; }
 int cuFuncGetParamInfo(void* function, size_t i, size_t*, size_t* size) {
-  *size = is_size(i) ? 4 : 8;
+  *size = bytes_of(i);
   return i < strtoul(getenv(names()[reinterpret_cast<size_t>(function) - 1].c_str()), nullptr, 10) ? 0 : 1;
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared,
@@ -288,6 +301,23 @@ int cuLaunchKernelEx(const Config* c, void* function, void** arguments, void**) 
   show(function, c->grid, c->block[0], c->shared, c->stream, arguments, overlap);
   return 0;
 }
+#ifndef WITHOUT_MAPS
+// As the real one it refuses what is not aligned; the map has the number of the call.
+int cuTensorMapEncodeTiled(size_t* map, int type, unsigned rank, void* address, const size_t* dims, const size_t* strides,
+                           const unsigned* box, const unsigned* steps, int interleave, int swizzle, int promotion, int fill) {
+  static size_t calls = 0;
+  printf("encode type %d at %p", type, address);
+  show("dims", dims, rank);
+  show("strides", strides, rank - 1);
+  show("box", box, rank);
+  show("steps", steps, rank);
+  printf(" interleave %d swizzle %d promotion %d fill %d\n", interleave, swizzle, promotion, fill);
+  if (reinterpret_cast<size_t>(map) % 64 != 0 || reinterpret_cast<size_t>(address) % 16 != 0 || getenv("ENCODE_FAILS")) return 1;
+  for (size_t i = 0; i < 16; ++i) map[i] = calls;
+  ++calls;
+  return 0;
+}
+#endif
 int cuGetErrorString(int, const char** text) { *text = "illegal address"; return 0; }
 int cuStreamCreate(void** found, unsigned) { static size_t made = 0x60; *found = reinterpret_cast<void*>(++made); return 0; }
 int cuStreamDestroy_v2(void* stream) { printf("end of stream %p\n", stream); return 0; }
@@ -299,7 +329,8 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) { printf("wait of %p 
 """
 HARNESS = r"""
 // Without arguments: reads and checks plans and images, each after its size. With a folder and sizes: loads the kernels of the plan
-// there and launches them once, for these sizes of input 0.
+// there and launches them for these sizes of input 0: once, or where each letter of LAUNCHES says, at addresses of its own; tensors of a
+// kind lie APART bytes behind each other.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -347,14 +378,18 @@ void change(void* context) {
 void launch(const std::string& folder, const std::vector<int64_t>& dims) {
   const plan::Plan found = plan::parse(file(folder + "/plan"));
   plan::Sizes sizes;
-  found.bind(0, 10, dims.data(), dims.size(), sizes);
+  found.bind(0, found.inputs[0].element, dims.data(), dims.size(), sizes);
   const auto loaded = cuda::load(found, [&](size_t i) { return file(folder + "/image_" + std::to_string(i)); });
-  const void* places[3][16];
-  for (size_t role = 0; role < 3; ++role)
-    for (size_t i = 0; i < 16; ++i) places[role][i] = reinterpret_cast<void*>(0x100 * (role + 1) + i);
-  const void* const* tensors[] = {places[0], places[1], places[2]};
   if (getenv("OTHER") != nullptr) change(reinterpret_cast<void*>(strtoul(getenv("OTHER"), nullptr, 10)));
-  loaded->launch(found, tensors, sizes, reinterpret_cast<void*>(0x55));
+  const size_t apart = getenv("APART") == nullptr ? 1 : strtoul(getenv("APART"), nullptr, 10);
+  for (const char letter : std::string(getenv("LAUNCHES") == nullptr ? "a" : getenv("LAUNCHES"))) {
+    const void* places[3][16];
+    const size_t from = 0x1000 * static_cast<size_t>((letter - 'a') & 0xff);
+    for (size_t role = 0; role < 3; ++role)
+      for (size_t i = 0; i < 16; ++i) places[role][i] = reinterpret_cast<void*>(from + 0x100 * (role + 1) + i * apart);
+    const void* const* tensors[] = {places[0], places[1], places[2]};
+    loaded->launch(found, tensors, sizes, reinterpret_cast<void*>(0x55));
+  }
   for (int64_t n : found.outputs[0].shape(sizes)) printf("output %ld\n", static_cast<long>(n));
 }
 

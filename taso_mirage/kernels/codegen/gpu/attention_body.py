@@ -99,7 +99,8 @@ def _is_largest(block: TritonBlock, top: Node, scores: Node) -> bool:
 
 def letters_of(node: Node) -> tuple[list[str], str]:
     """The letters of both operands of a contraction, and those of its result."""
-    demand(traits(node).lowering is Lowering.CONTRACT and len(node.args) == 2, f"{node.op} for a product")
+    product = traits(node).lowering is Lowering.CONTRACT and len(node.args) == 2 and "equation" in dict(node.attrs)
+    demand(product, f"{node.op} for a product with an equation")
     operands, _, result = node.attr("equation").partition("->")
     return operands.split(","), result
 

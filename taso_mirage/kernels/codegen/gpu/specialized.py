@@ -87,6 +87,7 @@ MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):
     """All tiles but the first ones, and what keys are divided by."""
+k|     gl.static_assert(STAGES > 1)  # else the first wait below is for a tile that is asked for behind it
 K|     for t in range(STAGES, {loop}):
 K|         n = t - STAGES
 k|     for i in range({loop}):
@@ -212,6 +213,7 @@ class SpecializedBlock:
         demand(self.keys in KEYS, f"{self.keys} keys in a tile, not {' or '.join(map(str, KEYS))}")
         values = tuple(self.found.values.shape[-2:])
         demand(values == (self.keys, self.width) and width == self.width in WIDTHS, f"heads of {self.width}, not 64")
+        demand(self._by_row(self.found.queries), "queries that lie in columns")
         self.maps = {x: self._map(x) for x in self.operands}
 
     def _dtype(self) -> str:
@@ -228,6 +230,13 @@ class SpecializedBlock:
         demand(len(mine) == 2 and len(rows) == 1, "a side of scores that is no matrix")
         (width,) = set(mine) - set(rows)
         return int(shape[rows[0]]), int(shape[width])
+
+    def _by_row(self, x: Operand) -> bool:
+        """Whether what is summed over is the last dim of a side's leaf: sizes may not tell, as
+        tiles are square."""
+        _, result = letters_of(self.found.scores)
+        order = range(len(x.letters)) if x.x is x.leaf else x.x.attr("perm")
+        return next(c for c, dim in zip(x.letters, order, strict=True) if dim == len(x.letters) - 1) not in result
 
     # ------------------------------------------------------------ memory
 
@@ -310,7 +319,6 @@ class SpecializedBlock:
         names = {queries: "queries", keys: "keys", values: "values"}
         results = [f"result_{o}" for o in range(len(self.body.outputs))]
         tiles = {f"{name[:-1].replace('querie', 'query')}_shape": list(self.maps[x].tile) for x, name in names.items()}
-        by_width = body.keys.x is keys and self.maps[keys].tile == (self.width, self.keys)
         return tiles | {
             "name": self.name,
             "memory": MEMORY,
@@ -333,7 +341,7 @@ class SpecializedBlock:
             "value_place": self._place(values),
             "query_tile": self._loaded(body.queries, "q"),
             "key_tile": self._loaded(body.keys, "k.index(i % STAGES)"),
-            "key_operand": "k.index(slot)" if by_width else "k.index(slot).permute((1, 0))",
+            "key_operand": "k.index(slot).permute((1, 0))" if self._by_row(body.keys) else "k.index(slot)",
         }
 
     def _divisors(self, name: str, side: Operand) -> str:
