@@ -122,10 +122,18 @@ def test_what_is_encoded_is_what_the_code_was_compiled_for(
         assert (int(rows) % height, int(columns) % width) == (0, 0)
         assert str(int(rows) * int(columns) * 2) in asked
         boxes += [(int(rows) // height) * (int(columns) // width)] * (1 if name == "queries" else 4)
-    asking = re.findall(
-        r"setp\.lt\.u32 \t%p\d+, %r\d+, (\d+);(?:(?!setp\.lt\.u32).)*?cp\.async\.bulk", made.kernels[0].ptx, re.DOTALL
-    )
-    assert sorted(int(threads) // 32 for threads in asking) == sorted(boxes)  # a warp asks for a box
+    text = made.kernels[0].ptx
+    asking = [
+        _found(rf"and\.pred\s+{guard}, (%p\d+),", text) for guard in re.findall(r"@(%p\d+) cp\.async\.bulk", text)
+    ]
+    threads = [int(_found(rf"setp\.lt\.u32\s+{guard}, %r\d+, (\d+);", text)) for guard in asking]
+    assert sorted(n // 32 for n in threads) == sorted(boxes)  # each warp asks for one
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return found[1]
 
 
 @FORMS
