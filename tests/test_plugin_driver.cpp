@@ -1,5 +1,6 @@
 // A CUDA driver that is none: libcuda.so.1 for tests without a GPU. Memory is the host's, and a launch is only written down, one line each:
-// symbol, grid, threads, shared memory, and the pointers as number of the allocation and bytes into it.
+// symbol, grid, threads, shared memory, and the pointers as number of the allocation and bytes into it. So is a tensor map, which has the
+// pointer in its first word.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -54,6 +55,16 @@ int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared, void*, void** parameters, void**) {
   unsigned const grid[] = {x, y, z}, block[] = {bx, by, bz};
   return launch(function, grid, block, shared, parameters);
+}
+int cuTensorMapEncodeTiled(char** map, int type, unsigned rank, char* address, unsigned long long const* dims, unsigned long long const* strides,
+  unsigned const* box, unsigned const*, int, int swizzle, int, int) {
+  std::lock_guard<std::mutex> const lock(guard);
+  std::printf("map of %s type %d dims", place(address).c_str(), type);
+  for (unsigned i = 0; i < rank; ++i) std::printf(" %llu", dims[i]);
+  std::printf(" stride %llu box", strides[0]);
+  for (unsigned i = 0; i < rank; ++i) std::printf(" %u", box[i]);
+  std::printf(" swizzle %d\n", swizzle);
+  return *map = address, reinterpret_cast<size_t>(map) % 64 == 0 ? 0 : INVALID;
 }
 int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
   std::lock_guard<std::mutex> const lock(guard);

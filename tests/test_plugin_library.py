@@ -20,12 +20,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import mugraphs
 import numpy as np
 import pytest
 from test_plugin import exported, optimized
 
-from taso_mirage.kernels.tensorrt.export import Exported
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cuda_kernel, images
+from taso_mirage.kernels.tensorrt.export import Exported, export
 from taso_mirage.kernels.tensorrt.kernels import PluginKernel
+from taso_mirage.onnx_io import save
+from taso_mirage.onnx_io.build import standalone
 
 __all__ = ["exported", "optimized"]
 TESTS = Path(__file__).parent
@@ -71,10 +78,13 @@ def built(request: pytest.FixtureRequest, exported: Exported, tmp_path_factory: 
     """Made as the README says, which ends at any warning."""
     if request.param is None or CMAKE is None or COMPILER is None:
         pytest.skip("needs cmake, a C++ compiler, and TENSORRT_INCLUDE with the folders of TensorRT's public headers")
-    include, out = request.param, tmp_path_factory.mktemp("build")
+    return made(exported.folder, request.param, tmp_path_factory.mktemp("build"))
+
+
+def made(folder: Path, include: Path, out: Path) -> Built:
     options = [f"-DTENSORRT_INCLUDE_DIR={include}", f"-DCUDA_INCLUDE_DIR={cuda()}", f"-DCMAKE_CXX_COMPILER={COMPILER}"]
-    for command in (["-S", str(exported.folder), "-B", str(out), *options], ["--build", str(out), "-j", "2"]):
-        done = subprocess.run([CMAKE, *command], capture_output=True, text=True)
+    for command in (["-S", str(folder), "-B", str(out), *options], ["--build", str(out), "-j", "2"]):
+        done = subprocess.run([str(CMAKE), *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return Built(out / "libtaso_mirage_plugin.so", include)
 
@@ -100,7 +110,7 @@ def test_the_stand_in_for_a_driver_compiles(tmp_path: Path) -> None:
 
 
 LAUNCHES = {
-    0: ["launch kernel_0 {x} {y} 1 threads {threads} shared 0 at 1+0 0+0 2+0 null null"],
+    0: ["launch kernel_0 {x} {y} 1 threads {threads} shared {shared} at 1+0 0+0 2+0 null null"],
     1: [
         "launch kernel_0 3 1 1 threads 32 shared 128 at 0+0 2+0 null null",
         "launch kernel_1 2 1 1 threads 32 shared 0 at 2+0 1+0 null null",
@@ -126,9 +136,39 @@ def test_plugin_launches_its_kernels(exported: Exported, built: Built, tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("launch ")]
     (x, y, _), image = kernel.launches[0].grid, kernel.launches[0].images[0]
-    wanted = [line.format(x=x, y=y, threads=32 * image.warps) for line in LAUNCHES[number]]
+    wanted = [line.format(x=x, y=y, threads=32 * image.warps, shared=image.shared) for line in LAUNCHES[number]]
     assert said[: len(wanted)] == wanted
     assert len(said) == len(wanted) * (1 + 1 + 2 * 5)  # once, captured, in two threads
+
+
+def test_plugin_gives_its_kernels_tensor_maps(built: Built, tmp_path: Path) -> None:
+    """Attention whose warps have roles: once for every context, as its tensors stay where they
+    are."""
+    graph, goal = mugraphs.attention_roles(heads=1)
+    program = triton.program(graph, specialized=True)
+    region = EmbeddedRegion(goal.inputs, goal.outputs, cuda_kernel(program, images(compiled(program, 90))))
+    save(embed(standalone(goal, {"": 17}), [region]), tmp_path / "attention.onnx")
+    exported = export(tmp_path / "attention.onnx", tmp_path / "plugin", {})
+    library = made(exported.folder, built.include, tmp_path / "build").library
+    (kernel,) = exported.kernels.values()
+    device, driver = built.program("test_plugin_device", tmp_path), tmp_path / "libcuda.so.1"
+    source = str(TESTS / "test_plugin_driver.cpp")
+    subprocess.run([str(COMPILER), "-std=c++17", "-shared", "-fPIC", source, "-o", str(driver)], check=True)
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "FAKE_DRIVER_PARAMETERS": "6"}
+    command = [str(device), str(library), "0", kernel.digest, "5", *tensors(kernel, tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert [line for line in said if line.startswith("map")][:3] == [
+        "map of 0+0 type 6 dims 64 256 stride 128 box 64 128 swizzle 3",
+        "map of 1+0 type 6 dims 512 64 stride 1024 box 64 64 swizzle 3",
+        "map of 2+0 type 6 dims 64 512 stride 128 box 64 64 swizzle 3",
+    ]
+    assert len([line for line in said if line.startswith("map")]) == 3 * 3
+    launches = [line for line in said if line.startswith("launch kernel_0")]
+    assert len(launches) == 1 + 1 + 2 * 5
+    shared = kernel.launches[0].images[0].shared
+    assert launches[0] == f"launch kernel_0 1 2 2 threads 384 shared {shared} at 0+0 {'unknown ' * 4}1+0"
 
 
 def tensors(kernel: PluginKernel, folder: Path) -> list[str]:

@@ -180,6 +180,9 @@ def mutants(count: int) -> list[bytes]:
     checksum."""
     rng = random.Random(0)
     good = [line.split() for line in split_kernel().plan.splitlines()[:-1]]
+    newer = next(i for i, line in enumerate(good) if line[:3] == ["image", "0", "90"])
+    good.insert(newer + 1, "map 1 10,24 24,1 2,8 32 zero".split())
+    assert check(sealed(map(" ".join, good)), encoded(split_kernel())) == ""
     odd = [
         "0",
         "-1",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from taso_mirage.kernels.codegen.compile import TensorMap
 from taso_mirage.kernels.packaging.build import LIBRARY
 from taso_mirage.kernels.packaging.plan import KernelImage, sealed
 from taso_mirage.targets.cpu.compiler import compiler
@@ -26,16 +27,23 @@ DRIVER = r"""
 #include <vector>
 namespace {
 struct Module { std::string text; };
-std::vector<Module*>& captured() { static auto& all = *new std::vector<Module*>; return all; }
+struct Map { size_t words[16]; };
+struct Launch { Module* module; std::vector<Map> maps; };  // what a graph keeps of one: a copy of its parameters
+std::vector<Launch>& captured() { static auto& all = *new std::vector<Launch>; return all; }
 size_t context = 1, number = 1;
-bool off = false;
+bool off = false, refused = false;
+size_t maps = 0;
 int done() { return off ? 4 : 0; }
 }
 extern "C" {
 void stand_in_turn_off() { off = true; }
+void stand_in_refuse_maps() { refused = true; }
 void stand_in_context(size_t address, size_t id) { context = address, number = id; }
 void stand_in_destroy_graph() {
-  for (Module* each : captured()) printf("graph of %s\n", each->text.c_str());
+  for (const Launch& each : captured()) {
+    printf("graph of %s\n", each.module->text.c_str());
+    for (const Map& map : each.maps) printf("map %zu to %zu\n", map.words[0], map.words[15]);
+  }
   captured().clear();
 }
 int cuCtxGetCurrent(void** found) { *found = reinterpret_cast<void*>(context); return done(); }
@@ -58,9 +66,18 @@ int cuModuleUnload(void* module) {
 int cuModuleGetFunction(void** found, void* module, const char*) { *found = module; return done(); }
 int cuFuncGetAttribute(int* found, int, void*) { *found = 1024; return done(); }
 int cuFuncSetAttribute(void*, int, int) { return done(); }
-int cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**) {
-  captured().push_back(static_cast<Module*>(function));
+int cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void** arguments, void**) {
+  captured().push_back({static_cast<Module*>(function), {}});
+  if (maps > 0) captured().back().maps.push_back(*static_cast<Map*>(arguments[0]));
   printf("launch %s\n", static_cast<Module*>(function)->text.c_str());
+  return done();
+}
+int cuTensorMapEncodeTiled(Map* map, int, unsigned, void*, const size_t*, const size_t*, const unsigned*, const unsigned*, int, int, int,
+                           int) {
+  if (refused) return 1;
+  ++maps;
+  for (size_t& word : map->words) word = maps;
+  printf("encode\n");
   return done();
 }
 int cuGetErrorString(int, const char** text) { *text = "driver shutting down"; return 0; }
@@ -82,6 +99,7 @@ HARNESS = r"""
 extern "C" {
 OrtStatus* RegisterCustomOps(OrtSessionOptions*, const OrtApiBase*);
 void stand_in_turn_off();
+void stand_in_refuse_maps();
 void stand_in_context(size_t address, size_t id);
 void stand_in_destroy_graph();
 }
@@ -157,17 +175,19 @@ void show(OrtStatus* status) {
 }
 }  // namespace
 
-// Words: a folder, then what happens. `make A` makes a node with the image A, `run` runs it, `end` destroys it.
+// Words: a folder, then what happens. `make A` makes a node with the image A, `run` runs it, `end` destroys it; `map` before: its
+// kernel takes a tensor map.
 int main(int count, char** words) {
   const OrtApiBase base{&interface, nullptr};
   for (int session = 0; session < 3; ++session) show(RegisterCustomOps(nullptr, &base));
   last.op = operators.at("CudaKernel0");
+  std::string plan = "/plan";
   for (int i = 2; i < count; ++i) {
     const std::string word = words[i];
     if (word == "make") {
       last.end();
       const std::string image = words[++i];
-      OrtKernelInfo info{{{"plan", file(std::string(words[1]) + "/plan")}}};
+      OrtKernelInfo info{{{"plan", file(words[1] + plan)}}};
       if (const std::string code = file(std::string(words[1]) + "/" + image); !code.empty()) info.attributes["image_0"] = code;
       show(last.op->CreateKernelV2(last.op, nullptr, &info, &last.kernel));
     } else if (word == "run") {
@@ -176,6 +196,10 @@ int main(int count, char** words) {
       last.end();
     } else if (word == "graph") {
       stand_in_destroy_graph();
+    } else if (word == "map") {
+      plan = "/mapped";
+    } else if (word == "refuse") {
+      stand_in_refuse_maps();
     } else if (word == "off") {
       stand_in_turn_off();
     } else {
@@ -186,8 +210,8 @@ int main(int count, char** words) {
 """
 
 
-def plan_of(content: bytes) -> str:
-    image = KernelImage(0, 50, content, "k", 1, 0, 0, False, ptx=True)
+def plan_of(content: bytes, *maps: TensorMap) -> str:
+    image = KernelImage(0, 90 if maps else 50, content, "k", 1, 0, 0, False, ptx=True, maps=maps)
     return sealed(["taso_mirage 1 cuda", "input float32 2", "output float32 2", "kernel 1 1 1 i0 o0", image.line])
 
 
@@ -203,7 +227,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-ins, the library in the program, and a plan whose image has two
     contents."""
     folder = tmp_path_factory.mktemp("sanitized")
-    for name, text in (("libcuda.cpp", DRIVER), ("harness.cpp", HARNESS), ("plan", plan_of(CODE))):
+    mapped = plan_of(CODE, TensorMap(0, (2,), (1,), (4,), 0))
+    for name, text in (("libcuda.cpp", DRIVER), ("harness.cpp", HARNESS), ("plan", plan_of(CODE)), ("mapped", mapped)):
         (folder / name).write_text(text)
     for name, content in (("A", CODE), ("B", OTHER)):
         (folder / name).write_bytes(b64encode(content))
@@ -270,3 +295,20 @@ def test_what_cannot_be_loaded_leaves_nothing_behind(process: Path) -> None:
     assert found[1] == LOAD
     assert "there is no CUDA context" in found[2]
     assert "CUDA error 4, driver shutting down" in found[3]
+
+
+def test_a_graph_keeps_its_own_copy_of_a_tensor_map(process: Path) -> None:
+    """The map is made once, for two nodes; the graph is destroyed when both are gone."""
+    found = said(process, "map make A run run end make A run end graph")
+    assert found == [LOAD, "encode", *[LAUNCH] * 3, *[GRAPH, "map 1 to 1"] * 3]
+
+
+def test_a_map_that_the_driver_refuses_is_an_error_of_the_node(process: Path) -> None:
+    """As any launch that fails; the next run asks again."""
+    found = said(process, "map make A refuse run run end")
+    assert found[0] == LOAD
+    problem = "problem node 'node' (taso_mirage.CudaKernel0): argument 0 of k, float32 2 at 0x"
+    assert [line.startswith(problem) and "has no tensor map: CUDA error 1" in line for line in found[1:]] == [
+        True,
+        True,
+    ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from typing import Any
 
+import mugraphs
 import numpy as np
 import pytest
 
@@ -17,14 +19,17 @@ from models.workloads.gqa import gqa
 from models.workloads.qknorm import qknorm
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram, kernel_terms, output_buffers, tensor_buffers
 from taso_mirage.kernels.codegen.gpu.specialized import GROUPS, ROWS, SpecializedBlock
-from taso_mirage.kernels.packaging.plan import images
-from taso_mirage.kernels.search import superoptimize
-from taso_mirage.targets.cuda.device import H100
+from taso_mirage.kernels.search import FoundMuGraph, superoptimize
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100, Gpu, described
+from taso_mirage.targets.lowering import BATCH
+from taso_mirage.verdicts import NO_EVIDENCE
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GOALS = {"gqa": gqa, "qknorm": qknorm}
@@ -137,13 +142,17 @@ def test_the_exponentials_end_before_the_turn_does(name: str) -> None:
         assert "wgmma.mma_async" not in text[begin:end]
 
 
-def test_other_gpus_and_models_have_the_other_form() -> None:
+def test_other_gpus_have_the_other_form() -> None:
     _, program = roles("gqa")
     for capability in (80, 100):
         with pytest.raises(Unsupported, match="sm_90 alone"):
             compiled(program, capability)
-    with pytest.raises(Unsupported, match="tensor maps"):
-        images(kernels("gqa"))
+    with pytest.raises(Unsupported, match="chosen for another form"):
+        triton.program(
+            graphs("gqa")[0][0],
+            [each.schedule for each in triton.program(graphs("gqa")[0][0]).launches],
+            specialized=True,
+        )
 
 
 @pytest.mark.parametrize("name", GOALS)
@@ -161,12 +170,90 @@ def test_the_tuner_tries_depths_and_a_job_is_json() -> None:
     tried = tune.schedules(program.launches[0])
     assert tried[0] == program.launches[0].schedule
     assert {each.warps for each in tried} == {4}
+    assert all(each.specialized for each in tried)
     assert len({each.stages for each in tried}) == len(tried) > 1
     job = json.loads(json.dumps(tune.job(program)))
     name, dtypes, maps, sizes, options = job["launches"][0]
     assert (name, sizes, len(maps)) == ("kernel_0", 0, 3)
     assert options["maxnreg"] == program.launches[0].registers
     assert dtypes[:3] == ["float16"] * 3
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_a_device_has_the_form_where_it_is_described_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is by itself: what users get is what they got. Where it is the tuner compares both
+    forms with the goal, and keeps the faster one."""
+    found = [FoundMuGraph(graph, graph, 1.0, "", NO_EVIDENCE) for graph in graphs(name)[0][:2]]
+    seen: list[TritonProgram] = []
+    cheap = True
+
+    def tuned(programs: Sequence[TritonProgram], **options: Any) -> tune.TunedProgram:
+        def cost(some: Sequence[TritonProgram]) -> list[float]:
+            return [2.0 if bool(p.launches[0].maps) == cheap else 3.0 for p in some]
+
+        seen.extend(programs)
+        assert isinstance(options["check"], cuda.Right)
+        return tune._tuned(programs, cost, H100, True, lambda: False)
+
+    monkeypatch.setattr(tune, "tuned_program", tuned)
+    assert not any(device.specialized for device in (H100, described(Gpu("any", 90, 132, 227 << 10, 0.0))))
+    for device, forms in ((H100, 1), (replace(H100, specialized=True), 2)):
+        for cheap in (True, False):
+            seen.clear()
+            record = cuda.CudaLowering(device, "a stand-in", 90).fastest(Graph((), ()), found, 0.0)
+            assert [bool(p.launches[0].maps) for p in seen] == [False, True][:forms] * 2
+            chosen = cuda._program(json.loads(json.dumps(record)))
+            assert bool(chosen.launches[0].maps) == (cheap and forms == 2)
+
+
+def test_both_forms_of_a_grid_are_tuned() -> None:
+    """The one that is slower as it was guessed may be faster at another depth."""
+    programs = triton.programs(graphs("gqa")[0][0], True)
+
+    def cost(some: Sequence[TritonProgram]) -> list[float]:
+        return [
+            1.0 if p.launches[0].maps and p.launches[0].schedule.stages == 4 else 2.0 + bool(p.launches[0].maps)
+            for p in some
+        ]
+
+    best = tune._tuned(programs, cost, H100, True, lambda: False)
+    assert best.program.launches[0].maps
+    assert best.program.launches[0].schedule.stages == 4
+
+
+def test_a_model_has_the_form_for_sm_90_and_the_other_for_all_others() -> None:
+    """One plan: grids and buffers are the same."""
+    _, program = roles("gqa")
+    record = {
+        "mugraph": to_json(graphs("gqa")[0][0]),
+        "schedules": [asdict(x.schedule) for x in tune.overlapped(program).launches],
+    }
+    node = cuda.CudaLowering(H100, "a stand-in", 90)._planned(record, (80,))
+    lines = [line.split() for line in node.plan.splitlines()]
+    assert [line[0] for line in lines if line[0] in ("kernel", "image", "map")] == (
+        ["kernel"] * 2 + ["image"] * 3 + ["map"] * 3 + ["image"] * 3
+    )
+    shown = [(line[1:4], line[5]) for line in lines if line[0] == "image"]
+    assert [x for x, _ in shown[:4]] == [[i, c, "cubin"] for c in ("80", "90") for i in ("0", "1")]
+    assert [warps == "12" for _, warps in shown] == [False, False, True, False, False, False]
+    assert [x for x, _ in shown[4:]] == [["0", "80", "ptx"], ["1", "80", "ptx"]]
+    assert [line[8] for line in lines if line[0] == "image"] == ["0", "0", "1", "1", "0", "0"]
+
+
+def test_a_record_of_samples_has_the_form_in_triton() -> None:
+    graph, _ = mugraphs.attention_roles(512, 2, 4, heads=1)
+    schedules = [asdict(x.schedule) for x in triton.program(graph, specialized=True).launches]
+    record = {"mugraph": to_json(graph), "schedules": schedules}
+    assert cuda._program(record).launches[0].maps
+    batch = {"dims": 1, "inputs": [True] * 3}
+    assert not cuda._program(record | {BATCH: batch}).launches[0].maps
+
+
+def test_a_record_from_before_there_was_the_form_reads_as_before() -> None:
+    graph, _ = mugraphs.attention_roles(512, 2, 4)
+    program = triton.program(graph)
+    older = [{k: v for k, v in asdict(x.schedule).items() if k != "specialized"} for x in program.launches]
+    assert cuda._program({"mugraph": to_json(graph), "schedules": older}).source == program.source
 
 
 @pytest.mark.parametrize("name", GOALS)
