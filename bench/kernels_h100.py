@@ -7,12 +7,13 @@ max-autotune, and SDPA), cuBLAS (8-bit floats) and FlashInfer.
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything
 starts from the goal: the search (with verification) and the compilers run in worker processes, the
 programs are measured in this one. With `--alone` each row is searched and tuned a second time, as
-if the GPU had no clusters: what they gain. Method: CUDA graphs of 64 calls or more (of slow calls
-as many as take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians.
-Results are compared with the goal in float64 at the real size before anything is timed. Peers get
-their inputs in the layout that they like best, made ahead of time, and the best of them counts.
-`--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the
-fastest programs (for a profiler, say).
+if the GPU had no clusters: what they gain. Attention is measured in both forms, also the one whose
+warps have roles, which models do not get by themselves (`Device.specialized`); the row says both.
+Method: CUDA graphs of 64 calls or more (of slow calls as many as take 5 ms) on both sides, inputs
+that rotate through three times the L2 cache, medians. Results are compared with the goal in float64
+at the real size before anything is timed. Peers get their inputs in the layout that they like best,
+made ahead of time, and the best of them counts. `--trials FILE` writes all measurements with what
+the analytic model said, `--sources DIR` the fastest programs (for a profiler, say).
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def searched(graph: Graph, best: int, device: Device = MEASURED, budget: float =
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     found: dict[str, TritonProgram] = {}
     for each in superoptimize(graph, best=best, budget=budget, device=device):
-        found |= {program.source: program for program in triton.programs(each.graph, device.specialized)}
+        found |= {program.source: program for program in triton.program_forms(each.graph, device.specialized)}
     return list(found.values())
 
 
@@ -281,7 +282,9 @@ def measured(
         "tuning_seconds": round(seconds, 1),
         "model": ranking(best, len(programs)),
         "launches": shown_launches(best.program),
-        "clusters": clustered(best),
+        "clusters": fastest(best, lambda program: any(x.cluster != 1 for x in program.launches)),
+        "specialized": fastest(best, specialized),
+        "plain": fastest(best, lambda program: not specialized(program)) if any(map(specialized, programs)) else None,
         "calls": math.ceil(tune.CALLS / len(sets)) * len(sets),
     }
     try:
@@ -291,11 +294,16 @@ def measured(
     return found, best
 
 
-def clustered(best: tune.TunedProgram) -> dict[str, Any] | None:
-    """The fastest of the programs that have clusters."""
-    found = [t for t in best.trials if math.isfinite(t.seconds) and any(x.cluster != 1 for x in t.program.launches)]
-    fastest = min(found, key=lambda t: t.seconds, default=None)
-    return fastest and {"us": fastest.seconds * 1e6, "launches": shown_launches(fastest.program)}
+def fastest(best: tune.TunedProgram, holds: Callable[[TritonProgram], bool]) -> dict[str, Any] | None:
+    """The fastest of the programs of a kind."""
+    found = [t for t in best.trials if math.isfinite(t.seconds) and holds(t.program)]
+    least = min(found, key=lambda t: t.seconds, default=None)
+    return least and {"us": least.seconds * 1e6, "launches": shown_launches(least.program)}
+
+
+def specialized(program: TritonProgram) -> bool:
+    """Whether warps have roles."""
+    return any(x.schedule.specialized for x in program.launches)
 
 
 def alone(row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler) -> dict[str, Any]:
@@ -344,7 +352,8 @@ def noted(row: Row, programs: Sequence[TritonProgram], best: tune.TunedProgram) 
 
 def _shown(launch: Mapping[str, Any]) -> str:
     cluster = f" clusters of {launch['cluster']}" if launch.get("cluster", 1) != 1 else ""
-    return f"{launch['grid']}{cluster} loop {launch['loop']} w{launch['warps']} s{launch['stages']}"
+    roles = " roles" if launch.get("specialized") else ""
+    return f"{launch['grid']}{cluster}{roles} loop {launch['loop']} w{launch['warps']} s{launch['stages']}"
 
 
 def show(row: dict[str, Any]) -> None:
@@ -352,12 +361,15 @@ def show(row: dict[str, Any]) -> None:
     others = ", ".join(f"{k} {v:.1f}" for k, v in row["baselines"].items())
     bar = f"(bar {row['bar']:g})" if row["bar"] else ""
     shown = "; ".join(_shown(x) for x in row["launches"])
-    if row.get("clusters"):
-        others += (
-            f" | with clusters {row['clusters']['us']:.2f} us, {'; '.join(map(_shown, row['clusters']['launches']))}"
-        )
-    if "alone" in row:
-        others += f" | without clusters {row['alone']['us']:.2f} us, {'; '.join(map(_shown, row['alone']['launches']))}"
+    kinds = {
+        "clusters": "with clusters",
+        "specialized": "with roles",
+        "plain": "without roles",
+        "alone": "without clusters",
+    }
+    for kind, said in kinds.items():
+        if row.get(kind):
+            others += f" | {said} {row[kind]['us']:.2f} us, {'; '.join(map(_shown, row[kind]['launches']))}"
     print(
         f"{row['case']:36} {row['ours']:7.2f} us {bar:9} floor {row['floor']:5.1f} best peer {best:7.1f} ratio "
         f"{best / row['ours']:5.2f} | {shown} | {row['programs']} programs, {row['trials']} trials, {row['refused']} refused, "

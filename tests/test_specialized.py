@@ -208,7 +208,7 @@ def test_a_device_has_the_form_where_it_is_described_so(name: str, monkeypatch: 
 
 def test_both_forms_of_a_grid_are_tuned() -> None:
     """The one that is slower as it was guessed may be faster at another depth."""
-    programs = triton.programs(graphs("gqa")[0][0], True)
+    programs = triton.program_forms(graphs("gqa")[0][0], True)
 
     def cost(some: Sequence[TritonProgram]) -> list[float]:
         return [

@@ -205,7 +205,7 @@ def test_the_tuner_keeps_what_is_right_and_fastest(make: Callable[..., Any], key
     backend = cuda.here()
     backend = replace(backend, device=replace(backend.device, specialized=True))
     found = superoptimize(goal, best=20, budget=60.0, device=backend.device)
-    forms = [triton.programs(each.graph, True) for each in found]
+    forms = [triton.program_forms(each.graph, True) for each in found]
     assert any(len(each) == 2 for each in forms) == (keys != 4095)
     try:
         record = backend.fastest(goal, found, float("inf"))

@@ -1,5 +1,5 @@
-"""Tensor maps of kernels whose warps have roles: what the host encodes is what the code was compiled
-for, it is encoded anew where a tensor has moved, and what cannot be is refused."""
+"""Tensor maps of kernels whose warps have roles: what the host encodes is what the code was
+compiled for, it is encoded anew where a tensor has moved, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_other_gpus_run_the_same_plan_without_maps(driver: Path, tmp_path: Path)
 
 def test_a_program_of_samples_or_of_free_sizes_has_no_maps() -> None:
     graph, _ = mugraphs.attention_roles(512, 2, 4, heads=1)
-    assert len(triton.programs(graph, True)) == 2
+    assert len(triton.program_forms(graph, True)) == 2
     with pytest.raises(Unsupported, match="samples that a run counts"):
         triton.program(graph, None, Batch(1, (True, True, True)), specialized=True)
 

@@ -74,7 +74,7 @@ def program(
     return TritonProgram(source, everything, launches, results, batch, tuple(sizes))
 
 
-def programs(graph: Graph, specialized: bool) -> list[TritonProgram]:
+def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
     """All forms of a muGraph: that in Triton, and if asked for the one whose warps have roles;
     none where it has none."""
     found = []

@@ -189,7 +189,7 @@ def _programs(graphs: Sequence[Graph], specialized: bool) -> dict[str, tuple[Gra
     """The different ones, by what no schedule changes, with the first muGraph of each."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
-        for program in triton.programs(graph, specialized):
+        for program in triton.program_forms(graph, specialized):
             known.setdefault(_functions(program), (graph, program))
     return known
 
