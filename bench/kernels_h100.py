@@ -288,7 +288,8 @@ def measured(
         "calls": math.ceil(tune.CALLS / len(sets)) * len(sets),
     }
     try:
-        found["timeline"] = kernel_timeline.timeline(best.program, sets)
+        if not specialized(best.program):  # whose groups have no place to note times in
+            found["timeline"] = kernel_timeline.timeline(best.program, sets)
     except Exception as error:  # the row is wanted all the same; before sm_90 kernels cannot note when they may load
         print(f"  no timeline: {str(error)[:120]}", flush=True)
     return found, best
@@ -336,18 +337,20 @@ def ranking(best: tune.TunedProgram, count: int) -> dict[str, float]:
 
 def noted(row: Row, programs: Sequence[TritonProgram], best: tune.TunedProgram) -> list[dict[str, Any]]:
     """All trials of a row, for a look at the model."""
-    place = {
-        p.launches[0].name + str([(x.grid, x.loop, x.traffic) for x in p.launches]): i for i, p in enumerate(programs)
-    }
+    place = {_kind(p): i for i, p in enumerate(programs)}
     found = []
     for trial in best.trials:
         p = trial.program
-        key = p.launches[0].name + str([(x.grid, x.loop, x.traffic) for x in p.launches])
         launches = [{"grid": x.grid, "loop": x.loop, **asdict(x.schedule), **asdict(x.traffic)} for x in p.launches]
         us = trial.seconds * 1e6 if math.isfinite(trial.seconds) else None
         model = tune.ranked([p])[0][0] * 1e6
-        found.append({"case": row.case, "place": place.get(key), "us": us, "model": model, "launches": launches})
+        found.append({"case": row.case, "place": place.get(_kind(p)), "us": us, "model": model, "launches": launches})
     return found
+
+
+def _kind(program: TritonProgram) -> str:
+    """What no schedule changes."""
+    return str([(x.name, x.grid, x.loop, x.traffic, x.schedule.specialized) for x in program.launches])
 
 
 def _shown(launch: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from taso_mirage.ir.mugraph import _Ints, tile
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
@@ -331,10 +331,11 @@ def spread_cluster(
 
 
 def attention_roles(
-    keys: int = 512, splits: int = 2, loop: int = 4, *, normed: bool = False, dtype: str = "float16", heads: int = 2
+    keys: int = 512, splits: int = 2, loop: int = 4, *, normed: bool = False, dtype: str = "float16", heads: Any = 2
 ) -> Pair:
     """Flash decoding as the search writes it, at sizes that warps with roles are generated for:
-    heads of 64, two blocks of 128 queries; `normed`: queries and keys are, and keys lie in rows."""
+    heads of 64 (a number of them or a name), two blocks of 128 queries; `normed`: queries and keys
+    are, and keys lie in rows."""
     order = "afd" if normed else "adf"
     q, v = leaf("Q", dtype, heads, 256, 64), leaf("V", dtype, heads, keys, 64)
     k = leaf("K", dtype, heads, *((keys, 64) if normed else (64, keys)))

@@ -15,6 +15,7 @@ import pytest
 from test_runtime_cuda import DRIVER, check, cubin, driver, encoded, launched
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import CompiledKernel, TensorMap, compiled
@@ -158,6 +159,26 @@ def test_a_kernel_with_maps_may_start_while_the_one_before_ends(driver: Path, tm
     made = form(False, 64)
     later = replace(made, kernels=tuple(replace(each, overlap=True) for each in made.kernels))
     assert any(" overlap 1: map 0 " in line for line in run(driver, tmp_path, later))
+
+
+def test_maps_clusters_and_early_starts_go_together(driver: Path, tmp_path: Path) -> None:
+    made = replace(image(BOXED), overlap=True, shared=60_000)
+    lines = [
+        "taso_mirage 1 cuda",
+        "input float16 8 64",
+        "output float16 8",
+        "kernel 4 1 1 i0 o0",
+        "cluster 2",
+        made.line,
+    ]
+    kernel = PlannedNode("cuda", "kernel", (), (), sealed(lines), "", (made.content,))
+    env = {"PARAMETERS": "128,4,4,8,8,8", "ARGUMENTS": 6, "kernel_0": 6}
+    found = launched(driver, tmp_path, kernel, sizes=(8, 64), **env)
+    assert found[1] == "set 8 60000"
+    assert found[3:5] == [
+        "attribute 4 of 2 1 1",
+        "launch kernel_0 4 1 1 threads 128 shared 60000 stream 0x55 overlap 1: map 0 n=8 n=64 40 1 200",
+    ]
 
 
 def test_a_driver_that_counts_other_parameters_is_refused(driver: Path, tmp_path: Path) -> None:
@@ -324,6 +345,11 @@ def test_a_program_of_samples_or_of_free_sizes_has_no_maps() -> None:
     assert len(triton.program_forms(graph, True)) == 2
     with pytest.raises(Unsupported, match="samples that a run counts"):
         triton.program(graph, None, Batch(1, (True, True, True)), specialized=True)
+    free, _ = mugraphs.attention_roles(512, 2, 4, heads=symbol("n0"))
+    assert [x.grid for x in triton.program(free).launches] == [(symbol("n0"), 2, 2), (symbol("n0"), 2)]
+    with pytest.raises(Unsupported, match="a kernel without a loop of known sizes"):
+        triton.program(free, specialized=True)
+    assert len(triton.program_forms(free, True)) == 1
 
 
 def test_the_plugin_in_python_leaves_maps_to_the_library() -> None:
