@@ -381,7 +381,7 @@ def test_processes_find_what_a_search_here_finds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(graph: Graph) -> TritonProgram:
+    def refused(graph: Graph, **options: Any) -> TritonProgram:
         raise Unsupported("made up")
 
     goal = mugraphs.ntrans(dtype="float32")[1]
