@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
 from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
 from taso_mirage.torch import program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
-from taso_mirage.torch.calls import BoundCalls  # noqa: E402
+from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
 from taso_mirage.torch.equal import check_equal  # noqa: E402
 from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
@@ -374,18 +373,6 @@ def test_a_run_says_whether_it_waits_and_which_graph_it_is() -> None:
         waited.get_run_config_entry("disable_synchronize_execution_providers")
 
 
-def test_operands_are_rounded_where_pytorch_would_round_all() -> None:
-    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, cublas.allow_tf32
-    try:
-        for convolves, multiplies in product((True, False), repeat=2):
-            cudnn.allow_tf32, cublas.allow_tf32 = convolves, multiplies
-            found = [program._rounded(names) for names in ({"Conv", "Relu"}, {"Conv", "MatMul"}, {"Relu"})]
-            assert found == [convolves, convolves and multiplies, False]
-    finally:
-        cudnn.allow_tf32, cublas.allow_tf32 = before
-
-
 def bound(folder: Path, owning: bool) -> BoundCalls:
     """Calls of 2 x + 1 for any number of rows."""
 
@@ -395,9 +382,9 @@ def bound(folder: Path, owning: bool) -> BoundCalls:
 
     model = to_onnx(Module(), [X], [frozenset({0})]).model
     onnx_ir.save(model, folder / "model.onnx")
-    calls = BoundCalls(taso_mirage.session(folder / "model.onnx"), torch.device("cpu"))
-    calls.owning = owning
-    return calls
+    opened = OpenSession(taso_mirage.session(folder / "model.onnx"))
+    names = [[each.name for each in part] for part in (model.graph.inputs, model.graph.outputs)]
+    return BoundCalls([opened], *names, torch.device("cpu"), owning=owning)
 
 
 def test_a_large_graph_is_optimized_with_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:

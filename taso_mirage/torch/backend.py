@@ -15,7 +15,7 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.halves import Captured, halves, is_trained, states_of_norms
-from taso_mirage.torch.program import Program
+from taso_mirage.torch.program import Program, TooRounded
 
 OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
 """Options of `optimize` that the backend gives, or that name one file where there may be many
@@ -60,7 +60,7 @@ class CapturedGraph:
     def __init__(self, captured: Captured, options: Mapping[str, Any]) -> None:
         self._captured, self._options = captured, options
         self._programs: list[Program] = []
-        self._eager = False
+        self._eager, self._rounding = False, True
         self._trained = is_trained(captured)
         self._drawn = DrawnApart(captured, None)
         try:
@@ -75,10 +75,7 @@ class CapturedGraph:
         if not self._eager:
             state = None if self._drawn.draws is None else random_state(torch.cuda.is_initialized())
             try:
-                given = self._drawn.arguments(arguments)
-                program = self._program(given)
-                computed = program(given)
-                return computed if program.outer is None else program.outer(*given, *computed)
+                return self._computed(self._drawn.arguments(arguments))
             except Unsupported as refused:
                 self._stay(refused)
                 if state is not None:
@@ -87,8 +84,18 @@ class CapturedGraph:
 
     @property
     def results(self) -> list[Result]:
-        """What the optimizer made of each of its programs."""
-        return [program.result for program in self._programs]
+        """What the optimizer made of each of its programs, and of each part of one."""
+        return [result for program in self._programs for result in program.results]
+
+    def _computed(self, given: Sequence[Any]) -> Any:
+        try:
+            program = self._program(given)
+            computed = program(given)
+        except TooRounded:
+            self._rounding, self._programs = False, []
+            program = self._program(given)
+            computed = program(given)
+        return computed if program.outer is None else program.outer(*given, *computed)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
         for program in self._programs:
@@ -97,7 +104,7 @@ class CapturedGraph:
         self._programs = [program for program in self._programs if not program.stale()]
         if len(self._programs) >= PROGRAMS:
             raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-        self._programs.append(Program(self._drawn.rest, self._halves, arguments, self._options))
+        self._programs.append(Program(self._drawn.rest, self._halves, arguments, self._options, self._rounding))
         return self._programs[-1]
 
     def _stay(self, refused: Unsupported) -> None:

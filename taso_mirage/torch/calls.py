@@ -1,9 +1,10 @@
-"""A session as a function of tensors: it reads their memory, and gives tensors of PyTorch. A call
+"""Sessions as a function of tensors: they read their memory, and give tensors of PyTorch. A call
 costs microseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -36,6 +37,11 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 """PyTorch's dtypes by ONNX Runtime's names of types."""
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
+ALIGNED = 16
+"""Bytes: on a GPU kernels read so many at once, and memory that begins between is an error there."""
+TURN = Lock()
+"""Whoever runs on the GPU has it: a CUDA graph that is captured would hold what others do on its
+stream, and what asks for memory meanwhile fails."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
@@ -73,78 +79,165 @@ class HostCalls:
 
 def _array(each: Any) -> Any:
     if isinstance(each, torch.Tensor):
-        return each.detach().numpy() if each.requires_grad else each.numpy()
+        return (each.detach() if each.requires_grad else each).resolve_neg().numpy()
     return np.array(each, np.int64)
 
 
 class BoundCalls:
-    """Calls on the memory that tensors have, with a binding that stays while the same memory comes
-    again.
+    """Calls of sessions, one after the other, on the memory that tensors have: each reads inputs,
+    and what those before it gave, by name, and nothing is copied between them.
 
-    On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where the whole model runs
-    `alone` on the GPU, nobody waits for the end of a run, and runs are captured where that is
-    faster.
+    `owning`: see `Calls`. On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where
+    every session runs `alone` on the GPU, nobody waits for the end of a run, and runs are captured
+    where that is faster.
     """
 
-    def __init__(self, session: Any, device: Any, stream: Any = None, alone: bool = False) -> None:
-        self._session, self._device, self._stream = session, device, stream
-        self._unwaited = graph_run(PLAIN, waits=False) if alone else None
-        self._waited = graph_run(PLAIN) if alone else None
+    def __init__(
+        self,
+        sessions: Sequence[OpenSession],
+        inputs: Sequence[str],
+        results: Sequence[str],
+        device: Any,
+        stream: Any = None,
+        owning: bool = False,
+    ) -> None:
+        self._inputs, self._results, self._device, self._stream = inputs, results, device, stream
+        self.owning = owning
+        self._parts = [_BoundSession(each, device, stream, owning) for each in sessions]
+        self._whole = all(part.whole for part in self._parts)
         self._numbers = count(1)
-        self._turn = Lock()
-        self._names = [each.name for each in session.get_inputs()]
-        self._places = _places(session, device)
-        self._results = _results(session)
-        self._bindings: list[_Binding] = []
-        self.owning = device.type == "cuda" and all(each.dims is not None for each in self._results)
-        self._whole = alone and self.owning and all(place == device for place in self._places)
-        self._graphs = CapturedWhereFaster(self._plain, self._captured)
+        self._graphs = CapturedWhereFaster(partial(self._plain, waits=False), self._captured)
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
-        held = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
-        held = [each.detach().to(place).contiguous() for each, place in zip(held, self._places, strict=True)]
-        return self._graphs(held) if self._whole else self._plain(held, self._waited)
+        held = [each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
+        return self._graphs(held) if self._whole else self._plain(held)
 
-    def _plain(self, held: Sequence[Any], options: Any = None) -> list[Any]:
-        """The results of a run that is not captured."""
-        binding = self._bindings.pop() if self._bindings else _Binding(self._session.io_binding())
-        for name, each in zip(self._names, held, strict=True):
-            binding.read(name, each)
-        found = [binding.written(each, held, self._device) for each in self._results] if self.owning else []
-        for each in self._results if not self.owning else ():
-            binding.io.bind_output(each.name, self._device.type, 0)
-        self._run(binding.io, options or self._unwaited)
-        if not self.owning:
-            pairs = zip(binding.io.get_outputs(), self._results, strict=True)
-            found = [_tensor(value, result.dtype) for value, result in pairs]
-            binding.io.clear_binding_outputs()  # it would keep them
-        self._bindings.append(binding)
-        return found
+    def _plain(self, held: Sequence[Any], waits: bool = True) -> list[Any]:
+        """The results of runs that are not captured."""
+        values = dict(zip(self._inputs, held, strict=True))
+        with self._ordered():
+            for part in self._parts:
+                part.run(values, waits)
+        return [values[name] for name in self._results]
 
     def _captured(self, held: Sequence[Any]) -> CapturedRun:
         """A run that is captured, for inputs like these."""
-        binding = _Binding(self._session.io_binding())
-        given = [each.clone() for each in held]
-        for name, each in zip(self._names, given, strict=True):
-            binding.read(name, each)
-        found = [binding.written(each, given, self._device) for each in self._results]
-        return CapturedRun(
-            partial(self._run, binding.io, graph_run(str(next(self._numbers)), waits=False)), given, found
-        )
+        given = [torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in held]
+        for own, each in zip(given, held, strict=True):
+            own.copy_(each)
+        values, number = dict(zip(self._inputs, given, strict=True)), next(self._numbers)
+        runs = [part.captured(values, number) for part in self._parts]
 
-    def _run(self, io: Any, options: Any) -> None:
-        """A run behind what the current stream does, and before what it will do; one at a time on
-        a GPU, as another's would become a part of a graph that is captured."""
+        def run() -> None:
+            with self._ordered():
+                for each in runs:
+                    each()
+
+        return CapturedRun(run, given, [values[name] for name in self._results], tuple(values.values()))
+
+    @contextmanager
+    def _ordered(self) -> Iterator[None]:
+        """Runs inside are behind what the current stream does, and before what it will do."""
         if self._stream is None:
-            self._session.run_with_iobinding(io, options)
+            yield
             return
         current = torch.cuda.current_stream(self._device)
-        with self._turn:
+        with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
             self._stream.wait_stream(current)
             try:
-                self._session.run_with_iobinding(io, options)
+                yield
             finally:
                 current.wait_stream(self._stream)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session; `alone`: whether all of it runs on the GPU, and runs may be captured there."""
+
+    session: Any
+    alone: bool = False
+
+
+class _BoundSession:
+    """Runs of one session, with bindings that stay while the same memory comes again.
+
+    `allocates`: results are in memory that PyTorch gave. `whole`: so is what the runs read and
+    write, and the sizes of the results are known before.
+    """
+
+    def __init__(self, opened: OpenSession, device: Any, stream: Any, allocates: bool) -> None:
+        self._session, self._device, self._stream, self._allocates = opened.session, device, stream, allocates
+        self._options = {waits: graph_run(PLAIN, waits) if opened.alone else None for waits in (True, False)}
+        self._names = [each.name for each in self._session.get_inputs()]
+        self._places = _places(self._session, device)
+        self._results = _results(self._session)
+        self._sized = allocates and all(each.dims is not None for each in self._results)
+        self.whole = opened.alone and self._sized and all(place == device for place in self._places)
+        self._bindings: list[_Binding] = []
+
+    def run(self, values: dict[str, Any], waits: bool) -> None:
+        """Add the results of a run that is not captured to the values."""
+        held = [self._there(values[name], place) for name, place in zip(self._names, self._places, strict=True)]
+        try:
+            binding = self._bindings.pop()
+        except IndexError:  # all are in use by other threads
+            binding = _Binding(self._session.io_binding())
+        found = self._bound(binding, held) if self._sized else self._unsized(binding, held)
+        self._session.run_with_iobinding(binding.io, self._options[waits])
+        values |= found or self._fetched(binding)
+        self._bindings.append(binding)
+
+    def captured(self, values: dict[str, Any], number: int) -> Callable[[], None]:
+        """A run that is captured, as the graph of this number, on these values; its results are
+        added to them."""
+        binding = _Binding(self._session.io_binding())
+        values |= self._bound(binding, [values[name] for name in self._names])
+        return partial(self._session.run_with_iobinding, binding.io, graph_run(str(number), waits=False))
+
+    def _bound(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
+        """The results, as tensors that will be written."""
+        self._read(binding, held)
+        return {each.name: binding.written(each, held, self._device) for each in self._results}
+
+    def _unsized(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
+        self._read(binding, held)
+        for each in self._results:
+            binding.io.bind_output(each.name, self._device.type, 0)
+        return {}
+
+    def _read(self, binding: _Binding, held: Sequence[Any]) -> None:
+        for name, each in zip(self._names, held, strict=True):
+            binding.read(name, each)
+
+    def _fetched(self, binding: _Binding) -> dict[str, Any]:
+        """The results of a run whose memory the runtime gave."""
+        values = zip(binding.io.get_outputs(), self._results, strict=True)
+        found = {result.name: _tensor(value, result.dtype) for value, result in values}
+        binding.io.clear_binding_outputs()  # it would keep them
+        return {name: self._copied(each) for name, each in found.items()} if self._allocates else found
+
+    def _copied(self, tensor: Any) -> Any:
+        """In memory of PyTorch: the runtime gives its own to the next run, without regard to the
+        streams that still read it."""
+        made = torch.empty_like(tensor)
+        with self._in_its_order():
+            made.copy_(tensor)
+        return made
+
+    def _there(self, tensor: Any, place: Any) -> Any:
+        """A tensor as the session reads it."""
+        if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
+            return tensor
+        with self._in_its_order():  # so that its memory goes to what comes after the run
+            moved = tensor.to(place).contiguous().resolve_neg()
+            return moved if _is_aligned(moved) else moved.clone()
+
+    def _in_its_order(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _is_aligned(tensor: Any) -> bool:
+    return tensor.device.type != "cuda" or int(tensor.data_ptr()) % ALIGNED == 0
 
 
 def _places(session: Any, device: Any) -> list[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from threading import get_ident
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -26,10 +27,13 @@ CAPTURING = 3
 
 class CapturedRun:
     """A run for inputs like these, whose `run` is one with this memory of inputs and results: they
-    are copied to where it reads them, and from where it writes them."""
+    are copied to where it reads them, and from where it writes them. `kept` is all memory of
+    tensors that it reads or writes."""
 
-    def __init__(self, run: Callable[[], None], given: Sequence[Any], found: Sequence[Any]) -> None:
-        self._run, self._given, self._found = run, given, found
+    def __init__(
+        self, run: Callable[[], None], given: Sequence[Any], found: Sequence[Any], kept: Sequence[Any] = ()
+    ) -> None:
+        self._run, self._given, self._found, self._kept = run, given, found, kept
         for _ in range(CAPTURING):
             run()
 
@@ -40,25 +44,33 @@ class CapturedRun:
         return [each.clone() for each in self._found]
 
 
+class _OfThread:
+    """The graphs of a thread by stream and sizes: while they are free; None after the first call."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], list[TensorCall] | None] = {}
+
+
 class CapturedWhereFaster:
     """Calls that are captured where that is faster: measured at the second call of a set of
-    sizes. Each thread has graphs of its own, as ONNX Runtime keeps them so, for each stream: the
-    memory of a graph is in the order of one."""
+    sizes. Each thread has graphs of its own, as ONNX Runtime keeps them so, until it ends, for each
+    stream: the memory of a graph is in the order of one."""
 
     def __init__(self, plain: TensorCall, capture: Callable[[Sequence[Any]], TensorCall]) -> None:
         self._plain, self._capture = plain, capture
-        self._known: dict[tuple[Any, ...], list[TensorCall] | None] = {}
-        """By thread, stream and sizes: the graph while it is free; None after the first call."""
+        self._here, self._lock = local(), Lock()
+        self._threads: weakref.WeakSet[_OfThread] = weakref.WeakSet()
 
     def __call__(self, held: Sequence[Any]) -> list[Any]:
-        sizes = (get_ident(), _stream(held), *[each.shape for each in held])
-        if sizes not in self._known:
-            if len(self._known) < SIZES:
-                self._known[sizes] = None
+        known = self._known()
+        sizes = (_stream(), *[each.shape for each in held])
+        if sizes not in known:
+            if self.count() < SIZES:
+                known[sizes] = None
             return self._plain(held)
-        free = self._known[sizes]
+        free = known[sizes]
         if free is None:
-            free = self._known[sizes] = self._chosen(held)
+            free = known[sizes] = self._chosen(held)
         try:
             call = free.pop()
         except IndexError:
@@ -66,6 +78,20 @@ class CapturedWhereFaster:
         found = call(held)
         free.append(call)
         return found
+
+    def count(self) -> int:
+        """Sets of sizes that are remembered, of all threads."""
+        with self._lock:
+            return sum(len(each.known) for each in self._threads)
+
+    def _known(self) -> dict[tuple[Any, ...], list[TensorCall] | None]:
+        try:
+            own: _OfThread = self._here.graphs
+        except AttributeError:
+            own = self._here.graphs = _OfThread()
+            with self._lock:
+                self._threads.add(own)
+        return own.known
 
     def _chosen(self, held: Sequence[Any]) -> list[TensorCall]:
         """The graph, if it gives the same and is faster."""
@@ -79,11 +105,9 @@ class CapturedWhereFaster:
         return [captured] if replayed < plain else []
 
 
-def _stream(held: Sequence[Any]) -> int:
-    """The address of the stream that is current on the tensors' GPU."""
-    if not held or not held[0].is_cuda:
-        return 0
-    return int(torch.cuda.current_stream(held[0].device).cuda_stream)
+def _stream() -> int:
+    """The address of the stream that is current on the GPU."""
+    return int(torch.cuda.current_stream(0).cuda_stream) if torch.cuda.is_initialized() else 0
 
 
 def _seconds(call: TensorCall, held: Sequence[Any]) -> float:

@@ -13,14 +13,20 @@ from taso_mirage.errors import Unsupported
 
 NEAR = 8.0
 """How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
+ROUNDINGS = 64
+"""How many roundings of the largest number a result may be off that is not looked at further."""
 PIECE = 1 << 24
 """Elements that are compared at a time: a GPU may have no room for all of them in float64."""
 
 
-def check_equal(ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], Sequence[Any] | None]) -> None:
+def check_equal(
+    ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], Sequence[Any] | None], rounded: bool = False
+) -> None:
     """Integers are equal; other numbers to half of their digits, of the largest, or nearly as close
     to float64 as those of eager PyTorch: the mean of a normalized batch is rounding alone.
 
+    `rounded`: products rounded their operands to half of their digits. Then numbers that are off by
+    more than a few roundings are looked at in float64: eager PyTorch may not have rounded there.
     Raises Unsupported with the number of a result that is not.
     """
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -35,7 +41,8 @@ def check_equal(ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], 
         largest = max(
             (float(b[b.isfinite()].abs().max()) for (b,) in _pieces(other) if b.isfinite().any()), default=0.0
         )
-        tolerance = torch.finfo(other.dtype).eps ** 0.5 * largest
+        rounding = torch.finfo(other.dtype).eps
+        tolerance = (ROUNDINGS * rounding if rounded else rounding**0.5) * largest
         if not all(torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True) for a, b in _pieces(one, other)):
             known = exact()
             if known is None or not _as_near(one, other, known[i]):

@@ -3,35 +3,27 @@ the memory that tensors have."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from operator import attrgetter, is_
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 
-from taso_mirage.api import optimize
-from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
-from taso_mirage.report.result import Result
-from taso_mirage.targets.cuda.session import session_on_stream
+from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
-from taso_mirage.targets.packaging import session
-from taso_mirage.torch.calls import DTYPES, BoundCalls, Calls, HostCalls
+from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.draws import random_state
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
+from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.race import slower
+from taso_mirage.torch.sessions import Sessions
 
 _VERSION = attrgetter("_version")
-CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
-PRODUCTS = frozenset(("Attention", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
-"""ONNX's operators whose operands PyTorch rounds where its settings for cuDNN, or for products,
-say so."""
+ROUNDS = frozenset(("cuda",))
+"""The devices on which PyTorch may round operands to TF32."""
 SAMPLE = 1 << 25
 LARGE = 4 * SAMPLE
 """Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
@@ -41,14 +33,26 @@ COMPARED = 3
 """At so many sizes the first run is compared with eager PyTorch."""
 
 
+class TooRounded(Unsupported):
+    """Where PyTorch's settings let operands be rounded to TF32, eager PyTorch is closer."""
+
+
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    It computes what the inner half does; `outer` is the other one, if there is any. Raises
-    Unsupported with the reason where the graph has to stay in eager PyTorch.
+    It computes what the inner half does; `outer` is the other one, if there is any. `rounding`:
+    whether operands are rounded to TF32 where eager PyTorch does. Raises TooRounded where that
+    gives less than eager PyTorch, and Unsupported with the reason where the graph has to stay there.
     """
 
-    def __init__(self, captured: Captured, cut: Halves, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        cut: Halves,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        rounding: bool = True,
+    ) -> None:
         self._device = _device(arguments)
         cut, self._module, model = _exported(captured, cut, arguments)
         self.outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
@@ -56,19 +60,24 @@ class Program:
         self._weights = [arguments[i] for i in self._places]
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
-        self._sizes, self._names = model.sizes, model.names
+        self._sizes = model.sizes
+        self._may_round = rounding_operators(model.model) if rounding and self._device.type in ROUNDS else frozenset()
+        self._rounded = rounded_now(self._may_round)
         reference = self._reference(given)
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
+        sessions = Sessions(model.model, self._device, options)
+        parts = sessions.parts(self._rounded, given)
         try:
-            self.result, self._calls = self._optimized(model.model, few, options)
+            self.results, self._calls = sessions.optimized(parts, few)
         except (InvalidOption, Unsupported):
             if few is given:
                 raise
-            self.result, self._calls = self._optimized(model.model, given, options)  # it may name samples
+            self.results, self._calls = sessions.optimized(parts, given)  # it may name samples
+        self._rounds = any(part.tf32 for part in parts)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
-        check_equal(found, reference, partial(in_float64, self._module, given))
+        self._compare(found, reference, given)
         if not self._calls.owning:
             self._kept = _kept(given, found, self._run(given))
         del found, reference
@@ -80,9 +89,11 @@ class Program:
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
-        """Whether it is for these weights and for the sizes of these inputs."""
+        """Whether it is for these weights, for the sizes of these inputs, and for PyTorch's settings
+        as they are."""
         mine = all(map(is_, map(arguments.__getitem__, self._places), self._weights))
-        return mine and self._sizes.hold([arguments[i] for i in self._inputs])
+        sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
+        return sized and rounded_now(self._may_round) == self._rounded
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         if self._changed:
@@ -90,9 +101,18 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
-            check_equal(found, self._reference(given), partial(in_float64, self._module, given))
+            self._compare(found, self._reference(given), given)
             self._compared.add(sizes)
         return found
+
+    def _compare(self, found: Sequence[Any], reference: Sequence[Any], given: Sequence[Any]) -> None:
+        exact = cache(partial(in_float64, self._module, given))
+        try:
+            check_equal(found, reference, exact, self._rounds)
+        except Unsupported as differs:
+            if self._rounds:
+                raise TooRounded(str(differs)) from differs
+            raise
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
         try:
@@ -100,20 +120,6 @@ class Program:
         except Exception as error:  # onnxruntime's errors share no base class of its own
             raise Unsupported(f"ONNX Runtime does not run it at {sizes_of(given)}: {first_line(error)}") from error
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
-
-    def _optimized(self, model: Any, given: Sequence[Any], options: Mapping[str, Any]) -> tuple[Result, Calls]:
-        """What the optimizer made of a model, measured and checked on these inputs too, and a
-        session on it with its kernels."""
-        asked = {"target": self._device.type, "inputs": [dict(zip(self._names, map(_array, given), strict=True))]}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            try:
-                _, result = optimize(model, output=path, return_result=True, **asked, **options)
-                return result, _calls(path, self._device, model)
-            except InvalidOption:
-                raise
-            except TasoMirageError as error:
-                raise Unsupported(f"its model does not run: {error}") from error
 
     def _check_fast(self, given: Sequence[Any]) -> None:
         with torch.no_grad():
@@ -166,28 +172,6 @@ def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Free
     return tuple([dims | {0} if dims is not None and one else dims for dims, one in zip(free, samples, strict=True)])
 
 
-def _calls(path: Path, device: Any, model: Any) -> Calls:
-    """The calls of an optimized model, of which `model` is the original."""
-    if device.type == "cpu":
-        found = session(path, trust_kernels=True)
-        bfloats = any(each.type == "tensor(bfloat16)" for each in (*found.get_inputs(), *found.get_outputs()))
-        return BoundCalls(found, device) if bfloats else HostCalls(found)
-    stream = torch.cuda.Stream(device)  # no run is captured in the default one
-    found, alone = session_on_stream(
-        str(path), stream.cuda_stream, _rounded({n.op_type for n in model.graph.all_nodes()})
-    )
-    return BoundCalls(found, device, stream, alone)
-
-
-def _rounded(operators: Collection[str]) -> bool:
-    """Whether PyTorch would round the operands of all products and convolutions on CUDA to TF32:
-    ONNX Runtime does for all of them or for none."""
-    convolves = not CONVOLUTIONS.isdisjoint(operators)
-    multiplies = not PRODUCTS.isdisjoint(operators)
-    allowed = torch.backends.cudnn.allow_tf32 or not convolves, torch.backends.cuda.matmul.allow_tf32 or not multiplies
-    return (convolves or multiplies) and all(allowed)
-
-
 def _check_apart(changed: Sequence[int], arguments: Sequence[Any]) -> None:
     """Refuse what is changed in place and shares memory with another argument."""
     memories = [each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)]
@@ -225,12 +209,3 @@ def _device(tensors: Sequence[Any]) -> Any:
     if unknown:
         raise Unsupported(f"it has a tensor of {unknown[0]}")
     return device
-
-
-def _array(each: Any) -> Any:
-    if isinstance(each, int):
-        return np.array(each, np.int64)
-    each = each.detach().cpu()
-    if each.dtype == torch.bfloat16:
-        return each.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return each.numpy()

@@ -33,24 +33,34 @@ PLAIN = "-1"
 
 
 class CudaSession:
-    """See `protocol.RuntimeSession`."""
+    """See `protocol.RuntimeSession`.
+
+    Where operands are rounded to TF32, `run` is of a session beside it that rounds nothing.
+    """
 
     def __init__(self, source: Source, options: dict[str, str], alone: bool, library: bool, apart: Arrays) -> None:
-        self.captures, self._apart = True, ort_values(apart)
-        self._graphs = count(1)
+        self._apart, self._graphs = ort_values(apart), count(1)
         load_libraries()
+        self._session, self.captures = self._opened(source, options, alone, library)
+        self._exact = self._session
+        if options.get(TF32) == "1":
+            self._exact, _ = self._opened(source, {**options, TF32: "0"}, alone, library)
+
+    def _opened(self, source: Source, options: dict[str, str], alone: bool, library: bool) -> tuple[Any, bool]:
+        """A session, and whether its runs can be captured."""
         kernels = True if library else None
         try:
-            self._session = inference_session(source, [_provider(options, "1")], alone, kernels, self._apart)
+            found, captures = inference_session(source, [_provider(options, "1")], alone, kernels, self._apart), True
         except RunFailed:
             if alone:
                 raise
-            self.captures = False  # parts run on the CPU: no graph can be captured
-            self._session = inference_session(source, [_provider(options, "0")], False, kernels, self._apart)
-        check_provider(self._session, PROVIDER)
+            # parts run on the CPU: no graph can be captured
+            found, captures = inference_session(source, [_provider(options, "0")], False, kernels, self._apart), False
+        check_provider(found, PROVIDER)
+        return found, captures
 
     def run(self, inputs: Arrays) -> list[Any]:
-        return run_session(self._session, inputs, graph_run(PLAIN) if self.captures else None)
+        return run_session(self._exact, inputs, graph_run(PLAIN) if self.captures else None)
 
     def inputs(self) -> dict[str, Tensor]:
         return fixed_input_types(self._session)
@@ -95,8 +105,7 @@ def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, bool
     Raises RunFailed, RuntimeUnavailable.
     """
     made = dict((read_stamp(metadata(model)) or Stamp("cuda", DEFAULT)).options)
-    options = {**made, USER_STREAM: str(stream), **EXACT_SIZES}
-    options |= {TF32: "1"} if tf32 else {}
+    options = {**made, USER_STREAM: str(stream), **EXACT_SIZES, TF32: str(int(tf32))}
     load_libraries()
     try:
         found, alone = inference_session(model, [_provider(options, "1")], alone=True, kernels=True), True

@@ -1,0 +1,121 @@
+"""The sessions of an exported model on a device: optimized, with the kernels that were found, and
+several where PyTorch rounds the operands of some operators to TF32."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from taso_mirage.api import Options, optimize
+from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
+from taso_mirage.report.result import Result
+from taso_mirage.targets.cuda.session import session_on_stream
+from taso_mirage.targets.cuda.target import CUDA_TF32
+from taso_mirage.targets.packaging import session
+from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
+from taso_mirage.torch.parts import Part, parts_of
+from taso_mirage.torch.race import slower
+
+WARM = 3
+"""Calls after which all is captured that will be."""
+
+
+class Sessions:
+    """Makes the sessions of a model; `options` are those of `optimize`."""
+
+    def __init__(self, model: ir.Model, device: Any, options: Mapping[str, Any]) -> None:
+        self._model, self._device, self._options = model, device, options
+        self._inputs = [str(each.name) for each in model.graph.inputs]
+        self._results = [str(each.name) for each in model.graph.outputs]
+        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run is captured in the default one
+
+    def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[Part]:
+        """The model in parts that round the operands of these operators, or in one that rounds
+        nothing: what is faster on these inputs, both as they were exported."""
+        parts = parts_of(self._model, rounded)
+        if len(parts) == 1 or not self._options.get("measure", True):
+            return parts
+        whole = (Part(self._model, False),)
+        try:
+            one, several = (partial(self._exported(each), given) for each in (whole, parts))
+            for _ in range(WARM):
+                one()
+                several()
+            return whole if slower(one, several, self._cuda) is None else parts
+        except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
+            return whole
+
+    def optimized(self, parts: Sequence[Part], given: Sequence[Any]) -> tuple[list[Result], Calls]:
+        """What the optimizer made of each part, measured and checked on these inputs too, and calls
+        of sessions on them with their kernels.
+
+        Raises InvalidOption, and Unsupported with the reason.
+        """
+        values = dict(zip(self._inputs, given, strict=True))
+        results: list[Result] = []
+        opened: list[OpenSession] = []
+        with tempfile.TemporaryDirectory() as folder:
+            for part in parts:
+                path = Path(folder) / f"{len(opened)}.onnx"
+                results.append(self._optimized(part, path, values))
+                opened.append(self._opened(path, part.tf32))
+                if len(opened) < len(parts):
+                    found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
+                    values |= dict(zip(part.results, found, strict=True))
+        if self._cuda or len(opened) > 1 or _has_bfloats(opened[0].session):
+            return results, self._bound(opened, self._inputs, self._results)
+        return results, HostCalls(opened[0].session)
+
+    def _optimized(self, part: Part, path: Path, values: Mapping[str, Any]) -> Result:
+        asked = {name: _array(values[name]) for name in part.inputs}
+        share = len(part.model.graph) / len(self._model.graph)
+        options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
+        options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
+        try:
+            _, result = optimize(part.model, output=path, return_result=True, inputs=[asked], **options)
+        except InvalidOption:
+            raise
+        except TasoMirageError as error:
+            raise Unsupported(f"its model does not run: {error}") from error
+        return result
+
+    def _exported(self, parts: Sequence[Part]) -> Calls:
+        """Calls of the parts as they were exported."""
+        with tempfile.TemporaryDirectory() as folder:
+            opened: list[OpenSession] = []
+            for part in parts:
+                path = Path(folder) / f"{len(opened)}.onnx"
+                ir.save(part.model, path, external_data=f"{path.name}.weights")
+                opened.append(self._opened(path, part.tf32))
+        return self._bound(opened, self._inputs, self._results)
+
+    def _opened(self, path: Path, tf32: bool) -> OpenSession:
+        if self._stream is None:
+            return OpenSession(session(path, trust_kernels=True))
+        with torch.cuda.device(self._device):  # the runtime leaves its own device current
+            return OpenSession(*session_on_stream(str(path), self._stream.cuda_stream, tf32))
+
+    def _bound(self, opened: Sequence[OpenSession], inputs: Sequence[str], results: Sequence[str]) -> Calls:
+        return BoundCalls(opened, inputs, results, self._device, self._stream, self._cuda)
+
+
+def _has_bfloats(opened: Any) -> bool:
+    return any(each.type == "tensor(bfloat16)" for each in (*opened.get_inputs(), *opened.get_outputs()))
+
+
+def _array(each: Any) -> Any:
+    if isinstance(each, int):
+        return np.array(each, np.int64)
+    each = each.detach().cpu()
+    if each.dtype == torch.bfloat16:
+        return each.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return each.numpy()
