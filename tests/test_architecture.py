@@ -81,6 +81,7 @@ HEAVY = {
         "report/inspection.py",
         "kernels/packaging/embed.py",
         "kernels/packaging/functions.py",
+        "torch/parts.py",
     },
     "onnx_shape_inference": {"onnx_io/inference.py"},
     "onnxruntime": {
@@ -100,6 +101,8 @@ HEAVY = {
         "torch/export.py",
         "torch/modules.py",
         "torch/norms.py",
+        "torch/parts.py",
+        "torch/sessions.py",
         "torch/halves.py",
         "torch/program.py",
         "torch/race.py",

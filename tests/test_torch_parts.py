@@ -13,6 +13,8 @@ pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.search.passes import multiplies_alike  # noqa: E402
 from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
 from taso_mirage.targets.cuda.target import CUDA, CUDA_TF32  # noqa: E402
 from taso_mirage.torch import captured, program, sessions  # noqa: E402
@@ -20,7 +22,7 @@ from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
 from taso_mirage.torch.equal import check_equal  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
-from taso_mirage.torch.parts import MOST, Part, parts_of, rounded_now, rounding_operators  # noqa: E402
+from taso_mirage.torch.parts import MOST, ModelPart, parts_of, rounded_now, rounding_operators  # noqa: E402
 from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
@@ -152,7 +154,7 @@ def test_what_has_bodies_or_functions_is_not_cut() -> None:
     assert [part.tf32 for part in parts_of(model, CONVOLUTIONS)] == [False]
 
 
-def opened(part: Part, folder: Any) -> OpenSession:
+def opened(part: ModelPart, folder: Any) -> OpenSession:
     """A session that says to be on a GPU alone."""
     path = folder / f"{'-'.join(part.results)}.onnx"
     ir.save(part.model, path)
@@ -347,6 +349,14 @@ def test_times_are_rounded_and_comparisons_are_not(monkeypatch: pytest.MonkeyPat
     assert [each["use_tf32"] for each in opened] == ["1", "0", "0"]
     assert {each.plain for each in CUDA_TF32.variants} == {CUDA_TF32}
     assert {each.plain for each in CUDA.variants} == {CUDA}
+
+
+def test_no_rule_makes_a_convolution_of_a_pool_where_operands_are_rounded() -> None:
+    kept, every = (Config(target=each).applied for each in (CUDA_TF32, CUDA))
+    gone = {each.name for each in every} - {each.name for each in kept}
+    assert {"average_pool.5", "taso.matmul_to_operand.63ed"} <= gone
+    assert all(map(multiplies_alike, kept))
+    assert len(gone) < 20
 
 
 # ---------------------------------------------------------------- on a GPU

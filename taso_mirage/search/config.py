@@ -21,11 +21,12 @@ from taso_mirage.measure.shapes import Workloads, learned, workloads
 from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
-from taso_mirage.search.passes import runtime_specific
+from taso_mirage.search.passes import multiplies_alike, runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, Strategy, search_part
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.targets.cuda.options import ROUNDED
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
 """How one part of a model is searched, by the names of `--strategy`."""
@@ -102,8 +103,10 @@ class Config:
     @property
     def applied(self) -> RuleSet:
         """The rules that may be applied: without the runtime's own operators where the result is to
-        be portable."""
+        be portable; without those that make a convolution of a pool where operands are rounded."""
         allowed = rules() if self.rules is None else self.rules
+        if ROUNDED in self.target.options:
+            allowed = allowed.where(multiplies_alike)
         portable = self.portable or "com.microsoft" not in self.target.domains
         return allowed.where(lambda each: not runtime_specific(each)) if portable else allowed
 

@@ -20,7 +20,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import Work, work
-from taso_mirage.rewriting.derived_traits import selects
+from taso_mirage.rewriting.derived_traits import multiplies, selects
 from taso_mirage.rewriting.equation import Equation, Match
 from taso_mirage.rewriting.index import Application, Keep, Rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
@@ -187,6 +187,12 @@ def runtime_specific(equation: Equation) -> bool:
     """Whether a side uses an operator outside ONNX's own domain."""
     terms = (*equation.lhs_terms, *equation.rhs_terms)
     return any(n is not ABSENT and get(n.op).domain not in ("", "ai.onnx") for n in terms)
+
+
+def multiplies_alike(equation: Equation) -> bool:
+    """Whether both sides have products or convolutions, or neither has."""
+    sides = (equation.lhs_terms, equation.rhs_terms)
+    return len({any(n is not ABSENT and multiplies(n.op) for n in side) for side in sides}) == 1
 
 
 def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:

@@ -38,7 +38,7 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
-"""Bytes: on a GPU kernels read so many at once, and memory that begins between is an error there."""
+"""Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
 TURN = Lock()
 """Whoever runs on the GPU has it: a CUDA graph that is captured would hold what others do on its
 stream, and what asks for memory meanwhile fails."""

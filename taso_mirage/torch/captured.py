@@ -45,7 +45,7 @@ class CapturedRun:
 
 
 class _OfThread:
-    """The graphs of a thread by stream and sizes: while they are free; None after the first call."""
+    """The graphs of a thread by stream and sizes while they are free; None after the first call."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], list[TensorCall] | None] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import onnx_ir as ir
 import torch
@@ -61,7 +62,7 @@ def _kinds(operators: frozenset[str]) -> list[tuple[Callable[[], bool], frozense
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a model as a model, whose inputs are inputs of the whole or results of parts before
     it, by name; `tf32`: whether operands are rounded."""
 
@@ -76,6 +77,10 @@ class Part:
     def results(self) -> list[str]:
         return [str(each.name) for each in self.model.graph.outputs]
 
+    def save(self, path: Path) -> None:
+        """Write it as it is, with its weights beside it: protobuf ends at 2 GB."""
+        ir.save(self.model, path, external_data=f"{path.name}.weights")
+
 
 def rounding_operators(model: ir.Model) -> frozenset[str]:
     """The operators of a model whose operands a GPU may round, by name."""
@@ -86,11 +91,11 @@ def _may_round(node: ir.Node) -> bool:
     return node.op_type in ROUNDING and any(value.dtype in WIDE for value in node.inputs if value is not None)
 
 
-def parts_of(model: ir.Model, rounded: Collection[str]) -> tuple[Part, ...]:
+def parts_of(model: ir.Model, rounded: Collection[str]) -> tuple[ModelPart, ...]:
     """A model in parts that round the operands of these operators and of no others, in their order;
     in one that rounds nothing, where that takes more than MOST."""
     operators = rounding_operators(model)
-    whole = Part(model, bool(operators) and operators <= frozenset(rounded))
+    whole = ModelPart(model, bool(operators) and operators <= frozenset(rounded))
     if whole.tf32 or operators.isdisjoint(rounded) or model.functions or any(map(bodies, model.graph)):
         return (whole,)
     model.graph.sort()
@@ -128,8 +133,8 @@ def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes that hang on inputs alone, or give integers, as sizes are: they go from part to part
-    as what they are computed from."""
+    """The nodes that hang on inputs alone, or give integers, as sizes are: what they are computed
+    from goes from part to part, not they."""
     found: set[ir.Node] = set()
     for node in graph:
         integers = all(value.dtype == ir.DataType.INT64 for value in node.outputs)
@@ -143,7 +148,7 @@ def _producers(node: ir.Node) -> list[ir.Node]:
     return [each for each in found if each is not None]
 
 
-def _cut(model: ir.Model, places: _Places) -> tuple[Part, ...]:
+def _cut(model: ir.Model, places: _Places) -> tuple[ModelPart, ...]:
     """The parts; none where a type of what goes between them is not known."""
     last = len(places.regimes) - 1
     wanted: list[dict[ir.Value, None]] = [{} for _ in places.regimes]
@@ -158,7 +163,7 @@ def _cut(model: ir.Model, places: _Places) -> tuple[Part, ...]:
     if any(value.dtype is None or value.shape is None for each in taken for value in each):
         return ()
     return tuple(
-        Part(ir.Model(ir.convenience.extract(model.graph, ins, list(outs)), ir_version=model.ir_version), regime)
+        ModelPart(ir.Model(ir.convenience.extract(model.graph, ins, list(outs)), ir_version=model.ir_version), regime)
         for ins, outs, regime in zip(taken, wanted, places.regimes, strict=True)
     )
 

@@ -41,8 +41,8 @@ class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
     It computes what the inner half does; `outer` is the other one, if there is any. `rounding`:
-    whether operands are rounded to TF32 where eager PyTorch does. Raises TooRounded where that
-    gives less than eager PyTorch, and Unsupported with the reason where the graph has to stay there.
+    whether operands are rounded to TF32 where PyTorch's settings say so. Raises TooRounded where
+    eager PyTorch is closer then, and Unsupported with the reason where the graph has to stay there.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Program:
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
-        """Whether it is for these weights, for the sizes of these inputs, and for PyTorch's settings
-        as they are."""
+        """Whether it is for these weights, the sizes of these inputs, and PyTorch's settings as
+        they are."""
         mine = all(map(is_, map(arguments.__getitem__, self._places), self._weights))
         sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
         return sized and rounded_now(self._may_round) == self._rounded

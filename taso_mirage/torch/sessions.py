@@ -11,7 +11,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 import torch
 
 from taso_mirage.api import Options, optimize
@@ -21,7 +20,7 @@ from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.packaging import session
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.parts import Part, parts_of
+from taso_mirage.torch.parts import ModelPart, parts_of
 from taso_mirage.torch.race import slower
 
 WARM = 3
@@ -31,20 +30,20 @@ WARM = 3
 class Sessions:
     """Makes the sessions of a model; `options` are those of `optimize`."""
 
-    def __init__(self, model: ir.Model, device: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, device: Any, options: Mapping[str, Any]) -> None:
         self._model, self._device, self._options = model, device, options
         self._inputs = [str(each.name) for each in model.graph.inputs]
         self._results = [str(each.name) for each in model.graph.outputs]
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run is captured in the default one
 
-    def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[Part]:
+    def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[ModelPart]:
         """The model in parts that round the operands of these operators, or in one that rounds
         nothing: what is faster on these inputs, both as they were exported."""
         parts = parts_of(self._model, rounded)
         if len(parts) == 1 or not self._options.get("measure", True):
             return parts
-        whole = (Part(self._model, False),)
+        whole = (ModelPart(self._model, False),)
         try:
             one, several = (partial(self._exported(each), given) for each in (whole, parts))
             for _ in range(WARM):
@@ -54,7 +53,7 @@ class Sessions:
         except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
             return whole
 
-    def optimized(self, parts: Sequence[Part], given: Sequence[Any]) -> tuple[list[Result], Calls]:
+    def optimized(self, parts: Sequence[ModelPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
         """What the optimizer made of each part, measured and checked on these inputs too, and calls
         of sessions on them with their kernels.
 
@@ -75,7 +74,7 @@ class Sessions:
             return results, self._bound(opened, self._inputs, self._results)
         return results, HostCalls(opened[0].session)
 
-    def _optimized(self, part: Part, path: Path, values: Mapping[str, Any]) -> Result:
+    def _optimized(self, part: ModelPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / len(self._model.graph)
         options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
@@ -88,13 +87,13 @@ class Sessions:
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
-    def _exported(self, parts: Sequence[Part]) -> Calls:
+    def _exported(self, parts: Sequence[ModelPart]) -> Calls:
         """Calls of the parts as they were exported."""
         with tempfile.TemporaryDirectory() as folder:
             opened: list[OpenSession] = []
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
-                ir.save(part.model, path, external_data=f"{path.name}.weights")
+                part.save(path)
                 opened.append(self._opened(path, part.tf32))
         return self._bound(opened, self._inputs, self._results)
 

@@ -11,6 +11,8 @@ CHOSEN = ("cudnn_conv_algo_search", "HEURISTIC")
 slow."""
 TF32 = "use_tf32"
 DEFAULT = ((TF32, "0"),)
+ROUNDED = (TF32, "1")
+"""Products and convolutions in single precision may round their operands to 10 bits."""
 KNOWN = {
     TF32: ("0", "1"),
     "prefer_nhwc": ("0", "1"),

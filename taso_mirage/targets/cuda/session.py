@@ -15,7 +15,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, TF32, USER_STREAM
+from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (
     bind_there,
     check_provider,
@@ -43,7 +43,7 @@ class CudaSession:
         load_libraries()
         self._session, self.captures = self._opened(source, options, alone, library)
         self._exact = self._session
-        if options.get(TF32) == "1":
+        if ROUNDED in options.items():
             self._exact, _ = self._opened(source, {**options, TF32: "0"}, alone, library)
 
     def _opened(self, source: Source, options: dict[str, str], alone: bool, library: bool) -> tuple[Any, bool]:

@@ -10,7 +10,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cuda import device
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, TF32
+from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, ROUNDED
 from taso_mirage.targets.cuda.session import CudaSession
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
@@ -88,6 +88,6 @@ def _on_the_gpu(model: Source, stamp: Stamp, kernels: bool | None, graph: bool, 
 
 
 CUDA = Cuda()
-CUDA_TF32 = Cuda(((TF32, "1"),))
-"""Times are those of runs that round the operands of products and convolutions to 10 bits. What is
-compared does not round: nobody could tell a wrong rewrite from that."""
+CUDA_TF32 = Cuda((ROUNDED,))
+"""Times are those of runs that round operands. What is compared does not round: nobody could tell a
+wrong rewrite from that."""
