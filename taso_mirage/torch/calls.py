@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,9 +39,9 @@ NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
 """Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
-TURN = Lock()
-"""Whoever runs on the GPU has it: a CUDA graph that is captured would hold what others do on its
-stream, and what asks for memory meanwhile fails."""
+TURN = RLock()
+"""Whoever has sessions run on the GPU, or opens one, has it: a CUDA graph that is captured would
+hold what others do on its stream, and what asks for memory meanwhile fails."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
@@ -103,6 +103,7 @@ class BoundCalls:
     ) -> None:
         self._inputs, self._results, self._device, self._stream = inputs, results, device, stream
         self.owning = owning
+        self._turn: AbstractContextManager[Any] = nullcontext() if stream is None else TURN
         self._parts = [_BoundSession(each, device, stream, owning) for each in sessions]
         self._whole = all(part.whole for part in self._parts)
         self._numbers = count(1)
@@ -110,7 +111,8 @@ class BoundCalls:
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         held = [each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
-        return self._graphs(held) if self._whole else self._plain(held)
+        with self._turn:
+            return self._graphs(held) if self._whole else self._plain(held)
 
     def _plain(self, held: Sequence[Any], waits: bool = True) -> list[Any]:
         """The results of runs that are not captured."""
@@ -142,7 +144,7 @@ class BoundCalls:
             yield
             return
         current = torch.cuda.current_stream(self._device)
-        with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
+        with torch.cuda.device(self._device):  # the runtime leaves its own device current
             self._stream.wait_stream(current)
             try:
                 yield

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from taso_mirage.onnx_io.walk import bodies, graphs_inside
+from taso_mirage.targets.protocol import STANDARD
 
 TF32 = "tf32"
 """PyTorch's name for single precision whose products round their operands to 10 bits."""
@@ -62,7 +63,7 @@ def _kinds(operators: frozenset[str]) -> list[tuple[Callable[[], bool], frozense
 
 
 @dataclass(frozen=True)
-class ModelPart:
+class PrecisionPart:
     """A part of a model as a model, whose inputs are inputs of the whole or results of parts before
     it, by name; `tf32`: whether operands are rounded."""
 
@@ -83,19 +84,21 @@ class ModelPart:
 
 
 def rounding_operators(model: ir.Model) -> frozenset[str]:
-    """The operators of a model whose operands a GPU may round, by name."""
+    """The operators of a model whose operands a GPU may round, by name: also those that only the
+    runtime knows."""
     return frozenset(node.op_type for graph in graphs_inside(model) for node in graph if _may_round(node))
 
 
 def _may_round(node: ir.Node) -> bool:
-    return node.op_type in ROUNDING and any(value.dtype in WIDE for value in node.inputs if value is not None)
+    known = node.domain in STANDARD and node.op_type not in ROUNDING
+    return not known and any(value.dtype in WIDE for value in node.inputs if value is not None)
 
 
-def parts_of(model: ir.Model, rounded: Collection[str]) -> tuple[ModelPart, ...]:
+def parts_of(model: ir.Model, rounded: Collection[str]) -> tuple[PrecisionPart, ...]:
     """A model in parts that round the operands of these operators and of no others, in their order;
     in one that rounds nothing, where that takes more than MOST."""
     operators = rounding_operators(model)
-    whole = ModelPart(model, bool(operators) and operators <= frozenset(rounded))
+    whole = PrecisionPart(model, bool(operators) and operators <= frozenset(rounded))
     if whole.tf32 or operators.isdisjoint(rounded) or model.functions or any(map(bodies, model.graph)):
         return (whole,)
     model.graph.sort()
@@ -148,7 +151,7 @@ def _producers(node: ir.Node) -> list[ir.Node]:
     return [each for each in found if each is not None]
 
 
-def _cut(model: ir.Model, places: _Places) -> tuple[ModelPart, ...]:
+def _cut(model: ir.Model, places: _Places) -> tuple[PrecisionPart, ...]:
     """The parts; none where a type of what goes between them is not known."""
     last = len(places.regimes) - 1
     wanted: list[dict[ir.Value, None]] = [{} for _ in places.regimes]
@@ -163,8 +166,11 @@ def _cut(model: ir.Model, places: _Places) -> tuple[ModelPart, ...]:
     if any(value.dtype is None or value.shape is None for each in taken for value in each):
         return ()
     return tuple(
-        ModelPart(ir.Model(ir.convenience.extract(model.graph, ins, list(outs)), ir_version=model.ir_version), regime)
+        PrecisionPart(
+            ir.Model(ir.convenience.extract(model.graph, ins, list(outs)), ir_version=model.ir_version), regime
+        )
         for ins, outs, regime in zip(taken, wanted, places.regimes, strict=True)
+        if outs
     )
 
 

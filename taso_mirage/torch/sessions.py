@@ -19,8 +19,8 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.packaging import session
-from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.parts import ModelPart, parts_of
+from taso_mirage.torch.calls import TURN, BoundCalls, Calls, HostCalls, OpenSession
+from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
 
 WARM = 3
@@ -37,13 +37,13 @@ class Sessions:
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run is captured in the default one
 
-    def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[ModelPart]:
+    def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[PrecisionPart]:
         """The model in parts that round the operands of these operators, or in one that rounds
         nothing: what is faster on these inputs, both as they were exported."""
         parts = parts_of(self._model, rounded)
         if len(parts) == 1 or not self._options.get("measure", True):
             return parts
-        whole = (ModelPart(self._model, False),)
+        whole = (PrecisionPart(self._model, False),)
         try:
             one, several = (partial(self._exported(each), given) for each in (whole, parts))
             for _ in range(WARM):
@@ -53,7 +53,7 @@ class Sessions:
         except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
             return whole
 
-    def optimized(self, parts: Sequence[ModelPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
+    def optimized(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
         """What the optimizer made of each part, measured and checked on these inputs too, and calls
         of sessions on them with their kernels.
 
@@ -74,7 +74,7 @@ class Sessions:
             return results, self._bound(opened, self._inputs, self._results)
         return results, HostCalls(opened[0].session)
 
-    def _optimized(self, part: ModelPart, path: Path, values: Mapping[str, Any]) -> Result:
+    def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / len(self._model.graph)
         options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
@@ -87,7 +87,7 @@ class Sessions:
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
-    def _exported(self, parts: Sequence[ModelPart]) -> Calls:
+    def _exported(self, parts: Sequence[PrecisionPart]) -> Calls:
         """Calls of the parts as they were exported."""
         with tempfile.TemporaryDirectory() as folder:
             opened: list[OpenSession] = []
@@ -100,7 +100,7 @@ class Sessions:
     def _opened(self, path: Path, tf32: bool) -> OpenSession:
         if self._stream is None:
             return OpenSession(session(path, trust_kernels=True))
-        with torch.cuda.device(self._device):  # the runtime leaves its own device current
+        with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
             return OpenSession(*session_on_stream(str(path), self._stream.cuda_stream, tf32))
 
     def _bound(self, opened: Sequence[OpenSession], inputs: Sequence[str], results: Sequence[str]) -> Calls:
