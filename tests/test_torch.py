@@ -475,12 +475,22 @@ def test_a_size_for_which_the_model_does_not_hold_makes_another() -> None:
     exported = torch.export.export(
         Module(), (torch.ones(4, 6), torch.ones(4, 6)), dynamic_shapes=({0: n}, {0: n}), strict=False
     )
-    sizes = held_sizes(exported)
+    sizes = held_sizes(exported, ("x", "y"))
     assert sizes.hold((torch.ones(8, 6), torch.ones(8, 6)))
     assert not sizes.hold((torch.ones(8, 6), torch.ones(6, 6)))  # a dim of both
     assert not sizes.hold((torch.ones(5, 6), torch.ones(5, 6)))  # 30 is no multiple of 4
     assert not sizes.hold((torch.ones(8, 12), torch.ones(8, 12)))  # a fixed dim
     assert not sizes.hold((torch.ones(1, 6), torch.ones(1, 6)))  # out of its range
+
+
+def test_a_graph_with_conditions_on_its_sizes_is_compiled_once_for_all_that_meet_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    ours, graphs = compiled(model)
+    with torch.no_grad():
+        for rows in (8, 9, 10, 11, 12):
+            x = torch.randn(2, 3, rows, 8)
+            same(ours(x), model(x))
+    assert [len(graph.results) for graph in graphs] == [1, 1]  # of the first size, and of others
 
 
 def test_weights_that_change_in_place_are_seen() -> None:

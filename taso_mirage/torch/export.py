@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
@@ -123,7 +124,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
-    return OnnxForm(model, names, held_sizes(program))
+    return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters)))
 
 
 def _reason(error: BaseException) -> str:
@@ -158,8 +159,9 @@ def _exportable(program: Any) -> Any:
     return functional if any(map(trains, program.graph.nodes)) else program
 
 
-def held_sizes(program: Any) -> SizesHeld:
-    """The sizes for which an exported program holds."""
+def held_sizes(program: Any, arguments: Sequence[str]) -> SizesHeld:
+    """The sizes for which an exported program holds; its guards have the arguments' names in the
+    module, which the exporter may write otherwise."""
     names = list(program.graph_signature.user_inputs)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     shapes = [
@@ -168,7 +170,7 @@ def held_sizes(program: Any) -> SizesHeld:
         else _expression(values[name])
         for name in names
     ]
-    return SizesHeld(tuple(names), tuple(shapes), program.range_constraints, tuple(program._guards_code))
+    return SizesHeld(tuple(arguments), tuple(shapes), program.range_constraints, tuple(program._guards_code))
 
 
 def _expression(size: Any) -> Any:
