@@ -306,6 +306,18 @@ def test_random_numbers_are_those_of_eager_with_the_same_seed(name: str) -> None
     assert graphs[0].results
 
 
+def test_a_share_that_is_computed_is_drawn_in_eager() -> None:
+    function = lambda x, n: torch.nn.functional.dropout(LINEAR(x), 0.1 * n)  # noqa: E731
+    ours, _ = compiled(function)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in (4, 5, 6):
+            torch.manual_seed(0)
+            found = ours(X, number)
+            torch.manual_seed(0)
+            same(found, function(X, number))
+
+
 def test_what_stays_in_eager_draws_once() -> None:
     function = lambda x: torch.fft.fft(torch.nn.functional.dropout(x, 0.5))  # noqa: E731
     ours, graphs = compiled(function)

@@ -70,8 +70,8 @@ def _is_factory(node: Any) -> bool:
 
 
 def _is_dropout(node: Any) -> bool:
-    """Whether it is one in training, of fixed sizes, and changes nothing in place."""
-    if _name(node) not in DROPOUTS or not _fixed(node):
+    """Whether it is one in training, of fixed sizes and share, and changes nothing in place."""
+    if _name(node) not in DROPOUTS or not _fixed(node) or list(node.args[:1]) != node.all_input_nodes:
         return False
     named = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
     return named.get("training", True) is True and named.get("inplace", False) is False and "input" not in node.kwargs
