@@ -8,6 +8,7 @@ import copy
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ pytest.importorskip("onnxscript")
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption, RunFailed, Unsupported  # noqa: E402
 from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
+from taso_mirage.torch import backend as backend_of_torch  # noqa: E402
 from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
 from taso_mirage.torch import program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
@@ -503,6 +505,34 @@ def test_a_graph_with_conditions_on_its_sizes_is_compiled_once_for_all_that_meet
             x = torch.randn(2, 3, rows, 8)
             same(ours(x), model(x))
     assert [len(graph.results) for graph in graphs] == [1, 1]  # of the first size, and of others
+
+
+def test_threads_that_come_at_once_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Slow:
+        outer = None
+
+        def __init__(self, *given: Any) -> None:
+            time.sleep(0.1)
+            made.append(self)
+
+        def holds(self, given: Any) -> bool:
+            return True
+
+        def stale(self) -> bool:
+            return False
+
+        def __call__(self, given: Any) -> Any:
+            return [torch.tensor(made.index(self))]
+
+    monkeypatch.setattr(backend_of_torch, "Program", Slow)
+    ours, graphs = compiled(lambda x: x + 1)
+    ours(X)
+    made.clear()
+    graphs[0]._programs = []
+    with ThreadPoolExecutor(4) as threads:
+        assert [int(each) for (each,) in threads.map(graphs[0], [X] * 4)] == [0] * 4
 
 
 def test_weights_that_change_in_place_are_seen() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ CALLS = frozenset(("call_function", "call_method", "call_module"))
 """Kinds of a captured graph's nodes that compute something."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
+COMPILING = RLock()
+"""Whoever compiles a graph has it: the optimizer has one process of the runtime, and one
+deadline."""
 TRAINING = (
     "taso_mirage is for inference, and the result of this call wants gradients: call the model under "
     "torch.inference_mode() or torch.no_grad()"
@@ -98,14 +102,24 @@ class CapturedGraph:
         return computed if program.outer is None else program.outer(*given, *computed)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
-        for program in self._programs:
-            if program.holds(arguments) and not program.stale():
-                return program
-        self._programs = [program for program in self._programs if not program.stale()]
-        if len(self._programs) >= PROGRAMS:
-            raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-        self._programs.append(Program(self._drawn.rest, self._halves, arguments, self._options, self._rounding))
-        return self._programs[-1]
+        found = self._known(arguments)
+        if found is not None:
+            return found
+        with COMPILING:
+            found = self._known(arguments)  # another thread may have made it
+            if found is not None:
+                return found
+            self._programs = [program for program in self._programs if not program.stale()]
+            if len(self._programs) >= PROGRAMS:
+                raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
+            made = Program(self._drawn.rest, self._halves, arguments, self._options, self._rounding)
+            self._programs.append(made)
+            return made
+
+    def _known(self, arguments: Sequence[Any]) -> Program | None:
+        """The program for these arguments, if there is one."""
+        fitting = (program for program in self._programs if program.holds(arguments) and not program.stale())
+        return next(fitting, None)
 
     def _stay(self, refused: Unsupported) -> None:
         """Run in eager PyTorch from now on."""
