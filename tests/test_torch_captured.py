@@ -146,4 +146,4 @@ def test_calls_on_a_gpu_are_captured() -> None:
     for found, wanted in kept:
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     graphs = [program._calls._graphs for graph in ours._graphs for program in graph._programs]
-    assert any(free for each in graphs for free in each._known.values())
+    assert any(free for each in graphs for free in each._known().values())
