@@ -47,6 +47,11 @@ class Backend(Protocol):
         """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
 
     @property
+    def turned(self) -> bool:
+        """Whether kernels may read weights of 8 bits in another order of their axes
+        (`kernels.turned`)."""
+
+    @property
     def searching(self) -> int:
         """How many processes may search while `fastest` measures; none where they would be in its
         way."""
