@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import in_turn
 import ml_dtypes
 import numpy as np
 import onnx
@@ -19,9 +20,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from test_float8 import built
 
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.kernels.batches import EqualRegions, equal_regions, resized
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.free import free_sizes
 from taso_mirage.kernels.free_regions import free_regions
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
@@ -247,3 +252,84 @@ def drawn(node: Node, rng: np.random.Generator) -> NDArray[Any]:
 def ran(graph: Graph, values: list[NDArray[Any]]) -> list[Any]:
     found = interpret(graph.outputs, REALS, dict(zip(graph.inputs, values, strict=True)))
     return [found[o] for o in graph.outputs]
+
+
+# ---------------------------------------------------------------- programs
+
+
+def layer_goal(left: str = "uint8", rows: int = 16, k: int = K, n: int = N) -> Graph:
+    """x w^T less the zero of x, scaled, and a bias: the goal with its weights turned."""
+    x, w = variable("x", Tensor(left, (rows, k))), variable("w", Tensor("int8", (n, k)))
+    s, u, t = (variable(name, Tensor("float32", shape)) for name, shape in (("s", ()), ("u", (n,)), ("t", (n,))))
+    zero = [variable("z", Tensor("uint8", ()))] if left == "uint8" else []
+    total = term("cast", term("matmul_integer", x, term("transpose", w, perm=(1, 0)), *zero), to="float32")
+    return Graph((x, w, s, u, t, *zero), (term("add", term("mul", total, term("mul", s, u)), t),))
+
+
+def values(graph: Graph) -> list[NDArray[Any]]:
+    """Scales are powers of two, and biases whole numbers of them, so that nothing rounds."""
+    rng = np.random.default_rng(3)
+    made = [drawn(x, rng) for x in graph.inputs]
+    names = [x.attr("name") for x in graph.inputs]
+    return [
+        np.asarray(2.0 ** rng.integers(-6, -2, v.shape) if name in "su" else np.rint(4 * v) / 4 if name == "t" else v)
+        .astype(v.dtype)
+        .reshape(v.shape)
+        for name, v in zip(names, made, strict=True)
+    ]
+
+
+def exact(given: list[NDArray[Any]]) -> NDArray[Any]:
+    x, w, s, u, t, *zero = given
+    total = (x.astype(np.int64) - (zero[0].astype(np.int64) if zero else 0)) @ w.astype(np.int64).T
+    return np.asarray(total.astype(np.float32) * (s * u) + t)
+
+
+@pytest.mark.parametrize("left", ["uint8", "int8"])
+def test_programs_give_every_bit_at_any_number_of_rows(left: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    graph = layer_goal(left)
+    n0 = symbol("n0")
+    names = free_sizes([(n0, K), *(x.shape for x in graph.inputs[1:])], [(n0, N)])
+    found = Search(graph, SearchOptions(), free=names).run(1, 60.0)[0]
+    assert found.free is not None
+    source = triton.program(found.free).source
+    at = {rows: layer_goal(left, rows) for rows in (1, 16, 37)}
+    in_turn.interpreted(tmp_path, {f"rows_{rows}": (source, g, values(g)) for rows, g in at.items()})
+    for rows, g in at.items():
+        np.testing.assert_array_equal(np.load(tmp_path / f"rows_{rows}.npy"), exact(values(g)))
+
+
+TURNING = re.compile(r"^\s*(prmt|st\.shared|shfl\.sync\.bfly)\b", re.MULTILINE)
+
+
+def looped(ptx: str) -> str:
+    """The lines of the innermost loop."""
+    back = [
+        m for m in re.finditer(r"bra(?:\.uni)?\s+(\$\w+);", ptx) if ptx.find(f"\n{m.group(1)}:") in range(m.start())
+    ]
+    return min((ptx[ptx.find(f"\n{m.group(1)}:") : m.end()] for m in back), key=len)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 256, 1024])
+def test_no_tile_is_turned_in_registers(rows: int) -> None:
+    """What multiplies reads both operands from shared memory as they are."""
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    along = layer_goal("int8", rows, 4096, 4096)
+    across = unturned(along)
+    ptx = {}
+    for name, graph in (("along", along), ("across", across)):
+        program = Search(graph, SearchOptions()).run(1, 60.0)[0].program()
+        ptx[name] = looped(compiled(program, 90)[0].ptx)
+        assert "mma" in ptx[name]
+    assert not TURNING.search(ptx["along"])
+    assert TURNING.search(ptx["across"])
+
+
+def unturned(graph: Graph) -> Graph:
+    """The same with the weights as MatMulInteger has them."""
+    w = next(x for x in graph.inputs if x.attr("name") == "w")
+    given = variable("w", Tensor(w.dtype, w.shape[::-1]))
+    (back,) = [n for n in graph if n.op == "transpose"]
+    inputs = tuple([given if x is w else x for x in graph.inputs])
+    return Graph(inputs, substitute(graph.outputs, {back: given}))

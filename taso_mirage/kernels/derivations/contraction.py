@@ -41,7 +41,7 @@ class Dot(DerivationKind):
         if a - b and b - a:
             batch = model.volume(a & b & model.labels(made))
             volume = np.where(batch > 1, volume * device.batched, volume)
-        return np.asarray(2 * volume)
+        return np.asarray(2 * volume * model.pace(edge.args, edge.folds))
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return total(below[0], below[1])
