@@ -21,11 +21,11 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim, Symbolic, symbols
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
+from taso_mirage.kernels.arranged import over_inputs
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
-from taso_mirage.kernels.turned import over_inputs
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
@@ -181,7 +181,8 @@ def resized(spot: RegionSite, sizes: Mapping[str, int]) -> Graph:
     """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
     spot = replace(spot, outputs=over_inputs(spot.inputs, spot.outputs))
     graph, leaves = canonical_region(region_members(spot), spot.outputs, sizes)
-    return Graph(tuple([leaves[x] for x in spot.inputs]), graph.outputs)
+    unread = {x: variable(f"unread{i}", x.tensor) for i, x in enumerate(spot.inputs) if x not in leaves}
+    return Graph(tuple([(leaves | unread)[x] for x in spot.inputs]), graph.outputs)
 
 
 def region_members(spot: RegionSite) -> list[Node]:

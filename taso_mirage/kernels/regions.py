@@ -88,7 +88,7 @@ def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
 class RegionSite:
     """One place of a region: the model's terms that are its inputs, and those that it gives, in the
     order of its graph, and the names of its operators. An input may be a weight that is stored
-    otherwise (see `turned`)."""
+    otherwise (see `arranged`)."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]

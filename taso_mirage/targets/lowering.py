@@ -47,9 +47,9 @@ class Backend(Protocol):
         """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
 
     @property
-    def turned(self) -> bool:
-        """Whether kernels may read weights of 8 bits in another order of their axes
-        (`kernels.turned`)."""
+    def arranged(self) -> bool:
+        """Whether kernels may read weights of 8 bits along their sums, and those
+        (`kernels.arranged`)."""
 
     @property
     def searching(self) -> int:

@@ -15,11 +15,11 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.packaging.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
-from taso_mirage.kernels.turned import over_inputs, with_turned, without_unread
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
@@ -37,8 +37,8 @@ LARGEST = 1 << 16
 @dataclass(frozen=True, slots=True)
 class EmbeddedRegion:
     """Terms of a model between `inputs` and `outputs`, and a kernel that takes and gives these, in
-    this order. An input may be a weight in another order of its axes, where the terms have the
-    weight itself (see `turned`)."""
+    this order. An input may be an arranged weight, where the terms have the weight itself (see
+    `arranged`)."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -115,10 +115,10 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 
     Where the custom-operator library is registered (`runtime.register`) a node runs its kernel,
     elsewhere a function, which is made of the region's own terms. Regions may read what others
-    give. Equal kernels are in the file once. Weights in another order of their axes are weights of
-    the model's own, and what nothing reads any more is left out. The sources travel in the metadata. `sizes` are of the
-    model's free dims: what has such a dim runs its kernel at these sizes, and its own terms at
-    others.
+    give. Equal kernels are in the file once. Arranged weights are weights of the model's own, and
+    those that nothing reads any more are left out. The sources travel in the metadata. `sizes` are
+    of the model's free dims: what has such a dim runs its kernel at these sizes, and its own terms
+    at others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
     the model does not have or that cannot be a function, or for too many kernels. That a kernel
@@ -128,8 +128,8 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     names = _Names(header, {domain: v for domain, v in model.opsets.items() if domain != DOMAIN})
     fits = None
     old = model.nodes()
-    model, mapping = with_turned(model, [x for region in regions for x in region.inputs])
-    turned = bool(mapping)
+    model, mapping = with_arranged(model, [x for region in regions for x in region.inputs])
+    arranged = bool(mapping)
     known = frozenset(old)
     for i, region in enumerate(_ordered(regions)):
         region.check(sizes or {})
@@ -152,7 +152,7 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         origins=_moved({n: o for n, o in model.origins.items() if n not in mapping}, new),
         opaque=_moved(model.opaque, new),
     )
-    return without_unread(made) if turned else made
+    return without_unread(made) if arranged else made
 
 
 def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:

@@ -1,17 +1,16 @@
-"""The forms of a kind of regions: as the model has it, and with weights that are stored otherwise
-(`kernels.turned`). Which one is faster is measured."""
+"""The forms of a kind of regions: as the model has it, and with its weights arranged
+(`kernels.arranged`). Which one is faster is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Graph, substitute
+from taso_mirage.kernels.arranged import ArrangedGoal, arranged
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite
-from taso_mirage.kernels.turned import Perm, inverse, ordered, turned, turned_goal, turns
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
 
@@ -28,26 +27,25 @@ class Form:
     several: bool = False
 
 
-def forms(kind: EqualRegions, spots: Sequence[RegionSite], turning: bool) -> list[Form]:
-    """The kind as it is, and if its kernels may read weights of 8 bits along their sums and do not
-    do so already, with those turned; every place of it has to have such a weight."""
+def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> list[Form]:
+    """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
+    every place of it has to have them, and the goal over them has to be proved equal."""
     first = Form(kind, spots, tuple(n.op for n in kind.goal if n.args and n.op != "item"))
-    perms = turns(label(kind.goal), spots[0].inputs) if turning else {}
-    if not perms or any(turns(label(kind.goal), spot.inputs) != perms for spot in spots):
+    found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging else [None]
+    goal = found[0]
+    if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
         return [first]
-    if not all(_proved(kind.goal.inputs[i], perm) for i, perm in perms.items()):
-        return [first]
-    made = replace(kind, goal=turned_goal(kind.goal, perms), whole=turned_goal(kind.whole, perms))
+    made = replace(kind, goal=goal.graph, whole=goal.operators(kind.whole))
+    sums = goal.graph.inputs[len(kind.goal.inputs) :]
     if kind.free is not None:
-        shapes = [ordered(x, perms[i]) if i in perms else x for i, x in enumerate(kind.free.inputs)]
-        made = replace(made, free=FreeSizes(tuple(shapes), kind.free.outputs))
-    places = [
-        replace(spot, inputs=tuple([turned(x, perms[i]) if i in perms else x for i, x in enumerate(spot.inputs)]))
-        for spot in spots
-    ]
+        given = [tuple([x[d] for d in goal.perms.get(i, range(len(x)))]) for i, x in enumerate(kind.free.inputs)]
+        made = replace(made, free=FreeSizes((*given, *(x.shape for x in sums)), kind.free.outputs))
+    if kind.batch is not None:
+        made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
+    places = [replace(spot, inputs=goal.inputs(kind.goal, spot.inputs)) for spot in spots]
     return [replace(first, several=True), Form(made, places, first.operators, several=True)]
 
 
-def _proved(leaf: Node, perm: Perm) -> bool:
-    """Whether a weight that is turned, and turned back, is itself."""
-    return isinstance(prove_symbolic((leaf,), (turned(turned(leaf, perm), inverse(perm)),)), Proved)
+def _proved(goal: Graph, other: ArrangedGoal) -> bool:
+    over = substitute(other.graph.outputs, dict(zip(other.graph.inputs, other.terms, strict=True)))
+    return isinstance(prove_symbolic(goal.outputs, over), Proved)

@@ -131,7 +131,7 @@ class _Stage:
         self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
-        self.forms = {kind: forms(kind, spots, self.backend.turned) for kind, spots in self.kinds.items()}
+        self.forms = {kind: forms(kind, spots, self.backend.arranged) for kind, spots in self.kinds.items()}
         self.original = original
         self.comparisons = Comparisons(
             [self._inputs(sizes) for sizes, _ in result.workloads],

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.arranged import is_turned
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
-from taso_mirage.kernels.turned import is_turned
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.targets.lowering import Record
 

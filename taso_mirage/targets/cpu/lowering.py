@@ -31,7 +31,7 @@ class CpuLowering:
     batched = False
     free = True
     prepared = True
-    turned = False
+    arranged = False
     searching = 0
     lanes = 1
 

@@ -22,7 +22,8 @@ from test_float8 import built
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.arranged import arranged, is_turned, turns
 from taso_mirage.kernels.batches import EqualRegions, equal_regions, resized
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
@@ -32,7 +33,6 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cuda_kernel
 from taso_mirage.kernels.search import Search, SearchOptions
-from taso_mirage.kernels.turned import is_turned, turns
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
@@ -42,7 +42,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.forms import forms
+from taso_mirage.pipeline.fuse.forms import _proved, forms
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -114,14 +114,33 @@ def test_what_is_multiplied_as_floats_is_not_turned() -> None:
     assert turns(label(product), [x, weight("w", w.tensor), weight("s", s.tensor)]) == {}
 
 
-def test_a_form_is_proved_and_a_wrong_order_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Square weights, of which the types say nothing."""
-    _, found = kinds(DYNAMIC.format(rows=16).replace("64]", "256]"))
+def test_a_form_is_proved_and_another_order_is_not() -> None:
+    """Of square weights, of which the types say nothing."""
+    graph = layer_goal("int8", n=K)
+    x, w, *others = graph.inputs
+    made = arranged(graph, [x, weight("w", w.tensor), *others])
+    assert made is not None
+    assert _proved(graph, made)
+    assert made.terms[1].type == w.type
+    assert not _proved(graph, replace(made, terms=(x, w, *others)))
+
+
+def test_a_target_may_not_arrange_weights() -> None:
+    _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, spots),) = found.items()
-    assert len(forms(kind, spots, True)) == 2
-    assert len(forms(kind, spots, False)) == 1
-    monkeypatch.setattr("taso_mirage.pipeline.fuse.forms.inverse", lambda perm: (0, 1))
-    assert len(forms(kind, spots, True)) == 1
+    assert [len(forms(kind, spots, arranging)) for arranging in (True, False)] == [2, 1]
+
+
+def test_wrong_sums_are_not_proved() -> None:
+    _, found = kinds(DYNAMIC.format(rows=16))
+    ((kind, spots),) = found.items()
+    made = arranged(kind.goal, spots[0].inputs)
+    assert made is not None
+    assert _proved(kind.goal, made)
+    *terms, first, second = made.terms
+    assert first.type == second.type  # of the other weight
+    assert not _proved(kind.goal, replace(made, terms=(*terms, second, first)))
+    assert not _proved(kind.goal, replace(made, terms=(*terms, term("neg", first), second)))
 
 
 # ---------------------------------------------------------------- in the stage
@@ -166,8 +185,12 @@ def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Res
     _, found = layer
     assert kernels(found) == 1, found.notes
     held = stored(found)
-    assert {name: x.shape for name, x in held.items()} == {"turned_w": (N, K), "turned_v": (N, K)}
+    turned, sums = (
+        dict.fromkeys([f"{kind}_w", f"{kind}_v"], shape) for kind, shape in (("turned", (N, K)), ("sums", (1, N)))
+    )
+    assert {name: x.shape for name, x in held.items()} == turned | sums
     np.testing.assert_array_equal(held["turned_w"].T, arrays()["w"])
+    np.testing.assert_array_equal(held["sums_v"], arrays()["v"].astype(np.int32).sum(0, keepdims=True))
     assert all(d.passed for d in found.differences)
     assert any("2 weights of 8 bits are stored transposed" in note for note in found.notes)
 
@@ -198,7 +221,7 @@ def test_a_weight_that_others_read_stays_and_is_turned_once(tmp_path: Path, monk
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     result, found = staged(monkeypatch, tmp_path, SHARED)
     assert kernels(found) == 1
-    assert sorted(stored(found)) == ["turned_w", "w"]
+    assert sorted(stored(found)) == ["sums_w", "turned_w", "w"]
     content, calls = serialize(found.model), onnx.load_from_string(serialize(found.model)).graph.node
     assert sum("turned_w" in n.input for n in calls) == 2
     inputs = {"x": np.random.default_rng(1).normal(size=(16, K)).astype(np.float32)}
@@ -237,7 +260,9 @@ def test_a_region_at_other_sizes_has_its_weights_turned() -> None:
         plain = resized(spots[0], {"rows": rows})
         rng = np.random.default_rng(0)
         values = [drawn(x, rng) for x in plain.inputs]
-        others = [v.T if x.shape == (N, K) else v for x, v in zip(graph.inputs, values, strict=True)]
+        *read, _, _ = graph.inputs
+        others = [v.T if x.shape == (N, K) else v for x, v in zip(read, values, strict=True)]
+        others += [np.zeros((1, N), np.int32)] * 2  # which only kernels read
         for a, b in zip(ran(graph, others), ran(plain, values), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -258,12 +283,27 @@ def ran(graph: Graph, values: list[NDArray[Any]]) -> list[Any]:
 
 
 def layer_goal(left: str = "uint8", rows: int = 16, k: int = K, n: int = N) -> Graph:
-    """x w^T less the zero of x, scaled, and a bias: the goal with its weights turned."""
-    x, w = variable("x", Tensor(left, (rows, k))), variable("w", Tensor("int8", (n, k)))
+    """x w less the zero of x, scaled, and a bias."""
+    x, w = variable("x", Tensor(left, (rows, k))), variable("w", Tensor("int8", (k, n)))
     s, u, t = (variable(name, Tensor("float32", shape)) for name, shape in (("s", ()), ("u", (n,)), ("t", (n,))))
     zero = [variable("z", Tensor("uint8", ()))] if left == "uint8" else []
-    total = term("cast", term("matmul_integer", x, term("transpose", w, perm=(1, 0)), *zero), to="float32")
+    total = term("cast", term("matmul_integer", x, w, *zero), to="float32")
     return Graph((x, w, s, u, t, *zero), (term("add", term("mul", total, term("mul", s, u)), t),))
+
+
+def arranged_goal(graph: Graph) -> Graph:
+    """The same over arranged weights."""
+    made = arranged(graph, [weight("w", x.tensor) if x.attr("name") == "w" else x for x in graph.inputs])
+    assert made is not None
+    assert _proved(graph, made)
+    return made.graph
+
+
+def arranged_values(graph: Graph, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    made = arranged(graph, [weight("w", x.tensor) if x.attr("name") == "w" else x for x in graph.inputs])
+    assert made is not None
+    found = interpret(made.terms, REALS, dict(zip(graph.inputs, given, strict=True)))
+    return [np.ascontiguousarray(found[x]) for x in made.terms]
 
 
 def values(graph: Graph) -> list[NDArray[Any]]:
@@ -281,21 +321,22 @@ def values(graph: Graph) -> list[NDArray[Any]]:
 
 def exact(given: list[NDArray[Any]]) -> NDArray[Any]:
     x, w, s, u, t, *zero = given
-    total = (x.astype(np.int64) - (zero[0].astype(np.int64) if zero else 0)) @ w.astype(np.int64).T
+    total = (x.astype(np.int64) - (zero[0].astype(np.int64) if zero else 0)) @ w.astype(np.int64)
     return np.asarray(total.astype(np.float32) * (s * u) + t)
 
 
 @pytest.mark.parametrize("left", ["uint8", "int8"])
 def test_programs_give_every_bit_at_any_number_of_rows(left: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    graph = layer_goal(left)
+    graph = arranged_goal(layer_goal(left))
     n0 = symbol("n0")
     names = free_sizes([(n0, K), *(x.shape for x in graph.inputs[1:])], [(n0, N)])
     found = Search(graph, SearchOptions(), free=names).run(1, 60.0)[0]
     assert found.free is not None
     source = triton.program(found.free).source
     at = {rows: layer_goal(left, rows) for rows in (1, 16, 37)}
-    in_turn.interpreted(tmp_path, {f"rows_{rows}": (source, g, values(g)) for rows, g in at.items()})
+    runs = {f"rows_{rows}": (source, arranged_goal(g), arranged_values(g, values(g))) for rows, g in at.items()}
+    in_turn.interpreted(tmp_path, runs)
     for rows, g in at.items():
         np.testing.assert_array_equal(np.load(tmp_path / f"rows_{rows}.npy"), exact(values(g)))
 
@@ -311,25 +352,15 @@ def looped(ptx: str) -> str:
     return min((ptx[ptx.find(f"\n{m.group(1)}:") : m.end()] for m in back), key=len)
 
 
-@pytest.mark.parametrize("rows", [16, 64, 256, 1024])
-def test_no_tile_is_turned_in_registers(rows: int) -> None:
+@pytest.mark.parametrize(("left", "rows"), [*(("int8", rows) for rows in (16, 64, 256, 1024)), ("uint8", 256)])
+def test_no_tile_is_turned_in_registers(left: str, rows: int) -> None:
     """What multiplies reads both operands from shared memory as they are."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    along = layer_goal("int8", rows, 4096, 4096)
-    across = unturned(along)
+    goal = layer_goal(left, rows, 4096, 4096)
     ptx = {}
-    for name, graph in (("along", along), ("across", across)):
+    for name, graph in (("along", arranged_goal(goal)), ("across", goal)):
         program = Search(graph, SearchOptions()).run(1, 60.0)[0].program()
         ptx[name] = looped(compiled(program, 90)[0].ptx)
         assert "mma" in ptx[name]
     assert not TURNING.search(ptx["along"])
     assert TURNING.search(ptx["across"])
-
-
-def unturned(graph: Graph) -> Graph:
-    """The same with the weights as MatMulInteger has them."""
-    w = next(x for x in graph.inputs if x.attr("name") == "w")
-    given = variable("w", Tensor(w.dtype, w.shape[::-1]))
-    (back,) = [n for n in graph if n.op == "transpose"]
-    inputs = tuple([given if x is w else x for x in graph.inputs])
-    return Graph(inputs, substitute(graph.outputs, {back: given}))
