@@ -256,7 +256,7 @@ def test_a_region_at_other_sizes_has_its_weights_turned() -> None:
     _, other = forms(kind, spots, True)
     for rows in (1, 32):
         graph = resized(other.spots[0], {"rows": rows})
-        assert [x.shape for x in graph.inputs if len(x.shape) > 1] == [(rows, K), (N, K), (N, K)]
+        assert [x.shape for x in graph.inputs if len(x.shape) > 1] == [(rows, K), (N, K), (N, K), (1, N), (1, N)]
         plain = resized(spots[0], {"rows": rows})
         rng = np.random.default_rng(0)
         values = [drawn(x, rng) for x in plain.inputs]

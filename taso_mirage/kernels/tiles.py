@@ -72,7 +72,7 @@ that waits for all of them at once, and the kernel takes so many times as long (
 none of them is the best of its row)."""
 WIDE = 512
 """A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
-BYTES, TURNING = 0.5, 2.0
+BYTES, TURNING = 0.5, 1.75
 """Of the time of a product of half precision, that of one of bytes where both operands lie along
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 ITERATION = (16, 512)
