@@ -190,7 +190,8 @@ def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Res
     )
     assert {name: x.shape for name, x in held.items()} == turned | sums
     np.testing.assert_array_equal(held["turned_w"].T, arrays()["w"])
-    np.testing.assert_array_equal(held["sums_v"], arrays()["v"].astype(np.int32).sum(0, keepdims=True))
+    np.testing.assert_array_equal(held["sums_v"], arrays()["v"].sum(0, dtype=np.int32, keepdims=True))
+    assert held["sums_v"].dtype == np.int32
     assert all(d.passed for d in found.differences)
     assert any("2 weights of 8 bits are stored transposed" in note for note in found.notes)
 

@@ -525,7 +525,7 @@ def test_the_benchmark_computes_its_rows_in_all_ways(left: str, as_read: bool) -
     assert graph.inputs[1].shape == ((32, 24) if as_read or left == "float16" else (24, 32))
     values = [Product().drawn(x, rng) for x in graph.inputs]
     if len(values) > len(product.leaves()):
-        values[-1] = values[1].astype(np.int32).sum(1)[None]
+        values[-1] = values[1].sum(1, dtype=np.int32)[None]
     given = dict(zip(graph.inputs, map(EXACT.load, values), strict=True))
     (wanted,) = interpret(graph.outputs, EXACT, given).values()
     exact = product.exact([torch.tensor(v) for v in values]).numpy()
