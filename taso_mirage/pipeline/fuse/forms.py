@@ -15,7 +15,7 @@ from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RegionForm:
     """What is searched for, with its places in the model, and the operators that are there.
 
     `several`: It is one of several, so that its weights are a model's where it is measured.
@@ -27,10 +27,10 @@ class Form:
     several: bool = False
 
 
-def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> list[Form]:
+def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> list[RegionForm]:
     """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
     every place of it has to have them, and the goal over them has to be proved equal."""
-    first = Form(kind, spots, tuple(n.op for n in kind.goal if n.args and n.op != "item"))
+    first = RegionForm(kind, spots, tuple(n.op for n in kind.goal if n.args and n.op != "item"))
     found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
@@ -43,7 +43,7 @@ def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> l
     if kind.batch is not None:
         made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
     places = [replace(spot, inputs=goal.inputs(kind.goal, spot.inputs)) for spot in spots]
-    return [replace(first, several=True), Form(made, places, first.operators, several=True)]
+    return [replace(first, several=True), RegionForm(made, places, first.operators, several=True)]
 
 
 def _proved(goal: Graph, other: ArrangedGoal) -> bool:

@@ -41,7 +41,7 @@ from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
 from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.forms import Form, forms
+from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
@@ -245,7 +245,7 @@ class _Stage:
         check."""
         return child().deadline.room() < FIRST * self.trial
 
-    def _tried(self, form: Form, seconds: float) -> Fused | None:
+    def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
         kind, spots = form.kind, form.spots
         try:
@@ -267,7 +267,7 @@ class _Stage:
         self.tried.append(Fused(form.operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
         return self.tried[-1] if worth else None
 
-    def _otherwise(self, form: Form, seconds: float) -> Fused | None:
+    def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:
         """The kind with another kernel than one of free sizes, which is none or is slower."""
         kind = form.kind
         other = None if kind.free is None else other_kind(kind, form.spots[0], self.backend.batched)

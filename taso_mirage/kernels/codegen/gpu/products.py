@@ -110,7 +110,7 @@ def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
 
 def signed(xp: Tiles, x: Tile) -> Tile:
     """Numbers of 8 bits as signed bytes, which tensor cores multiply and all else widens: unsigned
-    ones less 128, which is another highest bit. Sums of them, which are int32, are what they are."""
+    ones less 128, which is another highest bit. Sums of them, of int32, are what they are."""
     if x.stored == "int32":
         return x
     if x.stored == "int8":
