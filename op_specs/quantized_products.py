@@ -217,6 +217,7 @@ _U8, _I8, _F = "uint8[()]", "int8[()]", "float32[()]"
 _WINDOW = {"strides": (1, 1), "pads": (1, 0, 0, 1), "dilations": (1, 1)}
 whole.example("int8[2,3]")
 whole.example("uint8[2,3]")
+whole.example("int32[2,3]")
 matmul_integer.example("uint8[3,4]", "int8[4,5]")
 matmul_integer.example("uint8[3,4]", "uint8[4,5]", _U8, _U8)
 matmul_integer.example("uint8[2,3,4]", "int8[4,5]", _U8, "int8[5]")

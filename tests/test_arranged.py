@@ -35,7 +35,7 @@ from taso_mirage.kernels.packaging.plan import cuda_kernel
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.session import Session
+from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
@@ -45,7 +45,7 @@ from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.pipeline.fuse.forms import _proved, forms
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.cuda.device import H100, gpu
 from taso_mirage.targets.cuda.lowering import CudaLowering, everywhere
 
 GPU = CudaLowering(H100, "a stand-in for an H100 that turns weights", 90)
@@ -53,6 +53,9 @@ K, N = 256, 64
 DYNAMIC = """(float[{rows},256] x) => (float[{rows},64] y, float[{rows},64] r)
 {{ q, s, z = DynamicQuantizeLinear(x) p = MatMulInteger(q, w, z) f = Cast <to = 1>(p) t = Mul(s, u)
   m = Mul(f, t) y = Add(m, b) i = MatMulInteger(q, v, z) g = Cast <to = 1>(i) n = Mul(g, t) r = Relu(n) }}"""
+SINGLE = """(float[16,256] x) => (float[16,64] y)
+{ q, s, z = DynamicQuantizeLinear(x) p = MatMulInteger(q, w, z) f = Cast <to = 1>(p) t = Mul(s, u)
+  m = Mul(f, t) y = Add(m, b) }"""
 SHARED = """(float[16,256] x) => (float[16,64] y, float[16,64] r, int8[64] o)
 { q, s, z = DynamicQuantizeLinear(x) p = MatMulInteger(q, w, z) f = Cast <to = 1>(p) t = Mul(s, u)
   m = Mul(f, t) y = Relu(m) a = Abs(x) d, e, g = DynamicQuantizeLinear(a) h = MatMulInteger(d, w, g)
@@ -242,10 +245,27 @@ def test_weights_of_float8_are_turned_too() -> None:
     assert "w8" not in made.weights
 
 
-def planned(graph: Graph) -> Any:
+def planned(graph: Graph, capability: int = 90) -> Any:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     program = Search(graph, SearchOptions()).run(1, 60.0)[0].program()
-    return cuda_kernel(program, everywhere(program, 90, ()), [])
+    return cuda_kernel(program, everywhere(program, capability, ()), [])
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
+@pytest.mark.parametrize("text", [SINGLE, FLOAT8])
+def test_a_kernel_reads_arranged_weights_on_a_gpu(text: str) -> None:
+    device = gpu()
+    assert device is not None
+    given, found = kinds(text)
+    ((kind, spots),) = found.items()
+    _, other = forms(kind, spots, True)
+    planned_here = planned(other.kind.goal, device.capability)
+    made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned_here) for s in other.spots])
+    dtype = np.float16 if text == FLOAT8 else np.float32
+    inputs = {"x": np.random.default_rng(1).normal(size=(16, K)).astype(dtype)}
+    (got,) = Session(serialize(made), CUDA, library=True).run(inputs)
+    (wanted,) = Session(serialize(given, source=True)).run(inputs)
+    assert np.linalg.norm(got - wanted) < (1e-2 if text == FLOAT8 else 1e-6) * np.linalg.norm(wanted)
 
 
 def test_a_region_at_other_sizes_has_its_weights_turned() -> None:

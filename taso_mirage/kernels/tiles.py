@@ -331,10 +331,10 @@ class _Model:
         return self._product(self.tiles[label] for label in labels)
 
     def pace(self, args: Sequence[int], label: str) -> float:
-        """How many times as long a product takes as one of half precision."""
+        """How many times as long a product of matrices takes as one of half precision."""
         if any(self.widths.get(c) != 1 for c in args):
             return 1.0
-        return BYTES if all(self.inner[c][0] == label for c in args) else TURNING
+        return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
 
     def _tile(self, c: int) -> TileCounts:
         return self.volume(self.closure.classes[c])

@@ -40,8 +40,8 @@ class Dot(DerivationKind):
             volume = volume * np.maximum(device.padded / model.volume(side), 1)
         if a - b and b - a:
             batch = model.volume(a & b & model.labels(made))
-            volume = np.where(batch > 1, volume * device.batched, volume)
-        return np.asarray(2 * volume * model.pace(edge.args, edge.folds))
+            volume = np.where(batch > 1, volume * device.batched, volume) * model.pace(edge.args, edge.folds)
+        return np.asarray(2 * volume)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return total(below[0], below[1])
