@@ -145,8 +145,8 @@ class Costing(Protocol):
         """How many elements a block has along some labels."""
 
     def pace(self, args: Sequence[int], label: str) -> float:
-        """How many times as long a product of two matrices, summed over a label, takes as one of half
-        precision."""
+        """How many times as long a product of two matrices, summed over a label, takes as one of
+        half precision."""
 
 
 class DerivationKind:
