@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.ir.mugraph import SIGN
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.arranged import arranged
 from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
@@ -26,16 +28,19 @@ ROUNDS = 8
 @dataclass(frozen=True)
 class IntegerProduct:
     """(rows, inner) of `left` with int8 weights (inner, columns); uint8 has a zero, which a run
-    gives."""
+    gives. Products of integers take their weights as the stage of kernels stores them, (columns,
+    inner) and for uint8 with their sums; or `as_read`."""
 
     rows: int
     columns: int = 4096
     inner: int = 4096
     left: str = "uint8"
+    as_read: bool = False
 
     @property
     def case(self) -> str:
-        return f"{self.rows}x{self.inner}x{self.columns} {self.left} with int8"
+        form = ", as read" if self.as_read else ""
+        return f"{self.rows}x{self.inner}x{self.columns} {self.left} with int8{form}"
 
     @property
     def floats(self) -> str:
@@ -55,6 +60,14 @@ class IntegerProduct:
         return [variable(name, Tensor(dtype, shape)) for name, dtype, shape in shapes[:known]]
 
     def goal(self) -> Graph:
+        """What is searched for."""
+        goal = self.operators()
+        known = [weight("w", x.tensor) if x.attr("name") == "w" else x for x in goal.inputs]
+        made = None if self.as_read else arranged(goal, known)
+        return goal if made is None else made.graph
+
+    def operators(self) -> Graph:
+        """The operators, over the weights as they are read."""
         leaves = self.leaves()
         x, w, u, t, *others = leaves
         if self.left == "float16":
@@ -66,24 +79,40 @@ class IntegerProduct:
 
     def bytes(self) -> int:
         """Of what a run reads and writes."""
-        read = sum(np.dtype(x.dtype).itemsize * math.prod(map(int, x.shape)) for x in self.leaves())
+        read = sum(np.dtype(x.dtype).itemsize * math.prod(map(int, x.shape)) for x in self.goal().inputs)
         return read + np.dtype(self.floats).itemsize * self.rows * self.columns
 
     def exact(self, inputs: Sequence[Any]) -> Any:
-        """The result in float64; sums of integers are exact in it."""
+        """The result in float64; sums of integers are exact in it. Sums of weights are as they are
+        given, which a tuner draws as well."""
         x, w, u, t, *others = (each.double() for each in inputs)
-        x = x - others[1] if len(others) > 1 else x
-        return x @ w * u * (others[0] if others else 1) + t
+        w = self.read(w)
+        scale, *zero = others or [1]
+        if len(zero) == 2:
+            total = (x - SIGN) @ w - (zero[0] - SIGN) * zero[1]
+        else:
+            total = (x - zero[0] if zero else x) @ w
+        return total * u * scale + t
+
+    def read(self, w: Any) -> Any:
+        """The weights as they are read, without a copy."""
+        return w.T if self.goal().inputs[1].shape != self.operators().inputs[1].shape else w
+
+    def stored(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The operands behind x as a model has them."""
+        _, w, *others = values
+        return [np.ascontiguousarray(self.read(w)), *others[: len(self.leaves()) - 2]]
 
     def peers(self, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, float]]:
         """Seconds of ONNX Runtime's operators, and of PyTorch's; none of what fails."""
-        dense = [(x.half(), w.half()) for x, w, *_ in sets[:8]]
+        dense = [(x.half(), self.read(w.half())) for x, w, *_ in sets[:8]]
         kinds: list[tuple[str, Callable[[], float]]] = [
             ("onnxruntime", lambda: _of_runtime(self, sets)),
             ("torch float16", lambda: float(tune.measured(lambda x, w: x @ w, dense))),
         ]
         if self.left == "int8":
-            kinds.append(("torch int8", lambda: float(tune.measured(of_torch, sets))))
+            given = [(x, self.read(w), *others) for x, w, *others in sets]
+            kinds.append(("torch int8", lambda: float(tune.measured(of_torch, given))))
         yield from timed_peers(kinds)
 
 
@@ -149,14 +178,15 @@ def _of_runtime(product: IntegerProduct, sets: Sequence[Sequence[Any]]) -> float
     """Seconds of a product in a captured session of ROUNDS for each set of weights."""
     import statistics
 
-    stored = [[each.cpu().numpy() for each in own[1:]] for own in sets]
+    stored = [product.stored([each.cpu().numpy() for each in own]) for own in sets]
     session = runtime.Session(model(product, stored).SerializeToString(), CUDA)
     run = session.prepared({f"x{i}": sets[0][0].cpu().numpy() for i in range(ROUNDS)})
     return statistics.median(run() for _ in range(15)) / (ROUNDS * len(stored))
 
 
 INTEGER_PRODUCTS = (
-    *(IntegerProduct(rows, left=left) for rows in (16, 128, 1024) for left in ("uint8", "int8")),
+    *(IntegerProduct(rows, left=left) for rows in (16, 64, 128, 256, 1024) for left in ("uint8", "int8")),
+    *(IntegerProduct(rows, left="int8", as_read=True) for rows in (16, 128, 1024)),
     IntegerProduct(1),
     IntegerProduct(128, columns=11008, left="int8"),
     *(IntegerProduct(rows, left="float16") for rows in (1, 8, 16, 64)),

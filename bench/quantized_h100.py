@@ -7,12 +7,13 @@ and products of integers.
 MatMulNBits and PyTorch's product of half precision weights; the floor is the bytes that a run reads
 and writes over the bandwidth of a copy, measured just before. CUDA graphs of 64 calls or more on
 all sides, weights that rotate through three times the L2 cache, medians; results are compared in
-float64 first. `integers`: products of integers with scales and a bias behind them, and of half
-precision with weights of 8 bits (integer_products.py), against the runtime's operators, and
-PyTorch's product of integers. `decode`: the decode model of end_to_end_h100.py with its products in
-blocks of 4 bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile
-over torchao's blocks of 4 bits as a peer. Prints a line for each row and writes
-bench/results/quantized_h100-DEVICE.json after it (microseconds).
+float64 first. `integers`: products of integers with scales and a bias behind them, over weights as
+they are stored for kernels and as they are read, and of half precision with weights of 8 bits
+(integer_products.py), against the runtime's operators, and PyTorch's product of integers. `decode`:
+the decode model of end_to_end_h100.py with its products in blocks of 4 bits: ONNX Runtime alone,
+after the substitutions, with the kernels too; torch.compile over torchao's blocks of 4 bits as a
+peer. Prints a line for each row and writes bench/results/quantized_h100-DEVICE.json after it
+(microseconds).
 """
 
 from __future__ import annotations

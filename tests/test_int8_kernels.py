@@ -514,20 +514,24 @@ def test_a_kernel_runs_in_a_model_on_a_gpu(text: str) -> None:
 # ---------------------------------------------------------------- the benchmark
 
 
+@pytest.mark.parametrize("as_read", [False, True])
 @pytest.mark.parametrize("left", ["uint8", "int8", "float16"])
-def test_the_benchmark_computes_its_rows_in_all_ways(left: str) -> None:
+def test_the_benchmark_computes_its_rows_in_all_ways(left: str, as_read: bool) -> None:
     torch = pytest.importorskip("torch")
     peer = script("integer_products")
-    product = peer.IntegerProduct(4, columns=24, inner=32, left=left)
+    product = peer.IntegerProduct(4, columns=24, inner=32, left=left, as_read=as_read)
     graph, rng = product.goal(), np.random.default_rng(0)
     assert product.bytes() > 4 * 32 + 32 * 24
+    assert graph.inputs[1].shape == ((32, 24) if as_read or left == "float16" else (24, 32))
     values = [Product().drawn(x, rng) for x in graph.inputs]
+    if len(values) > len(product.leaves()):
+        values[-1] = values[1].sum(1, dtype=np.int32)[None]
     given = dict(zip(graph.inputs, map(EXACT.load, values), strict=True))
     (wanted,) = interpret(graph.outputs, EXACT, given).values()
     exact = product.exact([torch.tensor(v) for v in values]).numpy()
     np.testing.assert_allclose(exact, wanted, rtol=1e-12)
     feed = {f"x{i}": values[0] for i in range(2)}
-    found = Session(peer.model(product, [values[1:]], 2).SerializeToString()).run(feed)
+    found = Session(peer.model(product, [product.stored(values)], 2).SerializeToString()).run(feed)
     assert len(found) == 2
     for each in found:
         np.testing.assert_allclose(each.astype(float), wanted, rtol=2e-3 if left == "float16" else 1e-6)

@@ -11,7 +11,7 @@ read once for every sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -21,7 +21,8 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim, Symbolic, symbols
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
+from taso_mirage.kernels.arranged import over_inputs
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
@@ -178,7 +179,10 @@ def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
 
 def resized(spot: RegionSite, sizes: Mapping[str, int]) -> Graph:
     """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
-    return canonical_region(region_members(spot), spot.outputs, sizes)[0]
+    spot = replace(spot, outputs=over_inputs(spot.inputs, spot.outputs))
+    graph, leaves = canonical_region(region_members(spot), spot.outputs, sizes)
+    unread = {x: variable(f"unread{i}", x.tensor) for i, x in enumerate(spot.inputs) if x not in leaves}
+    return Graph(tuple([(leaves | unread)[x] for x in spot.inputs]), graph.outputs)
 
 
 def region_members(spot: RegionSite) -> list[Node]:

@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
-from taso_mirage.ir.mugraph import part_of, tile_part
+from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
-from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.goal import Labelled, LabelNames
 from taso_mirage.kernels.tiles import TileSizes
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 
 SMALL, LARGE = 16, 64
 """Instances are powers of two below the one, and multiples of the other from there on: they have
@@ -71,9 +71,17 @@ class FreeSizes:
 
     def _views(self, goal: Labelled) -> list[tuple[Sequence[tuple[str, ...]], Shape]]:
         given = dict(zip(goal.graph.inputs, self.inputs, strict=True))
-        return [
-            (axes, given.get(leaf, leaf.shape)) for name, axes in goal.inputs.items() for leaf in [goal.leaves[name]]
-        ]
+        return [(axes, given.get(_as_wide(leaf), leaf.shape)) for axes, leaf in _leaves(goal)]
+
+
+def _leaves(goal: Labelled) -> list[tuple[LabelNames, Node]]:
+    return [(axes, goal.leaves[name]) for name, axes in goal.inputs.items()]
+
+
+def _as_wide(leaf: Node) -> Node:
+    """The input of the same shape that a leaf is, or is the numbers of; itself where there is
+    none."""
+    return leaf.args[0] if traits(leaf).lowering is Lowering.WHOLE else leaf
 
 
 def free_sizes(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> FreeSizes | None:
@@ -121,11 +129,12 @@ def free_goal(
     known = {**goal.sizes, **sizes, **names}
     made: dict[Node, Node] = {}
     for view, axes in goal.inputs.items():
-        leaf = goal.leaves[view]
+        leaf, given = goal.leaves[view], _as_wide(goal.leaves[view])
         shape = tuple([dim_product(known[x] for x in axis) for axis in axes])
-        if shape != leaf.shape and leaf not in goal.graph.inputs:
+        if shape != leaf.shape and given not in goal.graph.inputs:
             return None
-        made[leaf] = leaf if shape == leaf.shape else Node(leaf.op, (), leaf.attrs, Tensor(leaf.dtype, shape))
+        made[given] = given if shape == leaf.shape else _typed(given, shape)
+        made[leaf] = made[given] if leaf is given else term(leaf.op, made[given])
     return tuple([made.get(x, x) for x in goal.graph.inputs]), {view: made[leaf] for view, leaf in goal.leaves.items()}
 
 

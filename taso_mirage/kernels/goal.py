@@ -151,8 +151,9 @@ def refuse(goal: Graph) -> None:
     """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
     nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
+    whole = {stored_leaf(node) for node in order if is_packed(node)}
     for node in order:
-        if node.op in LEAVES and node.dtype not in LOADED:
+        if node.op in LEAVES and node.dtype not in LOADED and node not in whole:
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):

@@ -87,7 +87,8 @@ def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
 @dataclass(frozen=True, slots=True)
 class RegionSite:
     """One place of a region: the model's terms that are its inputs, and those that it gives, in the
-    order of its graph, and the names of its operators."""
+    order of its graph, and the names of its operators. An input may be a weight that is stored
+    otherwise (see `arranged`)."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -235,9 +236,10 @@ class _Growing:
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
-        kind = _folding(found, weights, math.inf if sums_integers(node) else ROWS)
+        whole = sums_integers(node)
+        kind = _folding(found, weights, math.inf if whole else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
-        return None if kind is _Kind.LINEAR and self.batched and free else kind
+        return None if kind is _Kind.LINEAR and self.batched and free and not whole else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that

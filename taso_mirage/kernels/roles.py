@@ -12,6 +12,7 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, wit
 from taso_mirage.kernels.axes import Unifier
 from taso_mirage.kernels.derivations.terms import TermForm, below
 from taso_mirage.kernels.functions import is_scalar, tensors
+from taso_mirage.kernels.goal import is_packed
 from taso_mirage.kernels.integers import QuantizedTerms
 from taso_mirage.kernels.trace import ALGEBRA, LabelledValue, LabelsMeaning
 from taso_mirage.operators.interpret import definition, interpret_term
@@ -34,9 +35,10 @@ def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
     several = sum(traits(n).quantized for n in topological(outputs)) > 1
 
     def one(node: Node) -> bool:
-        """Whether an operator is one value of the goal: weights of several products are, since all
-        ways to take them apart are too many."""
-        return role(node) is Role.FUNCTION or (several and traits(node).lowering is Lowering.SCALE)
+        """Whether an operator is one value of the goal: the numbers of an input, and weights of
+        several products, since all ways to take them apart are too many."""
+        scaled = several and traits(node).lowering is Lowering.SCALE
+        return is_packed(node) or scaled or role(node) is Role.FUNCTION
 
     def replaced(node: Node, stop: Iterable[Node]) -> Node:
         for each in topological([node], stop=done | dict.fromkeys(stop)):

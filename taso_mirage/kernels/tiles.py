@@ -72,6 +72,9 @@ that waits for all of them at once, and the kernel takes so many times as long (
 none of them is the best of its row)."""
 WIDE = 512
 """A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
+BYTES, TURNING = 0.5, 1.75
+"""Of the time of a product of half precision, that of one of bytes where both operands lie along
+the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 
@@ -326,6 +329,12 @@ class _Model:
     def volume(self, labels: Iterable[str]) -> TileCounts:
         """Elements of a block along some labels."""
         return self._product(self.tiles[label] for label in labels)
+
+    def pace(self, args: Sequence[int], label: str) -> float:
+        """How many times as long a product of matrices takes as one of half precision."""
+        if any(self.widths.get(c) != 1 for c in args):
+            return 1.0
+        return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
 
     def _tile(self, c: int) -> TileCounts:
         return self.volume(self.closure.classes[c])

@@ -33,14 +33,18 @@ SEARCHES = ("passes", "mutants", "search")
 @dataclass(frozen=True, slots=True)
 class PlacedKernels:
     """Kernels that were put into the model together: of each kind of region the operators and the
-    number of places, and how many times as fast the model became by them."""
+    number of places, how many times as fast the model became by them, and how many weights they
+    read in another order of their axes, stored so."""
 
     kinds: tuple[tuple[tuple[str, ...], int], ...]
     gain: float
+    turned: int = 0
 
     def __str__(self) -> str:
         said = " and for ".join(f"{' '.join(operators)} in {places} places" for operators, places in self.kinds)
-        return f"kernel for {said}: the whole model is {self.gain:.3f} times as fast with it as without it"
+        weights = f"{self.turned} weight{'s' if self.turned > 1 else ''}"
+        stored = f"; {weights} of 8 bits are stored transposed, along the sums" if self.turned else ""
+        return f"kernel for {said}: the whole model is {self.gain:.3f} times as fast with it as without it{stored}"
 
 
 @dataclass(frozen=True, slots=True)

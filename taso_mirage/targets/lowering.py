@@ -47,6 +47,11 @@ class Backend(Protocol):
         """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
 
     @property
+    def arranged(self) -> bool:
+        """Whether kernels may read weights of 8 bits along their sums, and those
+        (`kernels.arranged`)."""
+
+    @property
     def searching(self) -> int:
         """How many processes may search while `fastest` measures; none where they would be in its
         way."""

@@ -40,7 +40,7 @@ class Dot(DerivationKind):
             volume = volume * np.maximum(device.padded / model.volume(side), 1)
         if a - b and b - a:
             batch = model.volume(a & b & model.labels(made))
-            volume = np.where(batch > 1, volume * device.batched, volume)
+            volume = np.where(batch > 1, volume * device.batched, volume) * model.pace(edge.args, edge.folds)
         return np.asarray(2 * volume)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:

@@ -15,6 +15,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
@@ -36,7 +37,8 @@ LARGEST = 1 << 16
 @dataclass(frozen=True, slots=True)
 class EmbeddedRegion:
     """Terms of a model between `inputs` and `outputs`, and a kernel that takes and gives these, in
-    this order."""
+    this order. An input may be an arranged weight, where the terms have the weight itself (see
+    `arranged`)."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -56,7 +58,8 @@ class EmbeddedRegion:
         Raises Unsupported where it has weights or opaque nodes inside.
         """
         leaves = tuple(variable(f"x{i}", node.tensor) for i, node in enumerate(self.inputs))
-        outputs = substitute(self.outputs, dict(zip(self.inputs, leaves, strict=True)))
+        outputs = over_inputs(self.inputs, self.outputs)
+        outputs = substitute(outputs, dict(zip(self.inputs, leaves, strict=True)))
         for node in topological(outputs):
             if node.op in ("weight", "opaque") or (node.op == "input" and node not in leaves):
                 name = dict(node.attrs).get("name", node.op)
@@ -112,9 +115,10 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 
     Where the custom-operator library is registered (`runtime.register`) a node runs its kernel,
     elsewhere a function, which is made of the region's own terms. Regions may read what others
-    give. Equal kernels are in the file once. The sources travel in the metadata. `sizes` are of the
-    model's free dims: what has such a dim runs its kernel at these sizes, and its own terms at
-    others.
+    give. Equal kernels are in the file once. Arranged weights are weights of the model's own, and
+    those that nothing reads any more are left out. The sources travel in the metadata. `sizes` are
+    of the model's free dims: what has such a dim runs its kernel at these sizes, and its own terms
+    at others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
     the model does not have or that cannot be a function, or for too many kernels. That a kernel
@@ -123,8 +127,9 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     header = _header(model.header)
     names = _Names(header, {domain: v for domain, v in model.opsets.items() if domain != DOMAIN})
     fits = None
-    mapping: dict[Node, Node] = {}
     old = model.nodes()
+    model, mapping = with_arranged(model, [x for region in regions for x in region.inputs])
+    arranged = bool(mapping)
     known = frozenset(old)
     for i, region in enumerate(_ordered(regions)):
         region.check(sizes or {})
@@ -138,7 +143,7 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         label = f"{name}/{model.names.get(region.outputs[0], i)}"
         mapping.update(zip(region.outputs, _call(name, label, args, region), strict=True))
     new = dict(zip(old, substitute(old, mapping), strict=True))
-    return replace(
+    made = replace(
         model,
         graph=Graph(model.graph.inputs, tuple(new[o] for o in model.graph.outputs)),
         opsets={**_domains(regions), **model.opsets, DOMAIN: 1},
@@ -147,6 +152,7 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         origins=_moved({n: o for n, o in model.origins.items() if n not in mapping}, new),
         opaque=_moved(model.opaque, new),
     )
+    return without_unread(made) if arranged else made
 
 
 def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:

@@ -41,6 +41,7 @@ from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
 from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
@@ -130,6 +131,7 @@ class _Stage:
         self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
+        self.forms = {kind: forms(kind, spots, self.backend.arranged) for kind, spots in self.kinds.items()}
         self.original = original
         self.comparisons = Comparisons(
             [self._inputs(sizes) for sizes, _ in result.workloads],
@@ -215,31 +217,37 @@ class _Stage:
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
-        for i, (kind, spots) in enumerate(self.kinds.items()):
+        for i, kind in enumerate(self.kinds):
             self.progress("kernels", i, len(self.kinds))
             if self._late():
                 self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
                 break
             share = possible[i] / sum(possible[i:])
-            operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
+            found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
+        return sorted(found, key=lambda f: -f.saved)
+
+    def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
+        """That of the forms of a kind that saves most, with its kernel; none where none is faster
+        than the operators."""
+        found = list[Fused]()
+        for form in self.forms[kind]:
             try:
-                fused = self._tried(kind, spots, operators, max(self.budget.left() - kept, 0.0) * share)
+                fused = self._tried(form, seconds / len(self.forms[kind]))
                 found += [fused] if fused is not None else []
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:
-                self._report(" ".join(operators), error)
-        return sorted(found, key=lambda f: -f.saved)
+                self._report(" ".join(form.operators), error)
+        return [max(found, key=lambda f: f.saved)] if found else []
 
     def _late(self) -> bool:
         """Whether the command has less time left than a set of kernels takes, to try and to
         check."""
         return child().deadline.room() < FIRST * self.trial
 
-    def _tried(
-        self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
-    ) -> Fused | None:
+    def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
+        kind, spots = form.kind, form.spots
         try:
             chosen = self._chosen(kind, seconds)
         except TasoMirageError:
@@ -247,27 +255,27 @@ class _Stage:
                 raise
             chosen = None
         if chosen is None:
-            return self._otherwise(kind, spots, operators, seconds)
+            return self._otherwise(form, seconds)
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-        times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
+        place = spots[0], chosen[1], opsets, self.target, form.several or made is not None
+        times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
-        place = spots[0], chosen[1], opsets, self.target, made is not None
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
-            return self._otherwise(kind, spots, operators, seconds) if worth else None
+            return self._otherwise(form, seconds) if worth else None
         prepares = None if made is None else type(made)
-        self.tried.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        self.tried.append(Fused(form.operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
         return self.tried[-1] if worth else None
 
-    def _otherwise(
-        self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
-    ) -> Fused | None:
+    def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:
         """The kind with another kernel than one of free sizes, which is none or is slower."""
-        other = None if kind.free is None else other_kind(kind, spots[0], self.backend.batched)
-        return None if other is None else self._tried(other, spots, operators, seconds / 2)
+        kind = form.kind
+        other = None if kind.free is None else other_kind(kind, form.spots[0], self.backend.batched)
+        return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
-        lanes = [(kind, lane) for kind in self.kinds for lane in self._lanes(kind.goal)]
+        kinds = [form.kind for each in self.forms.values() for form in each]
+        lanes = [(kind, lane) for kind in kinds for lane in self._lanes(kind.goal)]
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
@@ -360,7 +368,9 @@ class _Stage:
             return None  # a region that cannot be one node
         if timing.ratio < KEEP or not timing.certain:
             return None  # and no session: a large model is not to be there more often than it must
-        self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
+        stored = {x for kind in trial for x in kind.turned}
+        placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
+        self.made.append(placed)
         return tried
 
     def _joined(self, kept: list[Fused], session: Session) -> list[Fused]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.arranged import is_turned
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
@@ -28,6 +30,11 @@ class Fused:
     @property
     def regions(self) -> list[EmbeddedRegion]:
         return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
+
+    @property
+    def turned(self) -> set[Node]:
+        """The weights that it reads in another order of their axes than the model has them in."""
+        return {x for spot in self.spots for x in spot.inputs if is_turned(x)}
 
 
 def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:

@@ -31,6 +31,7 @@ class CpuLowering:
     batched = False
     free = True
     prepared = True
+    arranged = False
     searching = 0
     lanes = 1
 

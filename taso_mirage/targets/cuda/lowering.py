@@ -64,6 +64,7 @@ class CudaLowering:
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
     lanes: int = 4
     prepared: bool = False
+    arranged: bool = True
     batched: bool = True
     free: bool = True
     """What has no such kernel keeps its operators, or has one of samples: a model that told sizes

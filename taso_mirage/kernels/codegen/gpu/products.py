@@ -110,7 +110,9 @@ def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
 
 def signed(xp: Tiles, x: Tile) -> Tile:
     """Numbers of 8 bits as signed bytes, which tensor cores multiply and all else widens: unsigned
-    ones less 128, which is another highest bit."""
+    ones less 128, which is another highest bit. Sums of them, of int32, are what they are."""
+    if x.stored == "int32":
+        return x
     if x.stored == "int8":
         return replace(x, dtype="int32")
     code = xp.lines.let(x.stage, f"{x.code}_signed", f"({x.code} ^ {SIGN}).to(tl.int8, bitcast=True)")

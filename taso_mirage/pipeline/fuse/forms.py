@@ -1,0 +1,51 @@
+"""The forms of a kind of regions: as the model has it, and with its weights arranged
+(`kernels.arranged`). Which one is faster is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.ir.terms import Graph, substitute
+from taso_mirage.kernels.arranged import ArrangedGoal, arranged
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+
+
+@dataclass(frozen=True, slots=True)
+class RegionForm:
+    """What is searched for, with its places in the model, and the operators that are there.
+
+    `several`: It is one of several, so that its weights are a model's where it is measured.
+    """
+
+    kind: EqualRegions
+    spots: Sequence[RegionSite]
+    operators: tuple[str, ...]
+    several: bool = False
+
+
+def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> list[RegionForm]:
+    """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
+    every place of it has to have them, and the goal over them has to be proved equal."""
+    first = RegionForm(kind, spots, tuple(n.op for n in kind.goal if n.args and n.op != "item"))
+    found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging else [None]
+    goal = found[0]
+    if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
+        return [first]
+    made = replace(kind, goal=goal.graph, whole=goal.operators(kind.whole))
+    sums = goal.graph.inputs[len(kind.goal.inputs) :]
+    if kind.free is not None:
+        given = [tuple([x[d] for d in goal.perms.get(i, range(len(x)))]) for i, x in enumerate(kind.free.inputs)]
+        made = replace(made, free=FreeSizes((*given, *(x.shape for x in sums)), kind.free.outputs))
+    if kind.batch is not None:
+        made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
+    places = [replace(spot, inputs=goal.inputs(kind.goal, spot.inputs)) for spot in spots]
+    return [replace(first, several=True), RegionForm(made, places, first.operators, several=True)]
+
+
+def _proved(goal: Graph, other: ArrangedGoal) -> bool:
+    over = substitute(other.graph.outputs, dict(zip(other.graph.inputs, other.terms, strict=True)))
+    return isinstance(prove_symbolic(goal.outputs, over), Proved)
