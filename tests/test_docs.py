@@ -77,8 +77,9 @@ def named(page: Path) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout: pages write files into it, and an operator."""
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "results")
+    """A copy of the checkout, with what is compiled of it: pages write files into it, and an
+    operator."""
+    hidden = shutil.ignore_patterns(".*", "results")
     return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=hidden))
 
 
