@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     """`models.build` in the small configuration; every model is built once in a run of the tests
     and not to be changed."""
+    import exporter
     import onnx
 
     import models
@@ -75,7 +77,8 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
         path = shared / f"{name}{sorted(options.items())}.onnx"
         if not path.exists():
             partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(models.build(name, **options).SerializeToString())
+            with exporter.read_once() if name in models.EXPORTED else nullcontext():
+                partial.write_bytes(models.build(name, **options).SerializeToString())
             partial.replace(path)
         return onnx.load(path)
 

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import exporter
 import onnx_ir
 import pytest
 
@@ -38,6 +39,12 @@ from taso_mirage.torch.race import ROUNDS, slower  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exporter_reads_once() -> Iterator[None]:
+    with exporter.read_once():
+        yield
 
 
 @pytest.fixture(autouse=True)
