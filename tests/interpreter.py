@@ -5,6 +5,7 @@ it takes most of their time otherwise."""
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import subprocess
@@ -48,24 +49,28 @@ def _server() -> subprocess.Popen[str]:
     return made
 
 
-def _serve() -> int:
+def _serve() -> None:
     """Fork for each request, and say how it ended; in what is forked, run it."""
     import in_turn  # noqa: F401
     import torch  # noqa: F401
+    import triton.experimental.gluon
     import triton.language  # noqa: F401
 
     from taso_mirage.kernels import checkpoint  # noqa: F401
     from taso_mirage.meanings import reals  # noqa: F401
     from taso_mirage.targets.cuda import lowering  # noqa: F401
 
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
         forked = os.fork()
         if not forked:
-            return _run(**request)
+            ended = _run(**request)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended)  # to take apart all that was imported takes as long as to import it
         _, status = os.waitpid(forked, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
-    return 0
 
 
 def _run(code: str, args: Sequence[str], cwd: str, folder: str) -> int:
@@ -88,4 +93,4 @@ def _run(code: str, args: Sequence[str], cwd: str, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_serve())
+    _serve()
