@@ -64,6 +64,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
+def put(content: bytes, path: Path) -> None:
+    """A file that other workers may read, or write too."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+@pytest.fixture(scope="session")
+def layer(shared: Path) -> Path:
+    """The first of the seven layers of `models/mini_transformer.onnx`, for tests that a model takes
+    less time in."""
+    import onnx
+    from onnx.utils import Extractor
+
+    path = shared / "layer.onnx"
+    if not path.exists():
+        whole = onnx.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
+        norms = [node.output[0] for node in whole.graph.node if node.op_type == "LayerNormalization"]
+        made = Extractor(whole).extract_model([each.name for each in whole.graph.input], [norms[2]])
+        put(made.SerializeToString(), path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     """`models.build` in the small configuration; every model is built once in a run of the tests
@@ -76,10 +99,8 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     def built(name: str, **options: Any) -> onnx.ModelProto:
         path = shared / f"{name}{sorted(options.items())}.onnx"
         if not path.exists():
-            partial = path.with_suffix(f".{os.getpid()}")
             with exporter.read_once() if name in models.EXPORTED else nullcontext():
-                partial.write_bytes(models.build(name, **options).SerializeToString())
-            partial.replace(path)
+                put(models.build(name, **options).SerializeToString(), path)
         return onnx.load(path)
 
     return cache(built)

@@ -1,8 +1,8 @@
 """The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
 pictures are those of today.
 
-Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets, and
-in the slow test with their own. A block of `text` right
+Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets and
+one layer of the model, and in the slow test as they are. A block of `text` right
 behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
 `<!-- not run: WHY -->`.
 """
@@ -117,7 +117,8 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> 
 
 
 @pytest.mark.parametrize("page", QUICK, ids=named)
-def test_the_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
+def test_the_blocks_of_a_page_run(page: Path, checkout: Path, layer: Path) -> None:
+    shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
     run(page, ("",), checkout, budget=3)
 
 
@@ -148,7 +149,9 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 @pytest.mark.parametrize("budget", [3, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
-def test_the_gallery_runs(script: Path, budget: int, checkout: Path) -> None:
+def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path) -> None:
+    if budget:
+        shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
     copied = checkout / script.relative_to(ROOT)
     copied.write_text(within(copied.read_text(), budget))
     done = subprocess.run(
