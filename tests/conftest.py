@@ -21,8 +21,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports o
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
 
-# Workers, and the processes that tests start, read what the first of them has compiled, whatever the environment says: it is a third
-# of the time that a process takes to start, and more of a file of tests.
+# Workers, and the processes that tests start, read what the first of them has compiled, whatever
+# the environment says: to compile it is a third of the time in which a command starts, and half of
+# that in which tests are collected.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -65,7 +65,7 @@ def may_change(node: Any) -> bool:
     of the graph, or an operator of others, may be anything.
     """
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
-        return node.op == "call_module"
+        return bool(node.op == "call_module")
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.name.startswith("aten::"):
         return True
