@@ -255,6 +255,7 @@ from taso_mirage.kernels.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
 goal, program = from_json(goal), _program(record)
+torch.manual_seed(0)
 inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
 results = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
 results = results if isinstance(results, tuple) else (results,)
