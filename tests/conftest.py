@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
+
+# Workers, and the processes that tests start, read what the first of them has compiled, whatever
+# the environment says: to compile it is a third of the time in which a command starts, and half of
+# that in which tests are collected.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
@@ -58,10 +65,34 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
+def put(content: bytes, path: Path) -> None:
+    """A file that other workers may read, or write too."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+@pytest.fixture(scope="session")
+def layer(shared: Path) -> Path:
+    """The first of the seven layers of `models/mini_transformer.onnx`, for tests that a model takes
+    less time in."""
+    import onnx
+    from onnx.utils import Extractor
+
+    path = shared / "layer.onnx"
+    if not path.exists():
+        whole = onnx.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
+        norms = [node.output[0] for node in whole.graph.node if node.op_type == "LayerNormalization"]
+        made = Extractor(whole).extract_model([each.name for each in whole.graph.input], [norms[2]])
+        put(made.SerializeToString(), path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     """`models.build` in the small configuration; every model is built once in a run of the tests
     and not to be changed."""
+    import exporter
     import onnx
 
     import models
@@ -69,9 +100,8 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     def built(name: str, **options: Any) -> onnx.ModelProto:
         path = shared / f"{name}{sorted(options.items())}.onnx"
         if not path.exists():
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(models.build(name, **options).SerializeToString())
-            partial.replace(path)
+            with exporter.read_once() if name in models.EXPORTED else nullcontext():
+                put(models.build(name, **options).SerializeToString(), path)
         return onnx.load(path)
 
     return cache(built)

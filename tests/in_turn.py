@@ -1,13 +1,9 @@
-"""Programs in Triton's interpreter, in a process of their own: it is chosen before Triton is
-imported. It runs one block after the other; a program with clusters runs once more for each
-exchange, and has what the blocks gave to it in the run before."""
+"""Programs in Triton's interpreter. It runs one block after the other; a program with clusters runs
+once more for each exchange, and has what the blocks gave to it in the run before."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -15,12 +11,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import interpreter
 import numpy as np
 
 from taso_mirage.ir.terms import Graph
 
 WITHOUT = "_without_small_floats"
 """How the name ends of a program that is to run as on a GPU that has no floats of 8 bits."""
+
+
+RUN = """
+import sys
+from pathlib import Path
+import in_turn
+
+for name in sys.argv[2:]:
+    in_turn.run(Path(sys.argv[1]), name)
+"""
 
 
 class Exchanges:
@@ -86,17 +93,11 @@ def interpreted(folder: Path, programs: Mapping[str, tuple[str, Graph, Sequence[
         wide = [v.astype(np.float32) if v.dtype.kind in "fV" else v for v in values]
         np.savez(folder / f"{name}.npz", **{f"{i:02}": v for i, v in enumerate(wide)})
         (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    made = subprocess.run(
-        [sys.executable, __file__, str(folder), *programs],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    made = interpreter.run(RUN, folder, *programs)
     assert made.returncode == 0, made.stderr[-3000:]
 
 
-def _run(folder: Path, name: str) -> None:
+def run(folder: Path, name: str) -> None:
     import torch
 
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
@@ -109,8 +110,3 @@ def _run(folder: Path, name: str) -> None:
     found = launched(module, *[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes, strict=True)])
     found = found[0] if isinstance(found, tuple) else found
     np.save(folder / f"{name}.npy", found.to(torch.float64).numpy())
-
-
-if __name__ == "__main__":
-    for each in sys.argv[2:]:
-        _run(Path(sys.argv[1]), each)

@@ -4,10 +4,10 @@ documents name files that exist."""
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -360,9 +360,10 @@ def test_help_imports_nothing_heavy_and_is_quick() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & {"numpy", "onnx", "onnx_ir", "onnxruntime", "sqlite3", "ml_dtypes", "jinja2", "torch"}
-    start = time.perf_counter()
+    start = os.times()
     subprocess.run([sys.executable, "-m", "taso_mirage.cli", "--help"], capture_output=True, check=True)
-    assert time.perf_counter() - start < 5  # the bar is 0.3 s (bench/startup.py); this only catches a disaster
+    # of the processor, as others may work; the bar is 0.3 s (bench/startup.py)
+    assert os.times().children_user - start.children_user < 2
 
 
 def test_what_users_call_is_at_the_top() -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import mugraphs
 import numpy as np
 import pytest
@@ -256,6 +255,7 @@ from taso_mirage.kernels.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
 goal, program = from_json(goal), _program(record)
+torch.manual_seed(0)
 inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
 results = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
 results = results if isinstance(results, tuple) else (results,)
@@ -276,8 +276,7 @@ def test_scratch_memory_is_each_samples_own(samples: tuple[int, ...], tmp_path: 
     schedules = [asdict(each.schedule) for each in program.launches]
     record = {"mugraph": to_json(graph), "schedules": schedules, "batch": asdict(batch)}
     (tmp_path / "given.json").write_text(json.dumps([to_json(goal), record]))
-    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = interpreter.run(INTERPRETED, tmp_path / "given.json")
     assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
 
 
@@ -319,6 +318,5 @@ def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     records = [{"mugraph": to_json(g), "schedules": s} for g, s in zip(found, schedules, strict=True)]
     record = dict(gpu.joined(kind.goal, parts, records)) | {"batch": asdict(kind.batch)}
     (tmp_path / "given.json").write_text(json.dumps([to_json(kind.whole), record]))
-    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = interpreter.run(INTERPRETED, tmp_path / "given.json")
     assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr

@@ -75,8 +75,8 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
     assert not any(e["proof"] == CHECK for e in case[2]["equalities"])
 
 
-def test_saturation_has_certificates_too(tmp_path: Path) -> None:
-    assert set(followed(made(MODEL, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
+def test_saturation_has_certificates_too(layer: Path, tmp_path: Path) -> None:
+    assert set(followed(made(layer, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
 
 
 @pytest.mark.parametrize("opset", [11, 17, 23])
@@ -237,16 +237,16 @@ def test_two_thousand_tampered_certificates(case: Case) -> None:
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_the_commands(layer: Path, tmp_path: Path) -> None:
     output, steps = tmp_path / "faster.onnx", tmp_path / "steps.json"
     options = ["--no-measure", "--budget", "5", "-o", str(output), "--certificate", str(steps)]
-    run("optimize", MODEL, *options)
-    good = run("verify", MODEL, output, steps)
+    run("optimize", layer, *options)
+    good = run("verify", layer, output, steps)
     assert "the certificate leads from" in good.stdout
-    original = load(MODEL)
+    original = load(layer)
     save(next(_changed(original)), tmp_path / "other.onnx")
-    other = run("verify", MODEL, tmp_path / "other.onnx", steps, check=5)
+    other = run("verify", layer, tmp_path / "other.onnx", steps, check=5)
     assert "does not lead to the output" in other.stderr
     steps.write_text("[]")
-    run("verify", MODEL, output, steps, check=5)
-    run("verify", MODEL, output, tmp_path / "none.json", check=2)
+    run("verify", layer, output, steps, check=5)
+    run("verify", layer, output, tmp_path / "none.json", check=2)

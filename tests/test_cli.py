@@ -334,14 +334,23 @@ def test_a_provider_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_portable_keeps_to_standard_operators(tmp_path: Path) -> None:
-    run("optimize", MINI, "--portable", "--no-measure", "--budget", 3, "-o", tmp_path / "out.onnx")
+def test_portable_keeps_to_standard_operators(layer: Path, tmp_path: Path) -> None:
+    run("optimize", layer, "--portable", "--no-measure", "--budget", 3, "-o", tmp_path / "out.onnx")
     assert {n.domain for n in onnx.load(tmp_path / "out.onnx").graph.node} <= {"", "ai.onnx"}
 
 
-def test_saturation_is_a_strategy(tmp_path: Path) -> None:
+def test_saturation_is_a_strategy(layer: Path, tmp_path: Path) -> None:
     done = run(
-        "optimize", MINI, "--strategy", "saturate", "--no-measure", "--budget", 5, "--json", "-o", tmp_path / "out.onnx"
+        "optimize",
+        layer,
+        "--strategy",
+        "saturate",
+        "--no-measure",
+        "--budget",
+        5,
+        "--json",
+        "-o",
+        tmp_path / "out.onnx",
     )
     found = result_of(done)
     assert found["changed"]

@@ -3,15 +3,13 @@ in floats where the exponentials of its blocks have maxima of their own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import mugraphs
 import numpy as np
 import pytest
@@ -133,7 +131,7 @@ def test_a_block_keeps_no_values_beside_those_of_its_cluster() -> None:
 
 
 def test_every_sample_of_a_batch_has_clusters_of_its_own(tmp_path: Path) -> None:
-    """In Triton's interpreter, whose process is chosen before triton is imported."""
+    """In Triton's interpreter."""
     sizes: dict[str, Any] = {"queries": 6, "dim": 5, "keys": 24, "width": 7, "blocks": 3, "splits": 4, "loop": 3}
     graph, _ = mugraphs.attention_cluster(heads=1, **sizes)
     _, goal = mugraphs.attention_cluster(heads=3, **sizes)
@@ -141,9 +139,7 @@ def test_every_sample_of_a_batch_has_clusters_of_its_own(tmp_path: Path) -> None
     rng = np.random.default_rng(0)
     given = [rng.normal(size=x.shape).astype(np.float16) for x in goal.inputs]
     np.savez(tmp_path / "given.npz", *given)
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], env=environment, capture_output=True, text=True)
+    done = interpreter.run(RUN, tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     wanted = interpret(goal.outputs, EXACT, {x: EXACT.load(v) for x, v in zip(goal.inputs, given, strict=True)})
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted[goal.outputs[0]], atol=4e-3)

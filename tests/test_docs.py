@@ -1,8 +1,8 @@
 """The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
 pictures are those of today.
 
-Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets, and
-in the slow test with their own. A block of `text` right
+Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets and
+one layer of the model, and in the slow test as they are. A block of `text` right
 behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
 `<!-- not run: WHY -->`.
 """
@@ -77,8 +77,9 @@ def named(page: Path) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout: pages write files into it, and an operator."""
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "results")
+    """A copy of the checkout, with what is compiled of it: pages write files into it, and an
+    operator."""
+    hidden = shutil.ignore_patterns(".*", "results")
     return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=hidden))
 
 
@@ -116,8 +117,9 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> 
 
 
 @pytest.mark.parametrize("page", QUICK, ids=named)
-def test_the_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
-    run(page, ("",), checkout, budget=3)
+def test_the_blocks_of_a_page_run(page: Path, checkout: Path, layer: Path) -> None:
+    shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
+    run(page, ("",), checkout, budget=1)
 
 
 @pytest.mark.slow
@@ -145,9 +147,11 @@ def test_every_block_is_run_or_says_why_not() -> None:
     assert all((ROOT / "tests" / test).exists() and (DOCS / page).exists() for page, test in ELSEWHERE.items())
 
 
-@pytest.mark.parametrize("budget", [3, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [1, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
-def test_the_gallery_runs(script: Path, budget: int, checkout: Path) -> None:
+def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path) -> None:
+    if budget:
+        shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
     copied = checkout / script.relative_to(ROOT)
     copied.write_text(within(copied.read_text(), budget))
     done = subprocess.run(

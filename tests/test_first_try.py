@@ -3,12 +3,11 @@ slices to the end, sequences."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import commandline
 import numpy as np
 import onnx
 import pytest
@@ -51,9 +50,7 @@ def run(made: onnx.ModelProto, **options: Any) -> Any:
 
 
 def command(*arguments: str | Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "taso_mirage.cli", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+    done = commandline.run(*arguments, check=None)
     return done.returncode, done.stdout + done.stderr
 
 

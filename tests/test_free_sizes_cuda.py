@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import numpy as np
 import onnx
 import pytest
@@ -180,12 +178,7 @@ for name, sources, goals in json.loads((folder / "given.json").read_text()):
 def interpret(given: object, folder: Path) -> list[list[str]]:
     """What a process says, word by word, that runs programs in Triton's interpreter."""
     (folder / "given.json").write_text(json.dumps(given))
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = interpreter.run(RUN, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return [line.split() for line in done.stdout.splitlines()]
 

@@ -3,13 +3,11 @@ fingerprinted, proved, searched and compiled."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import mugraphs
 import numpy as np
 import pytest
@@ -133,7 +131,7 @@ def test_triton_computes_it(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(source)
     np.save(tmp_path / "given.npy", value)
     paths = [str(tmp_path / name) for name in ("made.py", "given.npy", "found.npy")]
-    subprocess.run([sys.executable, "-c", RUN, *paths], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+    interpreter.run(RUN, *paths).check_returncode()
     np.testing.assert_allclose(np.load(paths[2]), wanted(goal, value), rtol=1e-5, atol=1e-6)
 
 

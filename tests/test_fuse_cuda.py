@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import mugraphs
 import numpy as np
 import onnx
@@ -318,8 +318,7 @@ def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows
         batch = {} if kind.batch is None else {"batch": asdict(kind.batch)}
         chosen.append((to_json(kind.whole), record | batch))
     (tmp_path / "chosen.json").write_text(json.dumps(chosen))
-    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "chosen.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = interpreter.run(INTERPRETED, tmp_path / "chosen.json")
     assert (done.returncode, done.stdout.split()) == (0, ["0", "1"]), done.stderr
 
 

@@ -4,13 +4,11 @@ earlier and computes some rows twice."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import numpy as np
 import pytest
 from mugraphs import leaf
@@ -198,8 +196,7 @@ def test_programs_with_tiles_that_overlap_are_right_in_tritons_interpreter(
     pytest.importorskip("torch")
     graphs = [f.graph for f in found if overlapping(f.graph)][:3]
     (tmp_path / "graphs.json").write_text(json.dumps([to_json(attention()), *map(to_json, graphs)]))
-    command = [sys.executable, "-c", RUN, str(tmp_path / "graphs.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = interpreter.run(RUN, tmp_path / "graphs.json")
     assert (done.returncode, done.stdout.split()) == (0, [str(i) for i in range(len(graphs))]), done.stderr[-2000:]
 
 

@@ -164,9 +164,9 @@ def test_time_limit_of_any_thread(workers: int) -> None:
 
 
 def test_time_limit_kept() -> None:
-    with time_limit(0.1):
+    with time_limit(0.5):
         done = True
-    time.sleep(0.2)
+    time.sleep(0.6)
     assert done
 
 
@@ -180,7 +180,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 SHIPPED = load_rules()
 
 
-@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 12)], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 8)], ids=lambda r: r.name)
 def test_a_sample_of_the_shipped_rules_is_proved_again(rule: Rule) -> None:
     assert_proved(rule)
 

@@ -403,7 +403,7 @@ def values_of(png: bytes) -> int:
     return len(set(zlib.decompress(data)))
 
 
-def test_after_an_interrupt_no_change_is_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_interrupt_no_change_is_measured_alone(mini: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(change: object, *_: object) -> tuple[float, float]:
         heard.append(change)
         return 2.0, 1.0
@@ -411,13 +411,12 @@ def test_after_an_interrupt_no_change_is_measured_alone(monkeypatch: pytest.Monk
     heard: list[object] = []
     monkeypatch.setattr(explanations, "measured_seconds", asked)
     config = Config(budget=5, seconds=0.1, explain=True)
-    found = optimize_model(load(MINI), replace(config, measure=False, explain=False))
     with measuring(config) as (cache, executor):
         for pressed in (False, True):
             heard.clear()
             stop = Stop()
             if pressed:
                 stop()
-            done = stages.explain(Job(config, quiet, stop, cache, executor), found)
+            done = stages.explain(Job(config, quiet, stop, cache, executor), mini)
             assert len(done.explanations) > 5
             assert bool(heard) is not pressed

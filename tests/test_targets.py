@@ -298,8 +298,8 @@ def test_openvino_says_what_it_refuses() -> None:
 
 
 @needs_openvino
-def test_openvino_from_end_to_end(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(TRANSFORMER), "--target", "openvino", "--json"]
+def test_openvino_from_end_to_end(layer: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(layer), "--target", "openvino", "--json"]
     out = tmp_path / "out.onnx"
     done = subprocess.run([*command, "--budget", "3", "-o", str(out)], capture_output=True, text=True, check=True)
     found = result_of(done)
@@ -311,7 +311,7 @@ def test_openvino_from_end_to_end(tmp_path: Path) -> None:
         found["changed"] == (found["time"] is not None) == bool(found["check"])
     )  # which of both is the machine's luck
     assert {node.domain for node in onnx.load(out).graph.node} == {""}
-    model = load(TRANSFORMER)
+    model = load(layer)
     inputs = random_inputs(model, 1)
     opened = taso_mirage.session(out)
     results = list(opened(inputs).values())

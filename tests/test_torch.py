@@ -5,6 +5,7 @@ why."""
 from __future__ import annotations
 
 import copy
+import operator
 import subprocess
 import sys
 import textwrap
@@ -15,8 +16,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import exporter
 import onnx_ir
 import pytest
 
@@ -33,12 +36,19 @@ from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
 from taso_mirage.torch.equal import check_equal  # noqa: E402
 from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
+from taso_mirage.torch.norms import may_change  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 from taso_mirage.torch.race import ROUNDS, slower  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exporter_reads_once() -> Iterator[None]:
+    with exporter.read_once():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +250,22 @@ def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPat
         ours(X)
     assert graphs[0].results
     assert len(exported) == 1
+
+
+def test_what_may_change_an_operand_is_seen() -> None:
+    """Schemas do not say it of the running statistics of norms."""
+    aten, inner = torch.ops.aten, torch.ops.higher_order.cond
+    changing = (
+        aten.add_.Tensor,
+        aten.batch_norm.default,
+        aten.instance_norm.default,
+        aten.native_batch_norm.default,
+        inner,
+    )
+    still = aten.add.Tensor, aten.linear.default, aten.layer_norm.default, aten.dropout.default, operator.getitem
+    for targets, wanted in ((changing, True), (still, False)):
+        nodes = [SimpleNamespace(op="call_function", target=target) for target in targets]
+        assert [may_change(node) for node in nodes] == [wanted] * len(nodes)
 
 
 def test_what_changes_shares_no_memory_with_other_arguments() -> None:

@@ -3,11 +3,9 @@ norms that need it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import interpreter
 import mugraphs
 import numpy as np
 import pytest
@@ -83,13 +81,7 @@ def test_the_generated_triton_code_takes_one_pass(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(triton.program(one_pass()[0]).source)
     np.save(tmp_path / "x.npy", far())
     code = "import numpy, torch, program; x = torch.from_numpy(numpy.load('x.npy')); numpy.save('y.npy', program.launch(x))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
+    ran = interpreter.run(code, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert np.abs(np.load(tmp_path / "y.npy") - wanted()).max() <= 1e-4
 

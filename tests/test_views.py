@@ -4,14 +4,12 @@ joined, by offsets alone."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import mugraphs
 import pytest
 
@@ -150,8 +148,7 @@ def test_every_mugraph_of_a_decoders_attention_has_a_form() -> None:
 def interpreted(wanted: Graph, records: list[dict[str, Any]], folder: Path) -> list[str]:
     """Whether each of some muGraphs computes a goal, in Triton's interpreter."""
     (folder / "given.json").write_text(json.dumps([to_json(wanted), records]))
-    command = [sys.executable, "-c", INTERPRETED, str(folder / "given.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = interpreter.run(INTERPRETED, folder / "given.json")
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -103,15 +103,14 @@ def files(folder: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
-def test_installed_copy_optimizes_a_model(installed: Path, tmp_path: Path) -> None:
+def test_installed_copy_optimizes_a_model(installed: Path, layer: Path, tmp_path: Path) -> None:
     written = tmp_path / "mini.onnx"
-    original = ROOT / "models" / "mini_transformer.onnx"
     outputs = ("-o", written, "--report", tmp_path / "page.html")
-    shown = run(installed, tmp_path, "optimize", original, "--no-measure", "--budget", 5, *outputs)
+    shown = run(installed, tmp_path, "optimize", layer, "--no-measure", "--budget", 5, *outputs)
     assert "applied substitutions" in shown
     assert "<h2>Equations</h2>" in (tmp_path / "page.html").read_text()
     onnx.checker.check_model(written, full_check=True)
-    assert len(onnx.load(written).graph.node) < len(onnx.load(original).graph.node)
+    assert len(onnx.load(written).graph.node) < len(onnx.load(layer).graph.node)
 
 
 def test_installed_copy_reports_on_itself(installed: Path, tmp_path: Path) -> None:

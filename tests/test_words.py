@@ -34,8 +34,8 @@ FASTER, SLOWER = Timing(1.07, 1.0, 1.07, 1.06, 1.08, 40), Timing(1.0, 1.25, 0.8,
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
-    found = optimize_model(load(HOME / "models" / "mini_transformer.onnx"), Config(budget=5, measure=False))
+def result(layer: Path) -> Result:
+    found = optimize_model(load(layer), Config(budget=5, measure=False))
     return replace(found, timing=FASTER)
 
 

@@ -277,10 +277,11 @@ def _compile_index(tree: ast.expr) -> Compiled:
     return lambda env: slice(*[None if b is None else b(env) for b in bounds])
 
 
-def names_in_expression(source: str) -> set[str]:
+@lru_cache(maxsize=1 << 16)
+def names_in_expression(source: str) -> frozenset[str]:
     """The free names of an expression."""
-    tree = ast.parse(source, mode="eval")
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - EXPRESSION_FUNCTIONS.keys() - {"inf"}
+    names = {n.id for n in ast.walk(ast.parse(source, mode="eval")) if isinstance(n, ast.Name)}
+    return frozenset(names - EXPRESSION_FUNCTIONS.keys() - {"inf"})
 
 
 @lru_cache(maxsize=1 << 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args, get_origin
 
@@ -59,21 +60,24 @@ def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, A
     more = f"`taso-mirage schema {schema}` says what each is"
     if not isinstance(entry, dict):
         raise SyntaxProblem(f"{label} is no table of fields; {more}")
-    hints = get_type_hints(kind)
+    hints, required = _fields(kind)
     if unknown := sorted(entry.keys() - hints.keys()):
         fields = ", ".join(sorted(hints))
         raise SyntaxProblem(f"{label}: no field is called {unknown[0]}; the fields are {fields}, and {more}")
-    # `__required_keys__` does not know what is NotRequired where annotations are texts
-    required = [
-        field
-        for field, hint in get_type_hints(kind, include_extras=True).items()
-        if get_origin(hint) is not NotRequired  # type: ignore[comparison-overlap]
-    ]
     if missing := [field for field in required if field not in entry]:
         raise SyntaxProblem(f"{label}: the field {missing[0]} is missing; add it, and {more}")
     for field, value in entry.items():
         _check_type(f"{label}, field {field}", value, hints[field], more)
     return entry
+
+
+@cache
+def _fields(kind: Any) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """The types of a TypedDict's fields, and the names of those that it must have."""
+    # `__required_keys__` does not know what is NotRequired where annotations are texts
+    hints = get_type_hints(kind, include_extras=True)
+    required = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]  # type: ignore[comparison-overlap]
+    return get_type_hints(kind), required
 
 
 def _check_type(label: str, value: Any, hint: Any, more: str) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.halves import FreeDims
-from taso_mirage.torch.norms import TRAINING_NORMS, trains
+from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
@@ -149,6 +149,8 @@ def _exportable(program: Any) -> Any:
 
     Raises ChangesInPlace.
     """
+    if not any(map(may_change, program.graph.nodes)):
+        return program
     functional = program.run_decompositions(dict(TRAINING_NORMS))
     signature = functional.graph_signature
     weights = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}

@@ -56,3 +56,17 @@ def trains(node: Any) -> bool:
     """Whether a node of a graph is a norm with the statistics of its batch."""
     name = getattr(node.target, "__name__", "").partition(".")[0]
     return name in NORMS and len(node.args) > STATISTICS and bool(node.args[STATISTICS])
+
+
+def may_change(node: Any) -> bool:
+    """Whether a node of a graph of ATen may change an operand in place, or trains.
+
+    A schema says what an operator changes, but for the running statistics of norms. A graph inside
+    of the graph, or an operator of others, may be anything.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
+        return bool(node.op == "call_module")
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.name.startswith("aten::"):
+        return True
+    return bool(schema.is_mutable) or any(argument.name.startswith("running_") for argument in schema.arguments)
