@@ -384,7 +384,9 @@ def test_loop_and_scan() -> None:
 )
 def test_nodes_without_a_definition_that_do_the_same_are_one(nodes: str, count: int) -> None:
     """Exporters write the same sort before every layer that packs a sequence."""
-    proto = parse(f"g (float[3] x, float[3] y) => (float[n] c) <int64[1] k = {{2}}> {{ {nodes} c = Concat <axis = 0> (a, b) }}")
+    proto = parse(
+        f"g (float[3] x, float[3] y) => (float[n] c) <int64[1] k = {{2}}> {{ {nodes} c = Concat <axis = 0> (a, b) }}"
+    )
     model = read(proto)
     assert sum(node.op == "opaque" and len(node.args) > 0 for node in model.nodes()) == count
     after = round_trip(proto)
