@@ -113,3 +113,17 @@ gather.laws("""
         == slice(x, starts=(value(c),), ends=(value(c) + 1,), axes=(k,), steps=(1,)) \
         where rank(c) == 0
 """)
+# Queries, keys and values of one product, as PyTorch parts them.
+gather.laws("""
+    gather(transpose(reshape(x, shape=s), perm=(2, 0, 1, 3)), c, axis=0) \
+        == slice(x, starts=(value(c) * s[3],), ends=(value(c) * s[3] + s[3],), axes=(2,), steps=(1,)) \
+        where rank(c) == 0 and rank(x) == 3 and len(s) == 4 and s[:2] == shape(x)[:2] and value(c) >= 0 and \
+            value(c) < s[2]
+    given x: (m, n, 3*e), c: int64 () | s: (m, n, 3, e)
+    transpose(reshape(gather(transpose(reshape(x, shape=s), perm=(2, 1, 0, 3)), c, axis=0), shape=t), perm=p) \
+        == transpose(reshape(slice(x, starts=(value(c) * s[3],), ends=(value(c) * s[3] + s[3],), axes=(2,), \
+            steps=(1,)), shape=at(t, (1, 0, 2, 3))), perm=at((1, 0, 2, 3), p)) \
+        where rank(c) == 0 and rank(x) == 3 and len(s) == 4 and len(t) == 4 and s[:2] == shape(x)[:2] and \
+            t[:2] == (s[1], s[0]) and value(c) >= 0 and value(c) < s[2]
+    given x: (m, n, 3*h*d), c: int64 () | s: (m, n, 3, h*d), t: (n, m, h, d), p: (1, 2, 0, 3)
+""")

@@ -76,3 +76,28 @@ transpose.laws(
 """,
     last=True,
 )
+# What PyTorch writes for its module of attention, whose heads and batch are one dim.
+transpose.laws("""
+    squeeze(transpose(unsqueeze(x, axes=i), perm=p), axes=j) \
+        == transpose(x, perm=without(at(iota(rank(x))[:i[0]] + (0,) + iota(rank(x))[i[0]:], p), j[0])) \
+        where len(i) == 1 and len(j) == 1 and p[j[0]] == i[0]
+    reshape(transpose(reshape(x, shape=s), perm=p), shape=t) \
+        == transpose(reshape(x, shape=(s[0], t[0], t[1], s[2])), perm=(1, 2) + at((0, 1, 3), p[1:])) \
+        where len(s) == 3 and len(t) == 4 and p[0] == 1 and t[2:] == at(s, p[1:])
+    given x: (m, n*h*d) | s: (m, n*h, d), p: (1, 0, 2), t: (n, h, m, d)
+    transpose(reshape(add(matmul(transpose(x, perm=(1, 0, 2)), w), *b), shape=s), perm=p) \
+        == transpose(reshape(add(matmul(x, w), *b), shape=at(s, (1, 0, 2, 3))), perm=at((1, 0, 2, 3), p)) \
+        where rank(w) == 2 and rank(b) == 1 and len(s) == 4 and s[:2] == (dim(x, 1), dim(x, 0))
+    given x: (m, n, k), w: (k, h*d), b: (h*d) | s: (n, m, h, d), p: (1, 2, 0, 3)
+    transpose(add(matmul(reshape(transpose(x, perm=(2, 0, 1, 3)), shape=s), w), *b), perm=(1, 0, 2)) \
+        == add(matmul(reshape(transpose(x, perm=(0, 2, 1, 3)), shape=(s[1], s[0], s[2])), w), *b) \
+        where rank(w) == 2 and rank(b) == 1 and len(s) == 3 and s[:2] == (dim(x, 2), dim(x, 0))
+    given x: (m, h, n, d), w: (h*d, k), b: (k) | s: (n, m, h*d)
+    transpose(reshape(gemm(reshape(transpose(x, perm=(2, 0, 1, 3)), shape=s), w, *b, transA=0, **a), shape=t), \
+            perm=(1, 0, 2)) \
+        == reshape(gemm(reshape(transpose(x, perm=(0, 2, 1, 3)), shape=s), w, *b, transA=0, **a), \
+            shape=(t[1], t[0], t[2])) \
+        where rank(b) == 1 and len(s) == 2 and len(t) == 3 and t[:2] == (dim(x, 2), dim(x, 0)) and \
+            s[1] == dim(x, 1) * dim(x, 3)
+    given x: (m, h, n, d), w: (h*d, k), b: (k) | s: (m*n, h*d), t: (n, m, k), a: {alpha: 1.0, beta: 1.0, transB: 0}
+""")

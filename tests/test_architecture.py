@@ -62,6 +62,7 @@ HEAVY = {
         "prove/rules/admitted.py",
     },
     "onnx_ir": {
+        "onnx_io/attributes.py",
         "onnx_io/bodies.py",
         "onnx_io/branches.py",
         "onnx_io/build.py",

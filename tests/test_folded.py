@@ -20,9 +20,11 @@ RNG = np.random.default_rng(0)
 
 def recurrent(kind: str, gates: int, value: float) -> onnx.ModelProto:
     """As torch writes a layer: initial states that are filled, and cut from one tensor."""
-    states = "h, c" if kind == "LSTM" else "h"
+    states = "h, c" if kind.endswith("LSTM") else "h"
+    quantized = kind.startswith("com.microsoft")
+    rest = ", , scale, zero, scale, zero" if quantized else ""
     proto = onnx.parser.parse_model(
-        HEADER
+        HEADER.replace("]", ', "com.microsoft" : 1]')
         + textwrap.dedent(f"""
         layer (float[steps, b, 4] x) => (float[] y) <int64 at = {{1}}, int64[1] first = {{0}}, int64[1] two = {{2}},
             int64[1] one = {{1}}, int64[1] hidden = {{5}}> {{
@@ -33,23 +35,28 @@ def recurrent(kind: str, gates: int, value: float) -> onnx.ModelProto:
           filled = ConstantOfShape <value = float[1] {{{value}}}> (shape)
           h = Slice (filled, first, one, first)
           c = Slice (filled, one, two, first)
-          y = {kind} <hidden_size = 5> (x, w, r, bias, , {states})
+          y = {kind} <hidden_size = 5> (x, w, r, bias, , {states}{rest})
         }}""")
     )
     sizes = {"w": (1, gates * 5, 4), "r": (1, gates * 5, 5), "bias": (1, gates * 10)}
     arrays = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in sizes.items()}
+    if quantized:
+        bits = {k: RNG.integers(0, 255, sizes[k], np.uint8).swapaxes(1, 2).copy() for k in "wr"}
+        arrays |= {**bits, "scale": np.array([0.02], np.float32), "zero": np.array([128], np.uint8)}
     proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
     return proto
 
 
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(
+    ("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1), ("com.microsoft.DynamicQuantizeLSTM", 4)]
+)
 def test_initial_states_of_zeros_are_left_out(kind: str, gates: int) -> None:
     proto = recurrent(kind, gates, 0.0)
     assert reads_smaller(from_memory(proto))
     found, result = taso_mirage.optimize(proto, measure=False, budget=5, return_result=True)
     assert result.changed
     assert not result.equations
-    assert [node.op_type for node in found.graph.node] == [kind]
+    assert [node.op_type for node in found.graph.node] == [kind.split(".")[-1]]
     for batch, steps in ((1, 3), (4, 2)):
         given = {"x": RNG.normal(size=(steps, batch, 4)).astype(np.float32)}
         before, after = (

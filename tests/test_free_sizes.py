@@ -280,6 +280,21 @@ def test_each_range_has_what_was_fastest_there(tmp_path: Path, monkeypatch: pyte
     assert before == [SizeRange(graphs[1], 4)]
 
 
+def test_programs_that_are_raced_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of results at twice the sizes is there once, not for every program."""
+    taken: list[tuple[int, int]] = []
+    plain = NativeKernel.bound
+
+    def bound(kernel: NativeKernel, inputs: Any, outputs: Any, prepared: Any = (), scratch: Any = None) -> Any:
+        taken.append((outputs[0].ctypes.data, scratch.ctypes.data))
+        return plain(kernel, inputs, outputs, prepared, scratch)
+
+    monkeypatch.setattr(NativeKernel, "bound", bound)
+    tuned_ranges([scaled(1.0), scaled(2.0)], 1, [{"n0": 8, "n1": 2}], 0.1, tmp_path)
+    assert len(taken) == 2
+    assert taken[0] == taken[1]
+
+
 # ---------------------------------------------------------------- models
 
 

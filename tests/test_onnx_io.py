@@ -370,6 +370,44 @@ def test_loop_and_scan() -> None:
         same(proto, x=X, n=np.array(n))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "count"),
+    [
+        ("a, p = TopK (x, k) b, q = TopK (x, k)", 1),
+        ("a, p = TopK <largest = 0> (x, k) b, q = TopK <largest = 0> (x, k)", 1),
+        ("a, p = TopK <largest = 0> (x, k) b, q = TopK (x, k)", 2),
+        ("a, p = TopK (x, k) b, q = TopK (y, k)", 2),
+        ("a = Unique (x) b, q = Unique (x)", 2),  # not the same outputs
+        ("a = RandomNormalLike (x) b = RandomNormalLike (x)", 2),
+        ("a = Bernoulli (x) b = Bernoulli (x)", 2),
+    ],
+)
+def test_nodes_without_a_definition_that_do_the_same_are_one(nodes: str, count: int) -> None:
+    """Exporters write the same sort before every layer that packs a sequence."""
+    proto = parse(
+        f"g (float[3] x, float[3] y) => (float[n] c) <int64[1] k = {{2}}> {{ {nodes} c = Concat <axis = 0> (a, b) }}"
+    )
+    model = read(proto)
+    assert sum(node.op == "opaque" and len(node.args) > 0 for node in model.nodes()) == count
+    after = round_trip(proto)
+    assert len(ops(after.graph)) == count + 1
+    if "Random" not in nodes and "Bernoulli" not in nodes:
+        (expected,), (found,) = (run(each, x=X, y=X[::-1].copy()) for each in (proto, after))
+        np.testing.assert_array_equal(expected, found)
+
+
+def test_calls_of_functions_that_draw_stay_apart() -> None:
+    proto = parse(
+        """
+        g (float[3] x) => (float[n] c) { a = local.noise (x) b = local.noise (x) c = Sub (a, b) }
+        <domain: "local", opset_import: ["" : 17]>
+        noise (x) => (y) { y = RandomNormalLike (x) }
+        """,
+        '<ir_version: 8, opset_import: ["" : 17, "local" : 1]>',
+    )
+    assert ops(round_trip(proto).graph).count("noise") == 2
+
+
 def test_functions_of_the_model() -> None:
     proto = parse(
         """

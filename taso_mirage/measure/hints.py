@@ -15,7 +15,7 @@ WORDS: tuple[tuple[frozenset[str], int], ...] = (
     (frozenset("past cache cached kv".split()), PAST),
     (frozenset("batch batchsize batches bs".split()), BATCH_SIZE),
     (frozenset("sample samples audio wav waveform speech".split()), SAMPLES),
-    (frozenset("sequence seq seqlen length len token tokens text".split()), SEQUENCE),
+    (frozenset("sequence seq seqlen length len token tokens text frames timesteps".split()), SEQUENCE),
     (frozenset("height width".split()), IMAGE),
     (frozenset("channel channels".split()), CHANNELS),
 )
@@ -51,8 +51,10 @@ def _hint(name: str, node: Node, axis: int | None, default: int) -> int:
     rank = len(node.tensor.shape or ())
     if rank >= 4 and own in ({"h"}, {"w"}):
         return IMAGE
-    if own & {"time"} and is_float(node.dtype) and rank <= 2:
-        return SAMPLES
+    if own == {"n"} and axis == 0 and rank >= 3:  # the N of NCHW
+        return BATCH_SIZE
+    if own & {"time", "t"} and is_float(node.dtype):
+        return SAMPLES if rank <= 2 else SEQUENCE
     placed = None if axis is None or not GENERATED.fullmatch(name) else _place(node, axis, rank)
     return default if placed is None else placed
 

@@ -1,5 +1,5 @@
 """Which sizes of a model have to agree: what its operators ask of dims that have different names,
-such as a mask over past and new tokens that is added to scores."""
+such as a mask over past and new tokens that is added to scores, or of a dim and a weight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from taso_mirage.ir.dims import Dim, Symbolic, evaluate, symbols
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Node, Tensor
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -17,21 +17,25 @@ BROADCAST = frozenset(
 )
 """ONNX operators whose operands broadcast. Where their dims are not known to be equal, they have no
 term here."""
+SUMMED = {"MatMul": (-1, -2), "LSTM": (-1, -1), "GRU": (-1, -1), "RNN": (-1, -1)}
+"""ONNX operators of two operands that are summed over: the axis of each."""
 PASSES = 4
 """Times that all relations are gone through: one may undo another."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRelation:
-    """Two dims that have to be equal; where they broadcast, one may be 1 instead."""
+    """Two dims that have to be equal; where they broadcast, one may be 1 instead. Where `left` is a
+    part of a `whole`, it is enough that the whole has several of `right`."""
 
     left: Dim
     right: Dim
     broadcasts: bool = True
+    whole: Dim = 0
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        a, b = evaluate(self.left, sizes), evaluate(self.right, sizes)
-        return a == b or (self.broadcasts and 1 in (a, b))
+        a, b, whole = (evaluate(dim, sizes) for dim in (self.left, self.right, self.whole))
+        return a == b or (self.broadcasts and 1 in (a, b)) or (whole > 0 and b > 0 and whole % b == 0)
 
 
 def relations(model: Model) -> list[SizeRelation]:
@@ -63,21 +67,21 @@ def _mend(sizes: dict[str, int], relation: SizeRelation, held: Collection[str]) 
     then those that are part of a sum."""
     alone = [name for side in (relation.left, relation.right) for name in _linear(side) if _is_name(side)]
     difference = relation.left - relation.right
-    signs = _linear(difference)
+    factors = _linear(difference)
     order = [*sizes]
-    for name in sorted(signs, key=lambda n: (n in alone, order.index(n)), reverse=True):
-        size = sizes[name] - signs[name] * evaluate(difference, sizes)
-        if name not in held and size >= 1:
-            sizes[name] = size
+    for name in sorted(factors, key=lambda n: (n in alone, order.index(n)), reverse=True):
+        solved = {**sizes, name: sizes[name] - evaluate(difference, sizes) // factors[name]}
+        if name not in held and solved[name] >= 1 and relation.holds(solved):
+            sizes[name] = solved[name]
             return
 
 
 def _linear(dim: Dim) -> dict[str, int]:
-    """The names that a dim can be solved for, with their signs."""
+    """The names that a dim may be solved for, with their factors."""
     if not isinstance(dim, Symbolic):
         return {}
     single = [(monomial[0][0], c) for monomial, c in dim.terms if len(monomial) == 1 and monomial[0][1] == 1]
-    return {name: c for name, c in single if isinstance(name, str) and c in (1, -1)}
+    return {name: c for name, c in single if isinstance(name, str)}
 
 
 def _is_name(dim: Dim) -> bool:
@@ -91,7 +95,10 @@ def _names(relation: SizeRelation) -> set[str]:
 def _asked(node: Node) -> Iterator[SizeRelation]:
     shapes = [a.type.shape for a in node.args if a is not ABSENT and isinstance(a.type, Tensor)]
     known = [shape for shape in shapes if shape is not None]
-    if len(known) < 2 or len(known) < len(node.args):
+    if node.op == "opaque" and str(node.attr("call")) == "Reshape":
+        yield from _regrouped(node)
+        return
+    if len(known) < 2 or len(known) < sum(a is not ABSENT for a in node.args):
         return
     if node.op != "opaque":
         yield from _broadcast(known) if elementwise(node.op) else ()
@@ -99,8 +106,8 @@ def _asked(node: Node) -> Iterator[SizeRelation]:
     kind = str(node.attr("call"))
     if kind in BROADCAST:
         yield from _broadcast(known)
-    elif kind == "MatMul" and len(known[0]) > 1 and len(known[1]) > 1:
-        yield SizeRelation(known[0][-1], known[1][-2], broadcasts=False)
+    elif kind in SUMMED and len(known[0]) > 1 and len(known[1]) > 1:
+        yield SizeRelation(known[0][SUMMED[kind][0]], known[1][SUMMED[kind][1]], broadcasts=False)
     elif kind == "Concat":
         yield from _joined(known, node)
 
@@ -116,3 +123,15 @@ def _joined(shapes: Sequence[tuple[Dim, ...]], node: Node) -> Iterator[SizeRelat
         for i, (a, b) in enumerate(zip(first, second, strict=False)):
             if i != axis % len(first):
                 yield SizeRelation(a, b, broadcasts=False)
+
+
+def _regrouped(node: Node) -> Iterator[SizeRelation]:
+    """Rows of so many elements, whose number hangs on how many there are: best those that there
+    were. Or all elements."""
+    had, made = (each.shape if isinstance(each, Tensor) else None for each in (node.args[0].type, node.type))
+    if not had or not made or not isinstance(row := dim_product(made[1:]), int):
+        return
+    if isinstance(made[0], int):
+        yield SizeRelation(dim_product(had), made[0] * row, broadcasts=False)
+    else:
+        yield SizeRelation(dim_product(had[1:] or had), row, broadcasts=False, whole=dim_product(had))

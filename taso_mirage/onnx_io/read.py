@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import cached_property
 from typing import Any, Self
@@ -18,6 +17,7 @@ from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecida
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol, symbols
 from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
@@ -97,6 +97,8 @@ class _Reader:
         self.names: dict[Node, str] = {}
         self.origins: dict[Node, Origin] = {}
         self.reasons: dict[Node, str] = {}
+        self.opaque: dict[tuple[Hashable, ...], Node] = {}
+        """By what they do, and to what."""
         self.opsets = {"" if d == "ai.onnx" else d: version for d, version in source.opset_imports.items()}
         self.input_sizes: set[str] = set()
         self.known_sizes: set[str] = set()
@@ -262,7 +264,7 @@ class _Reader:
             self.names.setdefault(term, output.name)
 
     def _known(self, node: ir.Node) -> Node:
-        if (node.domain, node.op_type, node.overload) in self.source.functions:
+        if self._is_call(node):
             raise Unsupported("a call of a function of the model")
         if node.device_configurations:
             raise Unsupported("the model places the node on devices")
@@ -271,7 +273,7 @@ class _Reader:
         candidates = by_onnx().get((node.domain, node.op_type), ())
         if not candidates:
             raise Unsupported("no operator specification")
-        attrs = {name: _meant(name, _attribute(name, a)) for name, a in node.attributes.items()}
+        attrs = {name: meant(name, attribute_value(name, a)) for name, a in node.attributes.items()}
         call = self._call(node, tuple(ABSENT if v is None else self._operand(v) for v in node.inputs), attrs)
         reasons: list[TasoMirageError] = []
         for op in candidates:
@@ -325,27 +327,36 @@ class _Reader:
         kinds["value_ints"] = np.int64
         if name not in kinds:
             raise Unsupported(f"Constant with {name}")
-        array = np.array(_attribute(name, attribute), kinds[name])
+        array = np.array(attribute_value(name, attribute), kinds[name])
         return self._tensor(str(output.name), ir.tensor(array, name=output.name))
 
     def _opaque(self, node: ir.Node, reason: str) -> Node:
         captured = list(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
         given = [ABSENT if v is None else self.value(v) for v in node.inputs]
         args = [*without_zeros(node, given), *(self.value(v) for v in captured)]
+        does = None if self._is_call(node) else what_it_does(node)
+        if does is not None and (twin := self.opaque.get((does, *args))) is not None:
+            return twin
         types = self._output_types(node, args[: len(node.inputs)])
         call = OpaqueCall(node, tuple(captured))
         single = len(types) == 1
         term = Node("opaque", tuple(args), (("call", call),), lambda: types[0] if single else types)
         self.reasons[term] = reason
+        if does is not None:
+            self.opaque[(does, *args)] = term
         if refuses(node, args[: len(node.inputs)]):
             self.refused.add(term)
         return term
 
+    def _is_call(self, node: ir.Node) -> bool:
+        """Whether a node calls a function of the model."""
+        return (node.domain, node.op_type, node.overload) in self.source.functions
+
     def _output_types(self, node: ir.Node, args: list[Node]) -> tuple[Tensor, ...]:
         """By a rule from the operands' types, else what the file or the library says."""
         found = None
-        if (node.domain, node.op_type, node.overload) not in self.source.functions:
-            found = typed(TYPE_RULES, self._call(node, tuple(args), _plain_attributes(node)), len(node.outputs))
+        if not self._is_call(node):
+            found = typed(TYPE_RULES, self._call(node, tuple(args), plain_attributes(node)), len(node.outputs))
         if found is None:
             return tuple(self._output_type(o) for o in node.outputs)
         names: dict[str, Dim] = {}
@@ -372,15 +383,6 @@ class _Reader:
 
 TYPE_RULES = {**ONNX_TYPES.rules, **REFUSED_TYPES.rules, **SHAPE_TYPES.rules, **MICROSOFT_TYPES.rules}
 """How nodes that stay opaque are typed."""
-
-
-def _plain_attributes(node: ir.Node) -> dict[str, Any]:
-    """Those that are numbers, texts or arrays."""
-    found = {}
-    for name, attribute in node.attributes.items():
-        with suppress(Unsupported):
-            found[name] = _attribute(name, attribute)
-    return found
 
 
 def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
@@ -411,34 +413,6 @@ def _is_used(value: ir.Value) -> bool:
 
 def _dim_texts(value: ir.Value) -> list[str]:
     return [d.value for d in value.shape or () if not isinstance(d, int) and d.value]
-
-
-def _attribute(name: str, attribute: ir.Attr) -> Any:
-    kinds = ir.AttributeType
-    if attribute.is_ref():
-        raise Unsupported(f"the attribute {name} refers to a function's attribute")
-    if attribute.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
-        return attribute.value
-    if attribute.type in (kinds.INTS, kinds.FLOATS, kinds.STRINGS):
-        return tuple(attribute.value)
-    if attribute.type == kinds.TENSOR:
-        return attribute.as_tensor().numpy()
-    raise Unsupported(f"the attribute {name} is a {attribute.type.name.lower()}")
-
-
-FLAGS = frozenset(
-    "keepdims transA transB exclusive reverse select_last_index ceil_mode count_include_pad allowzero noop_with_empty_axes largest "
-    "sorted unidirectional".split()
-)
-"""Attributes that are 0 or 1."""
-
-
-def _meant(name: str, value: Any) -> Any:
-    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a
-    flag asks here whether it is 1, there whether it is not 0."""
-    if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
-        raise Unsupported(f"the attribute {name} is {value}")
-    return value
 
 
 def _dtype(dtype: ir.DataType) -> str:

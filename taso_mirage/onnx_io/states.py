@@ -11,13 +11,18 @@ from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.rewriting.derived_traits import moves
 
-STATES: Mapping[str, Sequence[int]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-"""Standard operators with the places of their initial states."""
+STATES: Mapping[tuple[str, str], Sequence[int]] = {
+    ("", "LSTM"): (5, 6),
+    ("", "GRU"): (5,),
+    ("", "RNN"): (5,),
+    ("com.microsoft", "DynamicQuantizeLSTM"): (5, 6),
+}
+"""Operators, by domain and name, with the places of their initial states."""
 
 
 def without_zeros(node: ir.Node, operands: Sequence[Node]) -> list[Node]:
     """The operands of a node; initial states of zeros are left out."""
-    places = STATES.get(node.op_type, ()) if node.domain == "" else ()
+    places = STATES.get((node.domain, node.op_type), ())
     return [ABSENT if i in places and _zero(each) else each for i, each in enumerate(operands)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -116,11 +116,16 @@ class NativeKernel:
         return [made]
 
     def bound(
-        self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], prepared: Sequence[NDArray[Any]] = ()
+        self,
+        inputs: Sequence[NDArray[Any]],
+        outputs: Sequence[NDArray[Any]],
+        prepared: Sequence[NDArray[Any]] = (),
+        scratch: NDArray[Any] | None = None,
     ) -> Callable[[], None]:
-        """A run on these arrays, which must be dense; it keeps all that it reads and writes."""
+        """A run on these arrays, which must be dense; it keeps all that it reads and writes.
+        `scratch`: memory of others that it may use, of `scratch_bytes` at least."""
         sizes = self.sizes(inputs)
-        given = (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
+        given = self._given(sizes)
         places = []
         for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
             for array, term in zip(arrays, terms, strict=True):
@@ -134,16 +139,23 @@ class NativeKernel:
         places[0] += [array.ctypes.data for array in prepared] or [0]
         places[0] += [ctypes.addressof(given)] if self._names else []
         taken, made = ((ctypes.c_void_p * len(each))(*each) for each in places)
-        scratch = self._scratch_of(given)
+        if scratch is None:
+            scratch = self._scratch_of(self.scratch_bytes(sizes))
 
         def run(kept: object = (inputs, outputs, prepared, given)) -> None:  # pointers do not keep arrays
             self._entry(taken, made, ctypes.c_void_p(scratch.ctypes.data), self._parallel, self._pool)
 
         return run
 
-    def _scratch_of(self, given: Any) -> NDArray[Any]:
-        """Memory for what lies between the parts of a run: the same for runs that need no more."""
-        wanted = self._bytes(given) if self._names else self._bytes()
+    def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
+        """What lies between the parts of a run takes so much memory."""
+        return int(self._bytes(self._given(sizes)) if self._names else self._bytes())
+
+    def _given(self, sizes: Mapping[str, int]) -> Any:
+        return (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
+
+    def _scratch_of(self, wanted: int) -> NDArray[Any]:
+        """Memory of that many bytes: the same for runs that need no more."""
         if wanted > self._scratch.nbytes:
             self._scratch = empty_aligned((wanted,), np.uint8)
         return self._scratch

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from math import inf, log, prod
 from pathlib import Path
@@ -130,8 +131,9 @@ def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) 
 
 
 def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = None) -> list[Callable[[], None]]:
-    """A call of each on the same random inputs, and on outputs of its own; `sizes` are of the names
-    that a run gives.
+    """A call of each on the same random inputs; `sizes` are of the names that a run gives. As they
+    take turns, all write the same outputs and scratch memory: of large regions many would fill the
+    machine.
 
     Inputs that no cache would keep from one run of a model to the next come from memory: there are
     several copies, which take turns.
@@ -146,16 +148,23 @@ def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = No
         inputs.append([_copied(array) for array in inputs[0]])
         for copies in prepared.values():
             copies.append([_copied(array) for array in copies[0]])
-    return [_call(each, inputs, prepared[layout(each.graph)]) for each in kernels]
+    known = kernels[0].sizes(inputs[0])
+    outputs = [empty_aligned(fixed(o.shape, known), o.dtype) for o in kernels[0].graph.outputs]
+    scratch = empty_aligned((max(each.scratch_bytes(known) for each in kernels),), np.uint8)
+    runs = [
+        cycle(
+            [
+                each.bound(x, outputs, made, scratch)
+                for x, made in zip(inputs, prepared[layout(each.graph)], strict=True)
+            ]
+        )
+        for each in kernels
+    ]
+    return [partial(_next, each) for each in runs]
 
 
-def _call(
-    kernel: NativeKernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
-) -> Callable[[], None]:
-    sizes = kernel.sizes(inputs[0])
-    outputs = [empty_aligned(fixed(o.shape, sizes), o.dtype) for o in kernel.graph.outputs]
-    runs = cycle([kernel.bound(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
-    return lambda: next(runs)()
+def _next(runs: Iterator[Callable[[], None]]) -> None:
+    next(runs)()
 
 
 def _copied(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,75 @@
+"""Attributes of ONNX nodes as values of Python, and nodes that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Literal
+
+
+def attribute_value(name: str, attribute: ir.Attr) -> Any:
+    kinds = ir.AttributeType
+    if attribute.is_ref():
+        raise Unsupported(f"the attribute {name} refers to a function's attribute")
+    if attribute.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
+        return attribute.value
+    if attribute.type in (kinds.INTS, kinds.FLOATS, kinds.STRINGS):
+        return tuple(attribute.value)
+    if attribute.type == kinds.TENSOR:
+        return attribute.as_tensor().numpy()
+    raise Unsupported(f"the attribute {name} is a {attribute.type.name.lower()}")
+
+
+FLAGS = frozenset(
+    "keepdims transA transB exclusive reverse select_last_index ceil_mode count_include_pad allowzero noop_with_empty_axes largest "
+    "sorted unidirectional".split()
+)
+"""Attributes that are 0 or 1."""
+
+
+def meant(name: str, value: Any) -> Any:
+    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a
+    flag asks here whether it is 1, there whether it is not 0."""
+    if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
+        raise Unsupported(f"the attribute {name} is {value}")
+    return value
+
+
+def plain_attributes(node: ir.Node) -> dict[str, Any]:
+    """Those that are numbers, texts or arrays."""
+    found = {}
+    for name, attribute in node.attributes.items():
+        with suppress(Unsupported):
+            found[name] = attribute_value(name, attribute)
+    return found
+
+
+KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
+"""Domains whose operators hang on nothing but their operands and attributes, if not in DRAWS."""
+DRAWS = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+"""Standard operators that give something else at every run."""
+
+
+def what_it_does(node: ir.Node) -> Hashable | None:
+    """Equal for two nodes that give the same if their operands are the same; None where nothing is
+    known of that: a node of others, or one that draws, has a body, or lies on a device."""
+    if node.domain not in KNOWN_DOMAINS or node.op_type in DRAWS or node.device_configurations:
+        return None
+    try:
+        values = [(name, _hashable(attribute_value(name, a))) for name, a in sorted(node.attributes.items())]
+    except Unsupported:
+        return None
+    return node.domain, node.op_type, tuple(values), tuple(bool(o.name) for o in node.outputs)
+
+
+def _hashable(value: Any) -> Hashable:
+    """Numbers by their bits and kind: 0 is not 0.0, and -0.0 neither."""
+    if isinstance(value, np.ndarray):
+        return Literal.of(value) if value.dtype != object else (value.shape, *map(repr, value.flat))
+    return repr(value)
