@@ -70,6 +70,8 @@ REAL = {
 }
 """Of the corpus (`python -m models.real --list`), at their real sizes; only those that are named
 run."""
+IMAGES = {name: (name, {}) for name in ("resnet50", "resnext50", "mobilenet_v2")}
+"""Convolutional networks of ours, which run where they are named, too."""
 TENSORRT = "tensorrt"
 COPIED, PRODUCT = 1 << 30, 8192
 """Bytes of the copy, and rows of the product, that say what the machine can do."""
@@ -223,11 +225,11 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
 
     On another target than CUDA it shows that all works, and measures nothing of interest.
     """
-    parser = common.arguments(__doc__ or "", list(MODELS | REAL), list(MODELS))
+    parser = common.arguments(__doc__ or "", list(MODELS | REAL | IMAGES), list(MODELS))
     parser.add_argument("--no-tensorrt", action="store_true", help="without TensorRT")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
     options = parser.parse_args(given)
-    cases = common.chosen(parser, options, MODELS | REAL)
+    cases = common.chosen(parser, options, MODELS | REAL | IMAGES)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
     if target.gpu:

@@ -1,5 +1,5 @@
 """Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile
-max-autotune, and SDPA), cuBLAS (8-bit floats) and FlashInfer.
+max-autotune, and SDPA), cuBLAS (8-bit floats), cuDNN (convolutions) and FlashInfer.
 
     python bench/kernels_h100.py [ROW ...] [--no-peers] [--alone] [--programs 50] [--workers N]
         [--append]
@@ -39,6 +39,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import convolution_peer  # noqa: E402
 import flashinfer_peer  # noqa: E402
 import float8_peer  # noqa: E402
 import kernel_timeline  # noqa: E402
@@ -50,7 +51,8 @@ from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
-from taso_mirage.kernels.search import superoptimize  # noqa: E402
+from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.search import FoundMuGraph, superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.device import Device  # noqa: E402
 
@@ -91,6 +93,7 @@ EAGER: dict[str, Function] = {
     "latent_attention": latent_peer.attention,
     "float8_linear": float8_peer.linear,
     "float8_attention": float8_peer.attention,
+    convolution_peer.NAME: convolution_peer.convolution,
 }
 
 
@@ -174,6 +177,8 @@ ROWS = (
     Row("float8_linear", {"batch": 16, "rows": 0}),
     Row("float8_attention", {}),
     Row("latent_attention", {}, 12.0),
+    *(Row("convolution", {"side": 56 >> i, "channels": 128 << i, "group": 32}) for i in range(4)),
+    Row("convolution", {"side": 56, "channels": 144, "group": 144}),
 )
 
 
@@ -182,15 +187,24 @@ ALONE = replace(MEASURED, cluster=1)
 
 
 def goal(row: Row) -> Graph:
+    if row.name == convolution_peer.NAME:
+        return convolution_peer.goal(**row.sizes)
     return {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
 
 
 def searched(graph: Graph, best: int, device: Device = MEASURED, budget: float = 120.0) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     found: dict[str, TritonProgram] = {}
-    for each in superoptimize(graph, best=best, budget=budget, device=device):
+    for each in _mugraphs(graph, best, device, budget):
         found |= {program.source: program for program in triton.program_forms(each.graph, device.specialized)}
     return list(found.values())
+
+
+def _mugraphs(graph: Graph, best: int, device: Device, budget: float) -> list[FoundMuGraph]:
+    by_hand = GPU_GOALS.read(graph)
+    if by_hand is not None:
+        return by_hand.mugraphs(graph, device)
+    return superoptimize(graph, best=best, budget=budget, device=device)
 
 
 # ---------------------------------------------------------------- measuring
@@ -232,6 +246,7 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
         kinds += [(*each, None) for each in latent_peer.kinds(row.name, arranged)]
         kinds += [(*each, None) for each in _flashinfer(row.name, arranged)]
     kinds += [(*each, None) for each in float8_peer.kinds(row.name, sets)]
+    kinds += [(*each, None) for each in convolution_peer.kinds(row.name, sets)]
     for label, call, inputs, backend in kinds:
         torch._dynamo.reset()
         try:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight  # noqa: E402
-from taso_mirage.kernels.cpu.prepared import prepared  # noqa: E402
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared  # noqa: E402
 from taso_mirage.kernels.regions import RegionSite, fragments  # noqa: E402
 from taso_mirage.kernels.search import Search, SearchOptions  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
@@ -144,7 +144,7 @@ def joined(goal: Graph, given: tuple[Node, ...], backend: cpu.CpuLowering) -> tu
     inputs = tuple([each for each in given if each.op == "input"])
     model = standalone(Graph(inputs, outputs), OPSETS, {})
     kinds = []
-    for graph, spots in fragments(model, {}, prepared=True).items():
+    for graph, spots in fragments(model, {}, prepared=CPU_GOALS).items():
         made = prepared(graph, spots[0].inputs)
         found = made.mugraphs(graph, DEVICE) if made else Search(graph, SearchOptions(), DEVICE).run(24, 10.0)
         record = backend.fastest(graph, found, time.monotonic() + 60)

@@ -270,7 +270,7 @@ def test_a_kernel_reads_arranged_weights_on_a_gpu(text: str) -> None:
 
 def test_a_region_at_other_sizes_has_its_weights_turned() -> None:
     given = model(DYNAMIC.format(rows="rows"))
-    found, out = free_regions(given, {"rows": 16}, 4, True, False)
+    found, out = free_regions(given, {"rows": 16}, 4, True)
     assert not out
     ((kind, spots),) = found.items()
     assert kind.free is not None

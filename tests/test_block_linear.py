@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
-from taso_mirage.kernels.cpu.prepared import prepared
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -242,7 +242,7 @@ def model(*outputs: Node) -> Model:
 
 
 def regions(*outputs: Node, **sizes: int) -> list[list[str]]:
-    made = fragments(model(*outputs), sizes, prepared=True)
+    made = fragments(model(*outputs), sizes, prepared=CPU_GOALS)
     return [[n.op for n in graph if n.args] for graph in made if weight_products(graph) is not None]
 
 
@@ -258,7 +258,7 @@ def test_products_of_one_x_are_one_kernel() -> None:
         "it reads the other"
     )
     plain = model(*whole)
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
+    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
     made = prepared(graph, spot.inputs)
     assert made is not None
     found = made.mugraphs(graph, CPU_DEVICE)
@@ -299,7 +299,7 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     """It is at least as near to the definition in float64 as the runtime's own."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(product(rows, 300, 71, level=level, zeros=zeros))
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
+    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
     made = prepared(graph, spot.inputs)
     assert made is not None
     assert prepared(graph, graph.inputs) is None, "weights of the run"

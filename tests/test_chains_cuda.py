@@ -58,7 +58,7 @@ CHAINS: dict[str, Callable[[], Node]] = {
 
 def regions(made: Node, lanes: int = 4) -> list[EqualRegions]:
     inputs = tuple(n for n in topological([made]) if n.op == "input")
-    return [*free_regions(standalone(Graph(inputs, (made,)), {"": 20}, {}), {"n": SAMPLES}, lanes, True, False)[0]]
+    return [*free_regions(standalone(Graph(inputs, (made,)), {"": 20}, {}), {"n": SAMPLES}, lanes, True)[0]]
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -26,13 +26,15 @@ import pytest
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, loop_phases
-from taso_mirage.ir.terms import Graph, Node, constant, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, constant, numpy_dtype
 from taso_mirage.kernels.codegen import triton as codegen
 from taso_mirage.kernels.codegen import tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, touched_sectors
 from taso_mirage.kernels.codegen.gpu.order import ordered
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram
+from taso_mirage.kernels.gpu.channels_last import in_operators
+from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
@@ -90,6 +92,19 @@ def masked_rows() -> tuple[Graph, Graph]:
 
     made = mugraphs.kernel([(x, (0,), -1), (m, (0,), -1)], body, (3,), 1, (0,))
     return Graph((x, m), (made,)), Graph((x, m), (body(x, m),))
+
+
+def convolution(image: tuple[int, ...], kernel: tuple[int, ...], group: int, form: tuple[int, tuple[int, ...]]) -> Case:
+    """A convolution with channels last and stride 2 along one axis, its bias and a relu."""
+
+    def make() -> tuple[Graph, Graph]:
+        x, w = mugraphs.leaf("X", "float16", *image), mugraphs.leaf("W", "float16", *kernel)
+        b = mugraphs.leaf("B", "float16", kernel[3])
+        attrs = (1, 2), (1, 1, 0, 1), (1, 1), group, 1, True
+        made = ChannelsLastConvolution(x, w, b, ABSENT, *attrs)
+        return Graph((x, w, b), (made.mugraph(*form),)), Graph((x, w, b), in_operators([made.goal()]))
+
+    return make
 
 
 def threads() -> tuple[Graph, Graph]:
@@ -380,6 +395,10 @@ OTHERS: dict[str, Case] = {
     "dot_product": product("mk,mk->m", (3, 5), (3, 5)),
     "island": island,
     "widened": widened,
+    "groups": convolution((2, 9, 7, 16), (3, 3, 4, 16), 4, (4, (32, 16, 16, 0))),
+    "groups_in_registers": convolution((2, 9, 7, 16), (3, 3, 4, 24), 4, (2, (16, 16, 16, 1))),
+    "one_channel_each": convolution((2, 6, 7, 24), (3, 3, 1, 24), 24, (1, (32, 16, 1, 1))),
+    "few_channels": convolution((2, 9, 7, 3), (5, 3, 3, 20), 1, (1, (32, 32, 16, 0))),
 }
 CASES = WORKLOADS | OTHERS | mugraphs.CLUSTERS
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}

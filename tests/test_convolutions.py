@@ -26,6 +26,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.kernels.codegen.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS
 from taso_mirage.kernels.packaging import register
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -324,7 +325,7 @@ def model(*outputs: Node) -> Model:
 
 def found(*outputs: Node) -> list[list[str]]:
     """The operators of the regions with a convolution."""
-    made = fragments(model(*outputs), {}, prepared=True)
+    made = fragments(model(*outputs), {}, prepared=CPU_GOALS)
     return [[n.op for n in graph if n.args] for graph in made if any(n.op == "conv" for n in graph)]
 
 
@@ -448,7 +449,7 @@ def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() 
     kernel = w("w", 9, 8, 3, 3)
     goal = term("relu", conv(batch, kernel))
     plain = model(goal)
-    ((graph, (spot,)),) = fragments(plain, {"n": 2}, prepared=True).items()
+    ((graph, (spot,)),) = fragments(plain, {"n": 2}, prepared=CPU_GOALS).items()
     (best, *_) = mugraphs(graph)
     fused = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
     ours, wanted = session(fused, True), session(plain, False)
@@ -476,7 +477,7 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
         from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10))
     )
     assert any(n.op == "conv" for n in made.nodes())
-    assert fragments(made, {}, prepared=True) == {}
+    assert fragments(made, {}, prepared=CPU_GOALS) == {}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.tune import tuned_ranges
-from taso_mirage.kernels.cpu.prepared import prepared
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
 from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, is_instance, part_sizes, with_free_names
 from taso_mirage.kernels.free_regions import free_kind
 from taso_mirage.kernels.labels import label
@@ -406,7 +406,7 @@ def test_a_sum_over_no_element_is_refused() -> None:
 
 def kind_of(n: int, output: Node, *inputs: Node) -> EqualRegions | None:
     spot = RegionSite(inputs, (output,), ())
-    return free_kind(spot, resized(spot, {"n": instance(n)}), {"n": n}, {})
+    return free_kind(spot, resized(spot, {"n": instance(n)}), {"n": n}, {}, CPU_GOALS)
 
 
 def test_a_region_has_a_kernel_for_all_sizes_only_if_its_labels_hang_on_none() -> None:

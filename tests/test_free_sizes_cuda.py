@@ -165,7 +165,7 @@ for name, sources, goals in json.loads((folder / "given.json").read_text()):
         rng = np.random.default_rng(0)
         arrays = [3 * rng.standard_normal([int(n) for n in x.shape]) for x in goal.inputs]
         given = [torch.tensor(a, dtype=getattr(torch, x.dtype)) for a, x in zip(arrays, goal.inputs, strict=True)]
-        env = {x: EXACT.load(a.numpy().astype(np.float64)) for x, a in zip(goal.inputs, given, strict=True)}
+        env = {x: EXACT.load(a.double().numpy()) for x, a in zip(goal.inputs, given, strict=True)}
         wanted = np.asarray(interpret(goal.outputs, EXACT, env)[goal.outputs[0]])
         for i, module in enumerate(modules):
             got = module.launch(*given).double().numpy()
@@ -281,7 +281,7 @@ GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 @pytest.fixture(scope="module")
 def regions() -> dict[EqualRegions, list[RegionSite]]:
     """Those of a block of attention with a free batch and a free sequence."""
-    found, left_out = free_regions(model(), {"batch": 2, "sequence": 24}, 4, True, False)
+    found, left_out = free_regions(model(), {"batch": 2, "sequence": 24}, 4, True)
     assert left_out == set()
     assert [kind.free is not None for kind in found] == [True] * 3
     return found

@@ -22,7 +22,7 @@ from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, WeightProducts, weight_products
-from taso_mirage.kernels.cpu.prepared import prepared
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import RegionSite, fragments
@@ -176,7 +176,7 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
 
 def found(*outputs: Node, **sizes: int) -> list[list[str]]:
     """The operators of the regions that are products."""
-    made = fragments(model(*outputs), sizes, prepared=True)
+    made = fragments(model(*outputs), sizes, prepared=CPU_GOALS)
     return [[n.op for n in graph if n.args] for graph in made if weight_products(graph) is not None]
 
 
@@ -225,7 +225,7 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     monkeypatch.setattr(linear, "LEAST", 1)
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
+    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
     made = prepared(graph, spot.inputs)
     assert made is not None
     assert prepared(graph, graph.inputs) is None, "weights of the run"
@@ -242,7 +242,7 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
 def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others, a GPU's, search a product of few rows as they search everything."""
     quick(monkeypatch)
-    monkeypatch.setattr(CpuLowering, "prepared", prepares)
+    monkeypatch.setattr(CpuLowering, "prepared", CPU_GOALS if prepares else None)
     asked: list[Any] = []
     monkeypatch.setattr(WeightProducts, "mugraphs", lambda *given: asked.append(given) or [])
     made = model(term("add", term("matmul", x("x", 1, 1, 512), w("w", 512, 512)), w("b", 512)))

@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, gene
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import WeightProducts
-from taso_mirage.kernels.cpu.prepared import prepared
+from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
 from taso_mirage.kernels.free import with_free_names
 from taso_mirage.kernels.free_regions import free_regions
 from taso_mirage.kernels.packaging.embed import embed
@@ -57,7 +57,7 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
     """Its regions with a kernel each, the first that is found; of products there is another one for
     up to `most` rows."""
     backend, made = CpuLowering(), []
-    for kind, spots in free_regions(plain, sizes, 1, False, True)[0].items():
+    for kind, spots in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
         goal = prepared(kind.goal, spots[0].inputs)
         if goal is None:
             found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)

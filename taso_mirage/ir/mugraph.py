@@ -36,6 +36,7 @@ class Lowering(Enum):
     WHOLE = "numbers of 8 bits as integers, of unsigned ones less 128"
     WINOGRAD = "minimal filtering, which has C++ by hand"
     LINEAR = "a product with prepared weights, which has C++ by hand"
+    IMPLICIT_GEMM = "a convolution as products of matrices, which has Triton by hand"
 
 
 SIGN = 128

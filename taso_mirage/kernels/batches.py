@@ -25,6 +25,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels.arranged import over_inputs
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
@@ -64,7 +65,7 @@ class EqualRegions:
 
 
 def equal_regions(
-    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: bool = False
+    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: PreparedKinds | None = None
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out.
 

@@ -182,6 +182,11 @@ def with_free_names(graph: Graph, free: FreeSizes) -> Graph:
     return made
 
 
+def with_free_sizes(graph: Graph, free: FreeSizes, sizes: Mapping[str, int]) -> Graph:
+    """The same where the names have these sizes."""
+    return at_sizes(with_free_names(graph, free), sizes)
+
+
 def _typed(node: Node, shape: Shape) -> Node:
     return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
 

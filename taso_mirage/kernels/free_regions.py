@@ -28,10 +28,10 @@ from taso_mirage.kernels.batches import (
     run_region,
     symbols_in,
 )
-from taso_mirage.kernels.cpu.prepared import prepared as prepared_goal
 from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, fragments
 from taso_mirage.kernels.shrink import resized_goal
 
@@ -44,7 +44,7 @@ FreeKnown = dict[tuple[Graph, FreeSizes], bool]
 
 
 def free_regions(
-    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: bool
+    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: PreparedKinds | None = None
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
     whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
@@ -56,7 +56,7 @@ def free_regions(
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen
-            kind = free_kind(spot, goal, sizes, known) if seen and not hidden else None
+            kind = free_kind(spot, goal, sizes, known, prepared) if seen and not hidden else None
             if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
                 fixed = resized(spot, sizes) if seen else goal
                 kind = _other(spot, fixed, batched and bool(seen))
@@ -67,7 +67,9 @@ def free_regions(
     return found, left_out
 
 
-def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown) -> EqualRegions | None:
+def free_kind(
+    spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown, prepared: PreparedKinds | None = None
+) -> EqualRegions | None:
     """The kind of a region that has one kernel for all sizes; None where there is none."""
     shapes = [n.shape for n in spot.inputs], [n.shape for n in spot.outputs]
     free = free_sizes(*shapes)
@@ -76,7 +78,7 @@ def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnow
     try:
         measured = _measured(spot, free, sizes)
         whole = resized(spot, sizes)
-        if prepared_goal(whole, spot.inputs) is not None:
+        if prepared is not None and prepared.prepared(whole, spot.inputs) is not None:
             with_free_names(whole, free)
             return EqualRegions(whole, whole, free=free, measured=measured)
         if (goal, free) not in known:

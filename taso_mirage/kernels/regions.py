@@ -37,11 +37,11 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
-from taso_mirage.kernels.cpu import prepared as kernels_prepared
 from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.goal import LOADED, MADE, stored_leaf
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
+from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integers
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
@@ -96,14 +96,14 @@ class RegionSite:
 
 
 def fragments(
-    model: Model, sizes: SymbolSizes, lanes: int = 1, batched: bool = False, prepared: bool = False
+    model: Model, sizes: SymbolSizes, lanes: int = 1, batched: bool = False, prepared: PreparedKinds | None = None
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each
     with its places. With `batched` a linear layer of a free number of rows is in none: it may get
-    many. With `prepared` what has kernels that prepare weights is a region."""
+    many. What `prepared` has kernels for is a region first."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched)
-    if prepared:
-        growing.prepare()
+    if prepared is not None:
+        growing.prepare(prepared)
     found: dict[Graph, list[RegionSite]] = {}
     growing.run()
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
@@ -166,22 +166,18 @@ class _Growing:
             if kind is not None:
                 self.kinds[node] = kind
 
-    def prepare(self) -> None:
+    def prepare(self, kinds: PreparedKinds) -> None:
         """What there are kernels for that prepare weights, each with what follows."""
-        for each in kernels_prepared.candidates(
-            self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
-        ):
+        for each in kinds.candidates(self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes):
             members = list(takewhile(lambda n: n not in self.region, each))
-            if members and self._convex(set(members)) and self._prepares(members):
+            if members and self._convex(set(members)) and self._prepares(members, kinds):
                 self._take(members[::-1])
 
-    def _prepares(self, members: Sequence[Node]) -> bool:
+    def _prepares(self, members: Sequence[Node], kinds: PreparedKinds) -> bool:
         """Whether terms are a goal of such a kernel, at fixed sizes: some hang on the data."""
         try:
             goal = self.fragment(members)
-            return kernels_prepared.read_goal(goal) is not None and all(
-                isinstance(n, int) for x in goal for n in x.shape
-            )
+            return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
         except (LookupError, TypeError, TasoMirageError):
             return False
 

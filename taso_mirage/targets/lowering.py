@@ -11,6 +11,7 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.horizontal import FusedGoal
 from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import target as named
@@ -43,8 +44,8 @@ class Backend(Protocol):
         """Whether a kernel may read any of its sizes at run time (`kernels.free_regions`)."""
 
     @property
-    def prepared(self) -> bool:
-        """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
+    def prepared(self) -> PreparedKinds | None:
+        """The goals with kernels by hand, over weights that lie as these read them."""
 
     @property
     def arranged(self) -> bool:

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from textwrap import wrap
+from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
-from taso_mirage.ir.terms import Graph, is_float, is_stored
+from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
+from taso_mirage.kernels.codegen.gpu.convolution import ConvolutionBlock
 from taso_mirage.kernels.codegen.gpu.program import (
     LaunchSchedule,
     TritonBuffer,
@@ -31,6 +33,9 @@ from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
 from taso_mirage.kernels.codegen.gpu.specialized import HELPERS, SpecializedBlock
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
+
+ProgramBlock: TypeAlias = TritonBlock | SpecializedBlock | ConvolutionBlock
+"""What is written as one function."""
 
 
 def program(
@@ -51,13 +56,10 @@ def program(
     buffers, sizes = tensor_buffers(graph, batch), size_names([x.shape for x in graph.inputs])
     if unnamed := {n for b in buffers.values() for dim in b.shape for n in symbols(dim)}.difference(sizes):
         raise Unsupported(f"the size {min(unnamed)}, which no input has as a dim")
-    read = [
-        TritonBlock(node, f"kernel_{i}", [buffers[a] for a in node.args], list(output_buffers(node, buffers)), sizes)
-        for i, node in enumerate(kernel_terms(graph))
-    ]
+    read = [_block(node, f"kernel_{i}", buffers, sizes) for i, node in enumerate(kernel_terms(graph))]
     chosen = schedules or [None] * len(read)
-    blocks: list[TritonBlock | SpecializedBlock] = [
-        SpecializedBlock(block) if schedule is not None and schedule.specialized else block
+    blocks: list[ProgramBlock] = [
+        SpecializedBlock(block) if schedule and schedule.specialized and isinstance(block, TritonBlock) else block
         for block, schedule in zip(read, chosen, strict=True)
     ]
     if specialized:
@@ -84,13 +86,23 @@ def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
     return found
 
 
-def _specialized(
-    blocks: Sequence[TritonBlock | SpecializedBlock], chosen: Sequence[LaunchSchedule | None]
-) -> list[TritonBlock | SpecializedBlock]:
+def _block(
+    node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]
+) -> TritonBlock | ConvolutionBlock:
+    """A term that is launched as a function."""
+    written = list(output_buffers(node, buffers))
+    if traits(node).lowering is Lowering.KERNEL:
+        return TritonBlock(node, name, [buffers[a] for a in node.args], written, sizes)
+    return ConvolutionBlock(node, name, [buffers.get(a) for a in node.args], written, sizes)
+
+
+def _specialized(blocks: Sequence[ProgramBlock], chosen: Sequence[LaunchSchedule | None]) -> list[ProgramBlock]:
     """Those of attention with roles. Raises Unsupported where there is none."""
     found, reasons = list(blocks), list[str]()
     for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
-        if schedule is None and isinstance(block, TritonBlock):
+        if isinstance(block, ConvolutionBlock):
+            reasons.append("a convolution whose warps have roles")
+        elif schedule is None and isinstance(block, TritonBlock):
             try:
                 found[i] = SpecializedBlock(block)
             except Unsupported as error:
@@ -112,7 +124,7 @@ import triton.language as tl
 
 def _header(
     graph: Graph,
-    blocks: Sequence[TritonBlock | SpecializedBlock],
+    blocks: Sequence[ProgramBlock],
     launches: Sequence[TritonLaunch],
     batch: Batch | None,
 ) -> str:

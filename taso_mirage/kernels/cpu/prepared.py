@@ -4,18 +4,13 @@ one file beside this one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.cpu import convolutions, linear
 from taso_mirage.kernels.cpu.convolutions import Convolution, convolution
 from taso_mirage.kernels.cpu.linear import WeightProducts, weight_products
+from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.operators.expressions import is_weight
-
-PreparedGoal: TypeAlias = Convolution | WeightProducts
-
-
-Users = Callable[[Node], Sequence[Node]]
 
 
 def candidates(
@@ -41,12 +36,12 @@ def _members(node: Node, users: Users, wanted: Callable[[Node], bool], sizes: Ma
     return linear.followed_product(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
-def read_goal(goal: Graph) -> PreparedGoal | None:
+def read_goal(goal: Graph) -> Convolution | WeightProducts | None:
     """What such a goal is; None for others."""
     return convolution(goal) or weight_products(goal)
 
 
-def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
+def prepared(goal: Graph, given: Sequence[Node]) -> Convolution | WeightProducts | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known
     and large enough; None for others."""
     made = read_goal(goal)
@@ -54,3 +49,6 @@ def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
     known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
     large = not isinstance(made, WeightProducts) or made.large
     return made if known and large else None
+
+
+CPU_GOALS = PreparedKinds(candidates, read_goal, prepared)

@@ -16,6 +16,7 @@ from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
+from taso_mirage.kernels.gpu.channels_last import in_operators
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
@@ -59,7 +60,7 @@ class EmbeddedRegion:
         """
         leaves = tuple(variable(f"x{i}", node.tensor) for i, node in enumerate(self.inputs))
         outputs = over_inputs(self.inputs, self.outputs)
-        outputs = substitute(outputs, dict(zip(self.inputs, leaves, strict=True)))
+        outputs = in_operators(substitute(outputs, dict(zip(self.inputs, leaves, strict=True))))
         for node in topological(outputs):
             if node.op in ("weight", "opaque") or (node.op == "input" and node not in leaves):
                 name = dict(node.attrs).get("name", node.op)

@@ -10,6 +10,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.kernels.batches import LARGER, resized
+from taso_mirage.kernels.gpu.channels_last import in_operators
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes
@@ -52,8 +53,9 @@ def region_seconds(
     copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]
     left = tuple([leaf for leaf in graph.inputs if leaf not in known])
     outputs = tuple([output for copy, _ in copies for output in copy.outputs])
-    before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
-    after = embed(before, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
+    weights = {k: v for _, arrays in copies for k, v in arrays.items()}
+    before, whole = (standalone(Graph(left, each), opsets, weights) for each in (in_operators(outputs), outputs))
+    after = embed(whole, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_child(in_turn, [serialize(before), serialize(after)], target, SECONDS, SEED, True)
     return times[0] / len(copies), times[1] / len(copies)
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.ir.terms import Graph, substitute
+from taso_mirage.ir.terms import Graph, substitute, topological
 from taso_mirage.kernels.arranged import ArrangedGoal, arranged
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.gpu.channels_last import in_operators
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.derived_traits import selects
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,13 @@ class RegionForm:
     several: bool = False
 
 
-def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool) -> list[RegionForm]:
+def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool, prepared: bool = False) -> list[RegionForm]:
     """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
-    every place of it has to have them, and the goal over them has to be proved equal."""
-    first = RegionForm(kind, spots, tuple(n.op for n in kind.goal if n.args and n.op != "item"))
-    found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging else [None]
+    every place of it has to have them, and the goal over them has to be proved equal. Of one whose
+    kernel is by hand (`prepared`) only what computes is named."""
+    shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
+    first = RegionForm(kind, spots, tuple(op for op in shown if not (prepared and selects(op))))
+    found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging and not prepared else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
         return [first]

@@ -21,13 +21,13 @@ from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
-from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.free_regions import free_regions, other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker
@@ -38,6 +38,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
+from taso_mirage.pipeline.fuse.channels_last import ChannelsLastModel, with_channels_last
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
 from taso_mirage.pipeline.fuse.decomposed import decomposed
@@ -130,8 +131,12 @@ class _Stage:
         self.kept: list[Fused] = []
         self.tried: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
+        self.layout: ChannelsLastModel | None = None
         self.kinds = self._kinds()
-        self.forms = {kind: forms(kind, spots, self.backend.arranged) for kind, spots in self.kinds.items()}
+        self.forms = {
+            kind: forms(kind, spots, self.backend.arranged, kind.goal in self.prepared)
+            for kind, spots in self.kinds.items()
+        }
         self.original = original
         self.comparisons = Comparisons(
             [self._inputs(sizes) for sizes, _ in result.workloads],
@@ -172,17 +177,15 @@ class _Stage:
     def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
-            if self.backend.prepared:
-                self.base = replace(self.base, model=decomposed(self.before, self.sizes))
-            model, backend = self.base.model, self.backend
-            if backend.free:
-                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.batched, backend.prepared)
-            else:
-                found, self.left_out = equal_regions(
-                    model, self.sizes, backend.lanes, backend.batched, backend.prepared
-                )
-            if self.backend.prepared:
-                made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+            backend, kinds = self.backend, self.backend.prepared
+            if kinds is not None:
+                self.layout = with_channels_last(self.before) if kinds.channels_last else None
+                model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
+                self.base = replace(self.base, model=model)
+            regions = free_regions if backend.free else equal_regions
+            found, self.left_out = regions(self.base.model, self.sizes, backend.lanes, backend.batched, kinds)
+            if kinds is not None:
+                made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
             return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
         except Exception as error:
@@ -391,7 +394,8 @@ class _Stage:
         return kept
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
-        return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
+        made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
+        return made if self.layout is None else self.layout.without_rest(made)
 
     def _anew(self, model: Model) -> tuple[Session, Session] | None:
         """New sessions on the original and on the model, if there is time for them."""

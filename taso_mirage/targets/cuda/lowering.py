@@ -23,11 +23,13 @@ from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import SPECIALIZED, CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.kernels.codegen.ranges import ranges
-from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.free import FreeSizes, with_free_sizes
 from taso_mirage.kernels.free_regions import goal_at
+from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
+from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
@@ -63,7 +65,7 @@ class CudaLowering:
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
     lanes: int = 4
-    prepared: bool = False
+    prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
     batched: bool = True
     free: bool = True
@@ -106,8 +108,7 @@ class CudaLowering:
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
         """The program for most runs, and those for smaller ones with their limits: each was tuned
         at one of the measured sizes, and is compared with all others at all of them."""
-        labelled, labels = label(goal), FreeSizes.of(graph).labels(label(goal)) or {}
-        checks = [Right(goal_at(labelled, labels, sizes)) for sizes in measured]
+        checks = [Right(_at_sizes(goal, FreeSizes.of(graph), sizes)) for sizes in measured]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
             until = start + (end - start) * (i + 1) / (len(measured) + 1)
@@ -177,6 +178,14 @@ class CudaLowering:
 
     def close(self) -> None:
         self.compiler.close()
+
+
+def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes) -> Graph:
+    """A goal with these names for some of its sizes, at others: by its labels, if it has any."""
+    if GPU_GOALS.read(goal) is not None:
+        return with_free_sizes(goal, free, sizes)
+    labelled = label(goal)
+    return goal_at(labelled, free.labels(labelled) or {}, sizes)
 
 
 def shippable(job: Mapping[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
+LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM)
+"""The terms of a muGraph that are one function each."""
 WARP_ROWS = 16
 """Rows of a product that a warp has on tensor cores."""
 SHARED = 160 * 1024
@@ -193,15 +195,15 @@ class TritonProgram:
 
 
 def kernel_terms(graph: Graph) -> list[Node]:
-    """The `kernel` terms of a muGraph, operands first.
+    """The terms of a muGraph that are launched, operands first.
 
     Raises Unsupported where there is any other operator between them.
     """
     found = []
     for node in graph:
-        if traits(node).lowering is Lowering.KERNEL:
+        if traits(node).lowering in LAUNCHED:
             found.append(node)
-        elif node.op not in ("item", "input", "weight"):
+        elif node.op not in ("item", "input", "weight", "absent"):
             raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
     return found
 
@@ -214,7 +216,7 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
     for node in (*graph, *graph.outputs):
-        made = node.op == "item" or traits(node).lowering is Lowering.KERNEL
+        made = node.op == "item" or traits(node).lowering in LAUNCHED
         if not made or node in found or not isinstance(node.type, Tensor):
             continue
         role = "output" if node in graph.outputs else "scratch"

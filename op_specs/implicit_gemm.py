@@ -1,0 +1,92 @@
+"""A convolution with channels last as a sum over the kernel's elements of products of matrices
+(implicit GEMM; cuDNN, Chetlur et al. 2014, section 3): only kernels for a GPU have it."""
+
+import numpy as np
+
+from op_specs.activations import relu as rectified
+from op_specs.arithmetic import add
+from op_specs.conv import check_bias
+from op_specs.reshape import reshape
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Literal, numpy_dtype
+from taso_mirage.operators.ops import Ints, op
+
+
+@op(lowering=Lowering.IMPLICIT_GEMM)
+def implicit_gemm(
+    xp,
+    x,
+    w,
+    b=None,
+    z=None,
+    *,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    group: int = 1,
+    merged: int = 1,
+    block: Ints = (64, 64, 64, 0),
+    relu: int = 0,
+):
+    """(n,h,w,g*c), (i,j,c,g*o), (g*o), (n,h',w',g*o) -> (n,h',w',g*o): conv of x and w with
+    channels last, then z is added, then relu.
+
+    `merged`: so many groups are one matrix, with zeros where a group would see the channels of
+    another. `block`, which changes nothing: how many results' pixels and columns a block of the
+    grid has, how many channels a step of its sum, and whether the steps are written one by one.
+    """
+    (*_, channels), (*kernel, c, o) = xp.shape(x), xp.shape(w)
+    if (
+        xp.rank(x) != 4
+        or len(kernel) != 2
+        or channels != group * c
+        or o % group
+        or group % merged
+        or [len(each) for each in (strides, pads, dilations, block)] != [2, 4, 2, 4]
+    ):
+        raise IllTyped(f"implicit_gemm of {xp.shape(x)} with {xp.shape(w)}, {group} groups and {merged} of them merged")
+    padded = xp.pad(x, (0, *pads[:2], 0), (0, *pads[2:], 0))
+    views = xp.window(padded, (1, 2), kernel, strides, dilations)
+    n, high, wide = xp.shape(views)[:3]
+    views = xp.reshape(views, (n, high, wide, group // merged, merged * c, *kernel))
+    y = xp.contract("nhwgcij,ijcgo->nhwgo", views, _dense(xp, w, group, merged))
+    y = xp.reshape(y, (n, high, wide, o))
+    if b is not None:
+        check_bias(xp, b, o)
+        y = add(xp, y, reshape(xp, b, shape=(1, 1, 1, o)))
+    if z is not None:
+        if xp.shape(z) != xp.shape(y):
+            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
+        y = add(xp, y, z)
+    return rectified(xp, y) if relu else y
+
+
+def _dense(xp, w, group: int, merged: int):
+    """(i,j,c,g*o) -> (i,j,merged*c,g/merged,merged*o): each `merged` groups as a block-diagonal
+    matrix."""
+    *kernel, c, o = xp.shape(w)
+    apart = xp.reshape(w, (*kernel, 1, c, group // merged, merged, o // group))
+    shape = (*kernel, merged, *xp.shape(apart)[3:])
+    own = np.eye(merged, dtype=numpy_dtype(xp.dtype(w))).reshape(1, 1, merged, 1, 1, merged, 1)
+    dense = xp.mul(xp.expand(apart, shape), xp.expand(xp.constant(Literal.of(own)), shape))
+    return xp.reshape(dense, (*kernel, merged * c, group // merged, merged * (o // group)))
+
+
+_SAME = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+implicit_gemm.example("float32[1,5,6,2]", "float32[3,3,2,3]", **_SAME)
+implicit_gemm.example("float32[2,5,5,4]", "float32[3,3,1,4]", "float32[4]", **_SAME, group=4, relu=1)
+implicit_gemm.example("float32[1,5,5,4]", "float32[3,3,2,6]", **_SAME, group=2, merged=2)
+implicit_gemm.example(
+    "float32[1,6,5,8]",
+    "float32[3,2,2,4]",
+    "float32[4]",
+    "float32[1,3,3,4]",
+    strides=(2, 2),
+    pads=(1, 1, 0, 0),
+    dilations=(1, 1),
+    group=4,
+    merged=2,
+    relu=1,
+)
+implicit_gemm.example("float32[1,7,7,2]", "float32[3,3,2,2]", strides=(1, 1), pads=(2, 0, 1, 2), dilations=(2, 2))

@@ -1,0 +1,62 @@
+"""A convolution with channels last in the operators of a model: between transpositions, which
+neighbours cancel, and of the weights that the model had, which may have zeros in place of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Node, constant, topological, with_args
+from taso_mirage.operators.ops import term, traits
+
+FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+"""Permutations that bring the channels of an image to the front, and to the end."""
+INNERMOST, OUTERMOST = (2, 3, 1, 0), (3, 2, 0, 1)
+"""The same for the output channels of weights."""
+
+
+def is_channels_last(node: Node) -> bool:
+    """Whether a term is such a convolution."""
+    return traits(node).lowering is Lowering.IMPLICIT_GEMM
+
+
+def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Terms of a model with such convolutions as its own operators."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        new = with_args(node, tuple([done[a] for a in node.args]))
+        done[node] = _written(new) if is_channels_last(new) else new
+    return tuple([done[o] for o in outputs])
+
+
+def _written(node: Node) -> Node:
+    """The convolution has so many groups fewer as there are merged."""
+    x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
+    merged = node.attr("merged")
+    attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")} | {
+        "group": node.attr("group") // merged
+    }
+    made = term("conv", term("transpose", x, perm=FIRST), dense_weights(w, node.attr("group"), merged), b, **attrs)
+    made = made if z is ABSENT else term("add", made, term("transpose", z, perm=FIRST))
+    return term("transpose", term("relu", made) if node.attr("relu") else made, perm=LAST)
+
+
+def dense_weights(w: Node, group: int, merged: int) -> Node:
+    """(i,j,c,g*o) -> (g*o,merged*c,i,j): the weights of groups, so many as one, with zeros where
+    one would see the channels of another."""
+    made = term("transpose", w, perm=OUTERMOST)
+    if merged == 1:
+        return made
+    o, c, *kernel = made.shape
+    each, parts = o // group, group // merged
+    block = each * c * prod(kernel)  # a row of merged + 1 blocks, read as one of merged: each begins one block later
+    made = term("reshape", made, shape=(parts, merged, block))
+    zeros = term("expand", constant(0.0, w.dtype), shape=(parts, merged, merged * block))
+    made = term("concat", made, zeros, axis=2)  # runtimes fold it in half precision, and no pad
+    made = term("reshape", made, shape=(parts, merged * (merged + 1) * block))
+    made = term("slice", made, axes=(1,), starts=(0,), ends=(merged * merged * block,), steps=(1,))
+    made = term("reshape", made, shape=(parts, merged, merged, each, c, *kernel))
+    made = term("transpose", made, perm=(0, 1, 3, 2, 4, 5, 6))
+    return term("reshape", made, shape=(o, merged * c, *kernel))

@@ -1,0 +1,194 @@
+"""Convolutions as kernels for a GPU: with channels last, in half precision, with the sum and the
+relu that follow.
+
+Libraries are good at convolutions of many channels, far from what memory allows at groups of few,
+and leave sums and activations to kernels of their own. A goal is one term, `implicit_gemm`, whose
+merged groups are those that are one in the model; its muGraphs are the same with others merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.estimates import ranked
+from taso_mirage.kernels.codegen.gpu.convolution import is_flat
+from taso_mirage.kernels.gpu.channels_last import in_operators, is_channels_last
+from taso_mirage.kernels.prepared import PreparedKinds, Users
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size
+from taso_mirage.targets.device import Device
+from taso_mirage.verdicts import Evidence, Failure
+
+HALF_FLOATS = ("float16", "bfloat16")
+BLOCK = (64, 64, 64, 0)
+"""Of a goal, which is launched with none."""
+PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)
+"""Of a block: pixels, output channels, and channels of a step of its sum."""
+DIAGONALS = 16, 32, 64
+"""Channels of groups that are one matrix, at most."""
+WRITTEN = 9
+"""Steps of a sum that may be written one by one."""
+BEST = 16
+"""So many muGraphs are compiled and run."""
+BOUND = 2.0
+"""How many times as long as memory the operations of one group may take: of more a library's
+product is the best."""
+GROUPED = 5.0
+"""About how many times as long as memory libraries take for groups of few channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsLastConvolution:
+    """A goal that is a convolution: (n,h,w,g*c), (i,j,c,g*o), and what follows."""
+
+    x: Node
+    w: Node
+    b: Node
+    z: Node
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+    merged: int
+    """So many groups are one in the model, whose weights have zeros for them."""
+    relu: bool
+    slack = 1.0
+    """How many times as slow as the runtime's its kernel may be alone."""
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [each for each in (self.w, self.b) if each is not ABSENT]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Those of the convolution but for its groups."""
+        return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
+
+    def goal(self) -> Node:
+        """As a model has it."""
+        return self.mugraph(self.merged, BLOCK)
+
+    def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
+        """With so many groups as one, and blocks of this size."""
+        how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
+        return term("implicit_gemm", self.x, self.w, self.b, self.z, **self.attrs, **how)
+
+    def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
+        """The same with few channels, groups and pixels, the last of which are cut as here; and its
+        goal, in operators of ONNX."""
+        group = min(self.group // merged, 2) * merged
+        own = 1 if self.merged == 1 else group
+        *kernel, c, o = (int(n) for n in self.w.shape)
+        few, made = min(c, 2), group * min(o // self.group, 3)
+        sides = [self._side(i, kernel[i]) for i in range(2)]
+        leaves = {"x": (2, *sides, group * few), "w": (*kernel, few, made), "b": (made,)}
+        names = {"x": self.x, "w": self.w, "b": self.b}
+        x, w, b = (
+            ABSENT if names[name] is ABSENT else variable(name, Tensor("float32", shape))
+            for name, shape in leaves.items()
+        )
+        attrs = (self.strides, self.pads, self.dilations, group, own)
+        found = ChannelsLastConvolution(x, w, b, ABSENT, *attrs, self.relu)
+        if self.z is not ABSENT:
+            found = replace(found, z=variable("z", Tensor("float32", found.goal().shape)))
+        given = tuple([each for each in (x, w, b, found.z) if each is not ABSENT])
+        return found, Graph(given, in_operators([found.goal()]))
+
+    def _side(self, i: int, kernel: int) -> int:
+        """An image's side that gives three results and leaves as much over as here."""
+        around = self.pads[i] + self.pads[i + 2]
+        reach = (kernel - 1) * self.dilations[i] + 1
+        over = (int(self.x.shape[i + 1]) + around - reach) % self.strides[i]
+        return max(2 * self.strides[i] + reach + over - around, 1)
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
+        first. None where libraries do it best."""
+        found: list[FoundMuGraph] = []
+        if self.saved(device) == 0:
+            return found
+        for merged, block in self._forms():
+            evidence = _evidence(*self.small(merged), merged)
+            if isinstance(evidence, Evidence):
+                made = Graph(graph.inputs, (self.mugraph(merged, block),))
+                try:
+                    ((seconds, _),) = ranked([triton.program(made)], device)
+                except Unsupported:
+                    continue
+                found.append(FoundMuGraph(made, graph, seconds, device.name, evidence))
+        return sorted(found, key=lambda each: each.seconds)[:BEST]
+
+    def _forms(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Groups that are one matrix, and blocks."""
+        *kernel, c, o = (int(n) for n in self.w.shape)
+        each = o // self.group
+        merged = dict.fromkeys(_largest_divisor(self.group, most // max(c, each)) for most in DIAGONALS)
+        for m, pixels in product(merged, PIXELS):
+            alone, flat = c == m == 1 < self.group, is_flat(self.goal())
+            deep, taps = (kernel[1] * c if flat else m * c), (kernel[0] if alone or flat else prod(kernel))
+            width, steps = (o if alone else m * each), (taps if alone else taps * -(-deep // DEPTHS[0]))
+            columns = [n for n in COLUMNS if n < 2 * width] or COLUMNS[:1]
+            depths = [1] if alone else [n for n in DEPTHS if n < 2 * deep] or DEPTHS[:1]
+            for n, depth in product(columns if m == 1 else columns[-1:], depths if m == 1 else depths[-1:]):
+                yield from ((m, (pixels, n, depth, one)) for one in (0, 1) if steps <= WRITTEN or not one)
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: what sums and activations move, and what libraries take
+        for groups. None of one group that is bound by operations."""
+        given = [each for each in (self.x, self.w, self.z) if each is not ABSENT]
+        memory = sum(size(each.type) for each in (*given, self.goal())) / device.bandwidth
+        if self.group > 1:
+            return GROUPED * memory
+        operations = 2 * prod(map(int, (*self.goal().shape[:3], *self.w.shape)))
+        return memory if operations < BOUND * memory * device.flops else 0.0
+
+
+def _largest_divisor(n: int, most: int) -> int:
+    return max(d for d in range(1, max(min(n, most), 1) + 1) if n % d == 0)
+
+
+@lru_cache(maxsize=256)
+def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evidence | Failure:
+    block = (PIXELS[0], COLUMNS[0], DEPTHS[0], 0)
+    return verified_mugraph(Graph(goal.inputs, (small.mugraph(merged, block),)), goal)
+
+
+# ---------------------------------------------------------------- regions
+
+
+def candidates(
+    order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
+) -> Iterator[list[Node]]:
+    """Each such convolution of a model."""
+    yield from ([node] for node in order if is_channels_last(node))
+
+
+def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
+    """What a goal is that is such a convolution; None for others."""
+    (node, *more) = goal.outputs
+    if more or not is_channels_last(node) or node.dtype not in HALF_FLOATS:
+        return None
+    x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
+    attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
+    return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
+
+
+def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | None:
+    """The same where its inputs are these terms of a model, and its weights are known."""
+    made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
+    return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None
+
+
+GPU_GOALS = PreparedKinds(candidates, read_convolution, known_convolution, channels_last=True)

@@ -1,0 +1,138 @@
+"""Convolutions of a model in the layout that a GPU's kernels take: channels last, between
+transpositions that neighbours cancel, and weights in the order in which they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.ir.model import Model, StoredWeight, Weight
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, topological, users, weight, with_args
+from taso_mirage.kernels.cpu.convolutions import followed_convolution
+from taso_mirage.kernels.gpu.channels_last import FIRST, INNERMOST, LAST, dense_weights, in_operators
+from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.forms import ADDED, RegionPattern
+
+CONVOLVED = tuple(
+    RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
+    for operands in ("x, w, b", "x, w")
+)
+TO_FIRST, TO_LAST = (RegionPattern(f"transpose(y, perm={perm})") for perm in (FIRST, LAST))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsLastModel:
+    """A model whose convolutions have channels last; `originals` are the weights of the model that
+    it was made of, `weights`, which terms of its own stand for."""
+
+    model: Model
+    originals: Mapping[Node, Node]
+    weights: Mapping[str, Weight]
+
+    def without_rest(self, model: Model) -> Model:
+        """This model, parts of which are kernels now, with the others as they were: two
+        transpositions that do nothing together are left out, and weights are the original's."""
+        outputs = in_operators(model.graph.outputs)
+        done: dict[Node, Node] = dict(self.originals)
+        for node in topological(outputs):
+            if node not in done:
+                done[node] = _once_turned(with_args(node, tuple([done[a] for a in node.args])))
+        return _kept(model, tuple([done[o] for o in outputs]), {**self.weights, **model.weights})
+
+
+def _once_turned(node: Node) -> Node:
+    """What is between two transpositions of an image that do nothing together."""
+    for first, second in ((TO_LAST, TO_FIRST), (TO_FIRST, TO_LAST)):
+        outer = second.match(node)
+        inner = None if outer is None else first.match(outer["y"])
+        if inner is not None:
+            found: Node = inner["y"]
+            return found
+    return node
+
+
+def with_channels_last(model: Model) -> ChannelsLastModel:
+    """A model with its convolutions in half precision, each with the sum and the relu that alone
+    read it, in that layout. Where its weights are zero outside of smaller groups, they are those of
+    these groups."""
+    order = model.nodes()
+    readers, wanted = users(order), set(model.graph.outputs)
+    ends: dict[Node, list[Node]] = {}
+    for node in order:
+        if _is_convolution(node):
+            members = followed_convolution(node, lambda n: readers.get(n, ()), wanted.__contains__)
+            alone = members[-1] in ends  # the sum of two: one has it
+            ends[node if alone else members[-1]] = [node] if alone else members
+    weights, done, originals = dict(model.weights), dict[Node, Node](), dict[Node, Node]()
+    for node in order:
+        if node in ends:
+            done[node] = _turned(ends[node], done, weights, originals)
+        else:
+            done[node] = with_args(node, tuple([done[a] for a in node.args]))
+    return ChannelsLastModel(
+        _kept(model, tuple([done[o] for o in model.graph.outputs]), weights), originals, model.weights
+    )
+
+
+def _is_convolution(node: Node) -> bool:
+    """Of images in half precision, with stored weights and channels of fixed sizes."""
+    found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
+    if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
+        return False
+    return min(found["pads"]) >= 0 and found.get("b", ABSENT).op in ("weight", "absent")
+
+
+def _turned(
+    members: list[Node], done: Mapping[Node, Node], weights: dict[str, Weight], originals: dict[Node, Node]
+) -> Node:
+    """A convolution with what follows, the last of which is what others read."""
+    conv, *following = members
+    x, w, b = (*conv.args, ABSENT)[:3]
+    array, whole = weights[w.attr("name")].numpy(), conv.attr("group")
+    merged = parts_of_groups(array, whole)
+    group = whole * merged
+    packed = np.ascontiguousarray(grouped_weights(array, group, whole).transpose(INNERMOST))
+    name = f"channels_last_{group}_{merged}_{w.attr('name')}"
+    weights[name] = StoredWeight(packed)
+    own = weight(name, Tensor(w.dtype, packed.shape))
+    originals[dense_weights(own, group, merged)] = w
+    others = [a for n in following if ADDED.match(n) is not None for a in n.args if a is not conv]
+    image, *more = (term("transpose", done[each], perm=LAST) for each in (x, *others))
+    z = more[0] if more else ABSENT
+    strides, pads, dilations = (conv.attr(name) for name in ("strides", "pads", "dilations"))
+    relu = len(following) > len(others)
+    made = ChannelsLastConvolution(image, own, b, z, strides, pads, dilations, group, merged, relu)
+    return term("transpose", made.goal(), perm=FIRST)
+
+
+def parts_of_groups(array: NDArray[np.generic], group: int) -> int:
+    """Into how many groups each group of weights (g*o,c,i,j) falls, at most: it is zero where one
+    of them would see the channels of another."""
+    o, c = array.shape[:2]
+    seen = (array != 0).reshape(group, o // group, c, -1).any(axis=(0, 3))
+    common = gcd(o // group, c)
+    for parts in sorted((d for d in range(1, common + 1) if common % d == 0), reverse=True):
+        blocks = seen.reshape(parts, o // group // parts, parts, c // parts).any(axis=(1, 3))
+        if not (blocks & ~np.eye(parts, dtype=bool)).any():
+            return parts
+    return 1
+
+
+def grouped_weights(array: NDArray[np.generic], group: int, whole: int) -> NDArray[np.generic]:
+    """(g*o,p*c,i,j) -> (g*o,c,i,j): weights of `whole` groups as those of so many."""
+    o, c, *kernel = array.shape
+    parts = group // whole
+    apart = array.reshape(whole, parts, o // group, parts, c // parts, *kernel)
+    own = [apart[:, i, :, i] for i in range(parts)]
+    return np.stack(own, axis=1).reshape(o, c // parts, *kernel)
+
+
+def _kept(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]) -> Model:
+    """The model with other outputs and the weights that these hang on."""
+    used = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    return model.with_graph(outputs, {name: each for name, each in weights.items() if name in used})
