@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +17,18 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.torch.encoder import ENCODERS
 from taso_mirage.torch.halves import FreeDims
+from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
+from taso_mirage.torch.pieces import StaysInPart
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
+PARTS = {**TRAINING_NORMS, **ENCODERS}
+"""What PyTorch's exporter does not know, or has wrong, in parts that it knows."""
 
 
 class ChangesInPlace(Exception):
@@ -35,12 +42,14 @@ class ChangesInPlace(Exception):
 @dataclass
 class SizesHeld:
     """Which sizes of the inputs a model holds for: dims are numbers or expressions of symbols,
-    `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names."""
+    `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names,
+    `relations` expressions of the symbols."""
 
     names: tuple[str, ...]
     dims: tuple[Any, ...]
     ranges: Mapping[Any, Any]
     guards: tuple[str, ...]
+    relations: tuple[Any, ...] = ()
     _known: dict[tuple[SizeGiven, ...], bool] = field(default_factory=dict)
 
     @property
@@ -84,6 +93,8 @@ class SizesHeld:
         bounds = [(size, self.ranges[symbol]) for symbol, size in symbols.items() if symbol in self.ranges]
         if not all(bound.lower <= size <= bound.upper for size, bound in bounds):
             return False
+        if any(relation.subs(symbols) != True for relation in self.relations):  # noqa: E712 - sympy's own true
+            return False
         return self._guarded(given)
 
     def _guarded(self, given: Sequence[Any]) -> bool:
@@ -113,18 +124,33 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
     Raises ChangesInPlace where it changes inputs or weights, and Unsupported with the reason where
     the exporter cannot.
     """
-    with _quiet(), torch.no_grad():
+    with _quiet(), _operators_read_once(), torch.no_grad():
         try:
             program = torch.export.export(module, tuple(given), dynamic_shapes=_dynamic(given, free), strict=False)
-            model = torch.onnx.export(_exportable(program), dynamo=True, verbose=False).model
+            shapes = _shapes(program)
+            known = len(shapes.guards) if shapes else 0
+            written = _exportable(program)
+            with_hidden_rows(written)
+            _convert_subtracted(written)
+            model = torch.onnx.export(written, dynamo=True, verbose=False).model
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
         except Exception as error:  # the exporter raises what its many parts raise
-            raise Unsupported(f"PyTorch cannot export it: {_reason(error)}") from error
+            raise _refused(_reason(error)) from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
-    return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters)))
+    relations = tuple([shapes.replace(guard.expr) for guard in shapes.guards[known:]]) if shapes else ()
+    return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
+
+
+def _refused(reason: str) -> Unsupported:
+    """What the exporter refused for that reason: an operator that it names, or the whole."""
+    named = re.search(r"<OpOverload\(op='([^']+)', overload='([^']+)'\)>", reason)
+    if named is None:
+        return Unsupported(f"PyTorch cannot export it: {reason}")
+    operator = ".".join(named.groups())
+    return StaysInPart(f"PyTorch cannot export {operator}", lambda each: str(each) == operator)
 
 
 def _reason(error: BaseException) -> str:
@@ -149,21 +175,48 @@ def _exportable(program: Any) -> Any:
 
     Raises ChangesInPlace.
     """
-    if not any(map(may_change, program.graph.nodes)):
+    nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
+    in_parts = any(trains(node) or node.target in PARTS for node in nodes)
+    if not in_parts and not any(map(may_change, nodes)):
         return program
-    functional = program.run_decompositions(dict(TRAINING_NORMS))
+    functional = program.run_decompositions(dict(PARTS))
     signature = functional.graph_signature
     weights = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
     names = list(signature.user_inputs)
     inputs = {names.index(name) for name in signature.user_inputs_to_mutate.values()}
     if weights or inputs:
         raise ChangesInPlace(frozenset(inputs), frozenset(weights))
-    return functional if any(map(trains, program.graph.nodes)) else program
+    return functional if in_parts else program
 
 
-def held_sizes(program: Any, arguments: Sequence[str]) -> SizesHeld:
+def _convert_subtracted(program: Any) -> None:
+    """Convert integers that are subtracted from a float, as in `1.0 - mask`, which the exporter
+    does not do."""
+    for node in list(program.graph.nodes):
+        if node.target is not ATEN.rsub.Scalar or not isinstance(node.args[1], float):
+            continue
+        dtype, operand = node.meta["val"].dtype, node.args[0]
+        if operand.meta["val"].dtype != dtype:
+            with program.graph.inserting_before(node):
+                wide = program.graph.call_function(ATEN._to_copy.default, (operand,), {"dtype": dtype})
+            wide.meta["val"] = node.meta["val"]  # of the same type
+            node.replace_input_with(operand, wide)
+
+
+def _shapes(program: Any) -> Any:
+    """What PyTorch knows of the free sizes of a program (its ShapeEnv); None where all are fixed.
+
+    To write an operator in parts may take a size to be what it is, without a word: only the guards
+    that are added there tell.
+    """
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,))]
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+
+
+def held_sizes(program: Any, arguments: Sequence[str], relations: Sequence[Any] = ()) -> SizesHeld:
     """The sizes for which an exported program holds; its guards have the arguments' names in the
-    module, which the exporter may write otherwise."""
+    module, which the exporter may write otherwise. `relations` were found later."""
     names = list(program.graph_signature.user_inputs)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     shapes = [
@@ -172,7 +225,8 @@ def held_sizes(program: Any, arguments: Sequence[str]) -> SizesHeld:
         else _expression(values[name])
         for name in names
     ]
-    return SizesHeld(tuple(arguments), tuple(shapes), program.range_constraints, tuple(program._guards_code))
+    guards = tuple(program._guards_code)
+    return SizesHeld(tuple(arguments), tuple(shapes), program.range_constraints, guards, tuple(relations))
 
 
 def _expression(size: Any) -> Any:
@@ -193,3 +247,32 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _operators_read_once() -> Iterator[None]:
+    """Without the exporter's reading all of its operators from their source at each export, which
+    takes longer than a small graph does."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        own, read = ONNXRegistry.__dict__["from_torchlib"], ONNXRegistry.from_torchlib
+    except (ImportError, AttributeError, KeyError):  # another version
+        yield
+        return
+
+    def known(**options: Any) -> Any:
+        key = ("torchvision" in sys.modules, *options.values())  # which brings operators
+        if key not in _OPERATORS:
+            _OPERATORS[key] = read(**options)
+        return _OPERATORS[key]
+
+    ONNXRegistry.from_torchlib = staticmethod(known)
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = own
+
+
+_OPERATORS: dict[tuple[Any, ...], Any] = {}
+"""The exporter's tables of operators, by opset."""

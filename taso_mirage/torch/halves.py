@@ -22,6 +22,8 @@ VIEWS = frozenset(
 """Functions and methods that look at their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
+CALLS = frozenset(("call_function", "call_method", "call_module"))
+"""Kinds of a captured graph's nodes that compute something."""
 UNROLLED = frozenset(("rnn_tanh", "rnn_relu"))
 """Loops over a sequence that the exporter writes step by step."""
 FreeDims = frozenset[int] | None
@@ -32,24 +34,27 @@ Captured = Any
 
 @dataclass(frozen=True)
 class Halves:
-    """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name;
-    `outer` takes all arguments and what `inner` gives, and gives the results; without it these are
-    the results. `free` says of each of `inputs` what is not fixed. `changed` are the positions of
-    the arguments that the graph changes in place: `inner` gives what they become, after the
-    results, and `outer` writes it into them."""
+    """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
+    and the numbers at `numbers`; `outer` takes all arguments and what `inner` gives, and gives the
+    results; without it these are the results. `free` says of each of `inputs` what is not fixed.
+    `changed` are the positions of the arguments that the graph changes in place: `inner` gives what
+    they become, after the results, and `outer` writes it into them."""
 
     inner: Any
     outer: Any
     weights: Mapping[str, int]
+    numbers: Mapping[str, int]
     inputs: tuple[int, ...]
     free: tuple[FreeDims, ...]
     changed: tuple[int, ...]
 
     def frozen(self, captured: Captured, arguments: Sequence[Any]) -> Any:
         """The inner half with its weights, as a module."""
-        names = {n.target for n in self.inner.nodes if n.op in ("get_attr", "call_module")} - set(self.weights)
+        own = {name: arguments[i] for name, i in self.weights.items()}
+        own |= {name: arguments[i].item() for name, i in self.numbers.items()}
+        names = {n.target for n in self.inner.nodes if n.op in ("get_attr", "call_module")} - set(own)
         root = {name: reduce(getattr, name.split("."), captured) for name in names}
-        return torch.fx.GraphModule(root | {name: arguments[i] for name, i in self.weights.items()}, self.inner)
+        return torch.fx.GraphModule(root | own, self.inner)
 
 
 def largest_bytes(captured: Captured) -> int:
@@ -73,8 +78,15 @@ def states_of_norms(captured: Captured) -> set[int]:
 
 
 def is_trained(captured: Captured) -> bool:
-    """Whether gradients of a result are wanted."""
-    return any(getattr(value_of(node), "requires_grad", False) for node in _results(captured))
+    """Whether gradients of a result are wanted; a view of a weight is not computed here."""
+    given = {_memory(node) for node in captured.graph.nodes if node.op == "placeholder"}
+    computed = [node for node in _results(captured) if _memory(node) not in given]
+    return any(getattr(value_of(node), "requires_grad", False) for node in computed)
+
+
+def only_looks(captured: Captured) -> bool:
+    """Whether a graph has nothing but views of its arguments, and sizes."""
+    return all(node.op in ("placeholder", "get_attr", "output") or _stays(node) for node in captured.graph.nodes)
 
 
 def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
@@ -95,13 +107,16 @@ def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
     layouts = [_layout(value_of(node)) for node in (*fresh, *states)]
     sizes = _sizes(placeholders)
     weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
-    inputs = [node for node in placeholders if node not in sizes and node not in weights.values()]
+    numbers = {f"number_{n.name}": n for n in placeholders if _is_fixed_number(n)}
+    held = {*sizes, *weights.values(), *numbers.values()}
+    inputs = [node for node in placeholders if node not in held]
     given = captured.graph.output_node().args[0]
     plain = list(given) == fresh and not any(layouts) and not states
     return Halves(
-        _inner(captured, inputs, weights, sizes, fresh, states, layouts),
+        _inner(captured, inputs, weights, numbers, sizes, fresh, states, layouts),
         None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
         {name: placeholders.index(node) for name, node in weights.items()},
+        {name: placeholders.index(node) for name, node in numbers.items()},
         tuple(placeholders.index(node) for node in inputs),
         tuple(_free(value_of(node)) for node in inputs),
         tuple(sorted(changed)),
@@ -123,6 +138,27 @@ def value_of(node: Any) -> Any:
 def _is_weight(node: Any) -> bool:
     fixed = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
     return fixed or isinstance(value_of(node), torch.nn.Parameter)
+
+
+def _is_fixed_number(node: Any) -> bool:
+    """Whether it is a number that dynamo gives as a tensor, and that the graph does more with than
+    arithmetic: the epsilon of a norm, which ONNX has as an attribute."""
+    value, uses = value_of(node), list(node.users)
+    alone = isinstance(value, torch.Tensor) and value.dtype == torch.float64 and not value.shape
+    return bool(alone and uses) and all(map(_reads, uses)) and not all(map(_calculates, uses))
+
+
+def _reads(node: Any) -> bool:
+    return bool(node.op == "call_method" and node.target == "item")
+
+
+def _calculates(node: Any) -> bool:
+    """Whether nothing but Python's operators is applied to a number."""
+    return all(
+        getattr(user.target, "__module__", "") == "_operator"
+        and (isinstance(value_of(user), torch.Tensor) or _calculates(user))
+        for user in node.users
+    )
 
 
 def _free(value: Any) -> FreeDims:
@@ -154,7 +190,7 @@ def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any]
 
     for node in results:
         alone = _memory(node) not in given and shared[_memory(node)] == 1
-        if isinstance(value_of(node), torch.Tensor) and alone:
+        if isinstance(value_of(node), torch.Tensor) and alone and not (_order(value_of(node)) is None and _stays(node)):
             fresh[node] = None
         else:
             stay(node)
@@ -201,17 +237,23 @@ def _memory(node: Any) -> Any:
 def _layout(value: Any) -> tuple[int, ...]:
     """The order of the dims in memory where that is another than theirs, as in channels last: a
     session gives them in the order of memory, and they are turned back without a copy."""
+    order = _order(value)
+    return () if order is None or order == tuple(range(len(order))) else order
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    """The order of the dims in memory; None where it has gaps, or an element has several places."""
     strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
     sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
     if None in strides or None in sizes or 0 in sizes or value.is_contiguous():
-        return ()
+        return tuple(range(len(sizes)))
     order = tuple(sorted(range(len(sizes)), key=lambda i: (strides[i], sizes[i] > 1), reverse=True))
     dense = 1
     for i in reversed(order):
         if sizes[i] > 1 and strides[i] != dense:
-            return ()
+            return None
         dense *= sizes[i]
-    return () if order == tuple(range(len(sizes))) else order
+    return order
 
 
 # ---------------------------------------------------------------- graphs
@@ -233,6 +275,7 @@ def _inner(
     captured: Captured,
     inputs: Sequence[Any],
     weights: Mapping[str, Any],
+    numbers: Mapping[str, Any],
     sizes: Mapping[Any, tuple[Any, int]],
     fresh: Sequence[Any],
     states: Sequence[Any],
@@ -244,8 +287,9 @@ def _inner(
     copied |= {node: graph.get_attr(name) for name, node in weights.items()}
     for node, (tensor, i) in sizes.items():
         copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
+    copied |= {user: graph.get_attr(name) for name, node in numbers.items() for user in node.users}
     for node in captured.graph.nodes:
-        if node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
+        if node in copied or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
             continue
         copied[node] = graph.node_copy(node, copied.__getitem__)
     given = list(_turned(graph, [copied[node] for node in (*fresh, *states)], layouts))

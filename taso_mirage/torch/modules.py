@@ -3,6 +3,7 @@ backend, run once."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,16 +21,27 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, module: Any, options: Mapping[str, Any], dynamic: bool | None) -> None:
         super().__init__()
         self.module = module
-        self._graphs: list[CapturedGraph] = []
+        self._options, self._dynamic = checked_options(options), dynamic
         self._recurrent = any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
-        wanted = checked_options(options)
+        self._compile()
+
+    def _compile(self) -> None:
+        self._graphs: list[CapturedGraph] = []
 
         def backend(captured: Captured, example: Any) -> CapturedGraph:
-            self._graphs.append(CapturedGraph(captured, wanted))
+            self._graphs.append(CapturedGraph(captured, self._options))
             return self._graphs[-1]
 
         # not a module of this one, as it has the same weights; its hooks are the module's own
-        self.__dict__["_compiled"] = torch.compile(module, backend=backend, dynamic=dynamic).forward
+        self.__dict__["_compiled"] = torch.compile(self.module, backend=backend, dynamic=self._dynamic).forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is compiled at its first call, for its own weights."""
+        return {name: each for name, each in self.__dict__.items() if name not in ("_compiled", "_graphs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._compile()
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if not self._recurrent and not torch.is_grad_enabled():
@@ -56,4 +68,10 @@ def optimized(module: Any, example: Any, dynamic: bool | None = None, **options:
         found(**example)
     else:
         found(*(example if isinstance(example, tuple | list) else (example,)))
+    if not found._graphs:
+        warnings.warn(
+            f"taso_mirage: PyTorch captures no graph of {type(module).__name__}, so it runs in eager PyTorch; with "
+            "TORCH_LOGS=graph_breaks in the environment PyTorch says why",
+            stacklevel=3,
+        )
     return found

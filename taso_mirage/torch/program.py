@@ -18,6 +18,7 @@ from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
 from taso_mirage.torch.parts import rounded_now, rounding_operators
+from taso_mirage.torch.pieces import StaysInPart
 from taso_mirage.torch.race import slower
 from taso_mirage.torch.sessions import Sessions
 
@@ -58,6 +59,7 @@ class Program:
         self.outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
         self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
         self._weights = [arguments[i] for i in self._places]
+        self._numbers = {i: arguments[i].item() for i in cut.numbers.values()}
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
         self._sizes = model.sizes
@@ -89,9 +91,10 @@ class Program:
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
-        """Whether it is for these weights, the sizes of these inputs, and PyTorch's settings as
-        they are."""
+        """Whether it is for these weights and numbers, the sizes of these inputs, and PyTorch's
+        settings as they are."""
         mine = all(map(is_, map(arguments.__getitem__, self._places), self._weights))
+        mine = mine and all(arguments[i].item() == number for i, number in self._numbers.items())
         sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
         return sized and rounded_now(self._may_round) == self._rounded
 
@@ -112,7 +115,8 @@ class Program:
         except Unsupported as differs:
             if self._rounds:
                 raise TooRounded(str(differs)) from differs
-            raise
+            # the order among equals is free in a sort
+            raise StaysInPart(str(differs), lambda operator: operator is torch.ops.aten.sort.default) from differs
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
         try:
@@ -137,8 +141,12 @@ class Program:
             before = random_state(cuda)
             found = self._module(*given)
             if any(not torch.equal(one, other) for one, other in zip(before, random_state(cuda), strict=True)):
-                raise Unsupported("it draws random numbers (model.eval() turns dropout off)")
+                raise StaysInPart("it draws random numbers (model.eval() turns dropout off)", _draws)
         return found
+
+
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tuple[Halves, Any, OnnxForm]:
