@@ -45,8 +45,13 @@ def _server() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(made.kill)
+    atexit.register(_end, made)
     return made
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with process:  # waits for it, and closes its pipes
+        process.kill()
 
 
 def _serve() -> None:
