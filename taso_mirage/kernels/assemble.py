@@ -58,10 +58,11 @@ def assembled(
     sizes: Mapping[str, Dim],
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
+    results: Sequence[Shape],
     narrow: bool = True,
 ) -> Graph | None:
     """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
-    their labels. `narrow`: whether kernels hand over means in half precision. None where a value
+    their labels, `results` the shapes of its outputs. `narrow`: whether kernels hand over means in half precision. None where a value
     cannot be kept relative to its stabiliser in this plan, or a block's part of a tensor is in
     several pieces."""
     stored: dict[int, Stored] = {}
@@ -71,7 +72,8 @@ def assembled(
         if not made.possible():
             return None
         made.write()
-    return Graph(tuple(inputs), tuple(stored[t].node for t in closure.targets))
+    given = zip([stored[t].node for t in closure.targets], results, strict=True)
+    return Graph(tuple(inputs), tuple([node if node.shape == n else term("reshape", node, shape=n) for node, n in given]))
 
 
 def axes_order(closure: Closure) -> list[str]:
@@ -150,14 +152,14 @@ class _Kernel:
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
         self.factors = {c: x for c in self.body.leaves if (x := self._divided(c)) is not None}
-        for key, stabiliser in self.safe.stabilisers.items():
-            if key in self.maxima:
-                self._combine(key, stabiliser)
+        known = self.safe.stabilisers.keys() & self.maxima.keys()
+        for key in sorted(known):
+            self._combine(key, self.safe.stabilisers[key])
         for leaf, factor in self.factors.items():
             self._scale(leaf, factor)
         for made, edge in self.body.chosen:
             self._compute(made, edge)
-            if made in self.safe.stabilisers:
+            if made in self.safe.stabilisers and made not in known:
                 self._stabilise(made, self.safe.stabilisers[made])
         self.values |= self.bare
         keys = self._relative()
@@ -180,12 +182,30 @@ class _Kernel:
     def _compute(self, made: int, edge: DerivationEdge) -> None:
         """The value of a class, relative to maxima or bare or both, and its axes."""
         if made in self.safe.stable:
+            own = {c: self.values[c] for c in edge.args if self._meets_joint(made, edge, c)}
+            self.values |= {c: self._joint_value(c) for c in own}
             self.values[made], self.axes[made] = edge.kind.write(made, edge, self)
+            self.values |= own
         if made in self.safe.bare:
             self.plainly, stable = True, dict(self.values)
             self.values |= self.bare
             self.bare[made], self.axes[made] = edge.kind.write(made, edge, self)
             self.plainly, self.values = False, {made: self.bare[made]} | stable
+
+    def _meets_joint(self, made: int, edge: DerivationEdge, c: int) -> bool:
+        """Whether what is relative to the maximum of a block meets what its cluster has combined."""
+        combines = edge.label is not None and edge.label == self.cluster
+        return made in self.joint and c not in self.joint and not combines and bool(self.safe.degrees[c])
+
+    def _joint_value(self, c: int) -> Node:
+        """A value of a block relative to the maximum of its cluster."""
+        value, labels = self.ordered(c), self.closure.classes[c]
+        self.axes[c] = self._axes(self.axes[c])
+        for key, degree in self.safe.degrees[c].items():
+            lag = term("sub", self._stabiliser(key, labels, known=True), self._stabiliser(key, labels, joint=True))
+            for _ in range(abs(int(degree))):
+                value = term("mul" if degree > 0 else "div", value, term("exp", lag))
+        return value
 
     def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
         operands, tiles = [s for s, _ in self.operands], [leaf for _, leaf in self.operands]
@@ -442,6 +462,8 @@ class _Kernel:
         axes = tuple(i for i, x in enumerate(self._axes(labels)) if x in stabiliser.over)
         largest = term("reduce_max", own, axes=axes, keepdims=0) if axes else own
         self.largest[key] = self.final[key] = largest
+        if not axes:  # all that this kernel reads of it is relative to this maximum
+            return
         shift = term("exp", term("sub", own, self._aligned(largest, stabiliser.labels, labels)))
         for leaf in self.body.leaves:
             for _ in range(int(self.safe.degrees[leaf].get(key, 0))):

@@ -24,13 +24,17 @@ from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.free import FreeSizes, free_goal, free_tiles
+from taso_mirage.kernels.field_check import small_sizes
 from taso_mirage.kernels.goal import refuse
+from taso_mirage.kernels.joined import runs_without, same_results
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.kernels.tiles import ITERATION, NEAR, Tiled, TileSizes, fastest, predicted, rank
 from taso_mirage.kernels.verify import read_tests, tests_json, verified_mugraph
+from taso_mirage.operators.work import size
+from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -47,6 +51,9 @@ TILINGS = 20
 """So many tilings of a muGraph are kept."""
 TESTED = 32
 """So many muGraphs are tested at least, even if that takes longer than the budget."""
+USUAL, FAR = 2, 1.5
+"""Kernels of a muGraph; one more is looked at where those take so many times as long as to move the
+bytes."""
 SPLITS = (2, 4, 8, 16, 32, 64)
 """Into how many parts a reduction may be split over the grid."""
 DOUBT = 0.05
@@ -62,7 +69,9 @@ class SearchOptions:
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
     three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
     `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the for-loop may
-    cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11). `max_kernels`: two
+    if left out, and three where no product is computed and those of two take far longer than to
+    read and write once.
     """
 
     griddims: Sequence[_Ints] | None = None
@@ -72,7 +81,7 @@ class SearchOptions:
     fmaps: Sequence[int] | None = None
     franges: Sequence[int] | None = None
     max_block_ops: int = 18
-    max_kernels: int = 2
+    max_kernels: int | None = None
 
     def counts(self) -> tuple[Sequence[int] | None, Sequence[int] | None]:
         """How many blocks and iterations a kernel may have."""
@@ -178,7 +187,7 @@ class TiledPlan:
     def graph(self) -> Graph | None:
         """The muGraph at the goal's own sizes; None where it cannot be put together."""
         goal = self.closure.goal
-        return self._assembled(self.plan, self.sizes, goal.graph.inputs, goal.leaves)
+        return self._assembled(self.plan, self.sizes, goal.graph, goal.leaves)
 
     def free(self, names: Mapping[str, Dim]) -> Graph | None:
         """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
@@ -190,18 +199,18 @@ class TiledPlan:
         varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)
         if found is None or varied or not names.keys().isdisjoint(self.closure.goal.split):
             return None
-        inputs, leaves = found
+        sizes = {**self.sizes, **names}
         try:
-            return assembled(plan, self.closure, self.safe, {**self.sizes, **names}, inputs, leaves, self.narrow)
+            return assembled(plan, self.closure, self.safe, sizes, *found, self.narrow)
         except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
             return None
 
     def _assembled(
-        self, plan: Sequence[Tiled], sizes: TileSizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
+        self, plan: Sequence[Tiled], sizes: TileSizes, goal: Graph, leaves: Mapping[str, Node]
     ) -> Graph | None:
+        kernels, results = [(each.kernel, each.tiles) for each in plan], [o.shape for o in goal.outputs]
         try:
-            kernels = [(each.kernel, each.tiles) for each in plan]
-            return assembled(kernels, self.closure, self.safe, sizes, inputs, leaves, self.narrow)
+            return assembled(kernels, self.closure, self.safe, sizes, goal.inputs, leaves, results, self.narrow)
         except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
             return None
 
@@ -211,7 +220,7 @@ class TiledPlan:
         sizes = shrunk_sizes(self.closure.goal, kernels)
         goal, leaves = resized_goal(self.closure.goal, sizes)
         plan = shrunk(self.plan, kernels, sizes)
-        return self._assembled(plan, sizes, goal.inputs, leaves), goal
+        return self._assembled(plan, sizes, goal, leaves), goal
 
     def roles(self) -> tuple[object, ...]:
         """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
@@ -256,17 +265,32 @@ class Search:
         seed: int = 0,
         free: FreeSizes | None = None,
     ) -> None:
-        if options.max_kernels < 1:
+        if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
+        self.closures: dict[str | None, Closure] = {}
         self.labelled = label(goal)
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.free = None if free is None else free.labels(self.labelled)
+        self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
+        if self.runs:
+            self._join()
+
+    def _join(self) -> None:
+        """Dims that lie side by side as one, if the goal is the same so at small sizes."""
+        before, joined = self.labelled, label(self.goal, None, self.runs)
+        sizes = small_sizes(before, 0)
+        wanted, _ = resized_goal(before, sizes)
+        whole = {run[0]: prod(sizes[x] for x in run) for run in self.runs}
+        if same_results(resized_goal(joined, {**sizes, **whole})[0], wanted):
+            self.labelled = joined
+        else:
+            self.runs = ()
 
     def run(
         self,
@@ -318,18 +342,34 @@ class Search:
     ) -> list[TiledPlan]:
         """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that
         are done by the monotonic time `end`."""
+        splits, kernels = self._splits(), self.options.max_kernels
+        found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
+        if kernels is None and splits and self._far(found):
+            found += self._enumerated(splits, range(USUAL + 1, USUAL + 2), end, progress)
+        return varied(sorted(found, key=self.order))
+
+    def _enumerated(
+        self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
+    ) -> list[TiledPlan]:
+        """Those of so many kernels, of the closures of the goal and of splits of it."""
         found: list[TiledPlan] = []
-        closures = [None, *self._splits()]
-        for i, split in enumerate(closures):
-            progress("enumerate", i, len(closures))
+        for i, split in enumerate(splits):
+            progress("enumerate", i, len(splits))
             try:
-                found += self._candidates(split, end, progress)
+                found += self._candidates(split, kernels, end, progress)
             except _Late:
                 break
             except Unsupported:  # a number that is a part of each half of a split sum has no derivation
                 if split is None:
                     raise
-        return varied(sorted(found, key=self.order))
+        return found
+
+    def _far(self, found: Sequence[TiledPlan]) -> bool:
+        """Whether a goal that only moves bytes takes far longer than its inputs and results do."""
+        if any(multiplies(each.node.op) for each in self.labelled.known) or self.device.general:
+            return False
+        least = sum(size(x.type) for x in (*self.goal.inputs, *self.goal.outputs)) / self.device.bandwidth
+        return min((each.seconds for each in found), default=math.inf) > FAR * (least + self.device.launch)
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """What is least comes first.
@@ -364,39 +404,45 @@ class Search:
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
-        if self.options.max_kernels < 2:
+        if self.options.max_kernels == 1:
             return []
         free = self.free or {}
         goal = self.labelled
         return sorted(x for x in goal.reduced if goal.sizes[x] * goal.within(x) >= SPLIT_FROM and x not in free)
 
-    def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
+    def _candidates(
+        self, split: str | None, kernels: range, end: float, progress: _Progress
+    ) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:
             progress("close", classes - waiting, classes)
             if time.monotonic() > end:
                 raise _Late
 
-        goal = self.labelled if split is None else label(self.goal, split)
-        closure = close(goal, seed=self.seed, progress=closing)
-        self.statistics.classes += len(closure.classes)
-        self.statistics.edges += sum(map(len, closure.edges))
-        self.statistics.wrong_edges += int(closure.statistics["wrong"])
+        closure = self.closures.get(split)
+        if closure is None:
+            goal = self.labelled if split is None else label(self.goal, split, self.runs)
+            closure = self.closures[split] = close(goal, seed=self.seed, progress=closing)
+            self.statistics.classes += len(closure.classes)
+            self.statistics.edges += sum(map(len, closure.edges))
+            self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
         tiled_labels = frozenset(self.free or ()) if not self.device.general else frozenset[str]()
         width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
-        for plan, stable in self._stable(closure, end):
+        for plan, stable in self._stable(closure, kernels, end):
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
                     yield TiledPlan(tiled, closure, stable, sizes, tiled_labels, not self.device.general)
 
-    def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
+    def _stable(
+        self, closure: Closure, kernels: range, end: float
+    ) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are
         enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
-        clusters = self.device.cluster > 1 and self.free is None and not closure.goal.integers
-        limits = Limits(options.max_kernels, options.max_block_ops, clusters=clusters)
+        clusters = self.device.cluster > 1 and not closure.goal.integers
+        limits = Limits(kernels, options.max_block_ops, clusters=clusters)
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:

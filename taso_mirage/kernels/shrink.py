@@ -14,7 +14,7 @@ from math import prod
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
 from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import Labelled, in_a_byte
+from taso_mirage.kernels.goal import Labelled, in_a_byte, is_packed, whole_leaf
 from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
@@ -86,7 +86,7 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
     """The goal with other sizes of its labels, and the leaf of every view."""
     axes = {each.node: each.axes for each in goal.known}
     done: dict[Node, Node] = {ABSENT: ABSENT}
-    for packed in (n for n in goal.leaves.values() if n.args):
+    for packed in filter(is_packed, goal.leaves.values()):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes[packed])
         stored, n = packed.args[0], in_a_byte(packed)
         shape = (*shape[:-1], shape[-1] // n) if n > 1 else shape
@@ -103,7 +103,11 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
             attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
     dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of what it converts
-    wanted = zip(goal.sketches, goal.outputs, dtypes, strict=True)
+    wanted = zip(goal.sketches, goal.results, dtypes, strict=True)
     results = [next(k.node for k in goal.known if (k.sketch, k.axes, k.node.dtype) == each) for each in wanted]
     inputs = tuple(done.get(i, i) for i in goal.graph.inputs)
-    return Graph(inputs, tuple(done[r] for r in results)), {name: done[leaf] for name, leaf in goal.leaves.items()}
+    leaves = {}
+    for name, leaf in goal.leaves.items():
+        shape = tuple(prod(sizes[x] for x in axis) for axis in goal.inputs[name])
+        leaves[name] = done[leaf] if whole_leaf(leaf) is leaf else term("reshape", done[whole_leaf(leaf)], shape=shape)
+    return Graph(inputs, tuple(done[r] for r in results)), leaves

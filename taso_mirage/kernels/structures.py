@@ -158,12 +158,12 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
+    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
     and in longer ones; the operators of a body; muGraphs that are looked at, of up to two kernels
     and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
     cluster."""
 
-    kernels: int = 2
+    kernels: range = range(1, 3)
     operators: int = 18
     bodies: int = 24
     longer: int = 8
@@ -179,9 +179,10 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] =
     kernels or more: some compute one part in each block, and a later one combines the parts.
     """
     made = _Plans(closure, limits, keep)
-    short = [made.ending(closure.targets, 1)] + ([made.two(closure.targets)] if limits.kernels > 1 else [])
+    short = [made.ending(closure.targets, 1)] if 1 in limits.kernels else []
+    short += [made.two(closure.targets)] if 2 in limits.kernels else []
     yield from islice(chain(*short), limits.plans)
-    for number in range(3, limits.kernels + 1):
+    for number in (n for n in limits.kernels if n > 2):
         yield from islice(made.ending(closure.targets, number, limits.longer), limits.plans)
 
 
