@@ -27,7 +27,7 @@ from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, st
 from taso_mirage.kernels.means import NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import extents, term
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
@@ -354,7 +354,10 @@ class _Kernel:
         return _converted(value, self.dtype)
 
     def count(self, label: str) -> Node:
-        return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))
+        size = dim_product(self.sizes[part] for part in self.goal.whole(label))
+        if isinstance(size, int) or not self.narrow:  # only kernels on a GPU have sizes as numbers
+            return self.constant(int(size))
+        return term("cast", extents((size,), scalar=True), to=self.dtype)
 
     def taken(self, c: int) -> Written:
         return self.values[c], self.axes[c]

@@ -6,7 +6,7 @@ What the search chooses is then tiles of that row, and not how each of the dims 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.axes import Unifier
-from taso_mirage.kernels.derivations.terms import TermForm, below
+from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm
 from taso_mirage.kernels.goal import is_packed
 from taso_mirage.kernels.trace import LabelledValue
 from taso_mirage.meanings.reals import EXACT
@@ -26,11 +26,12 @@ CLOSE = 1e-9
 """Of the largest result, in float64: the same sums in another order."""
 
 
-def joined_runs(values: Mapping[Node, LabelledValue], unifier: Unifier, names: Mapping[int, str]) -> Runs:
+def joined_runs(
+    values: Mapping[Node, LabelledValue], terms: Sequence[ScalarTerm], unifier: Unifier, names: Mapping[int, str]
+) -> Runs:
     """The runs of labels that each tensor has all of, side by side, or none, and that folds and
     counts are over together."""
     tensors = [[names[i] for axis in v.axes for i in unifier.axis(axis)] for v in values.values()]
-    terms = {id(t): t for v in values.values() for t in below(v.term)}.values()
     tensors += [[names[i] for axis in t.axes for i in unifier.axis(axis)] for t in terms if t.kind is TermForm.LEAF]
     sets = [{names[i] for i in unifier.axis(t.labels)} for t in terms if t.labels]
     apart = {names[i] for t in terms for pair in t.pairs for i in unifier.axis(pair)}

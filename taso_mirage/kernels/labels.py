@@ -123,6 +123,7 @@ class _Reading:
         single = {name: unifier.sizes[i] for i, name in self.names.items()}
         runs = {name: self.joined.get(name, (name,)) for name in single if name not in self.inner}
         self.sizes = {name: prod(single[x] for x in run) for name, run in runs.items()}
+        self.terms = list({id(t): t for v in values.values() for t in below(v.term)}.values())
         self.inputs: dict[str, LabelNames] = {}
         self.leaves: dict[str, Node] = {}
         self.views: dict[str, AbstractExpression] = {}
@@ -176,7 +177,7 @@ class _Reading:
             frozenset(self.scalars),
             self.outer,
             self._scales(wanted),
-            joined_runs(self.values, self.unifier, self.names),
+            () if self.joined else joined_runs(self.values, self.terms, self.unifier, self.names),
             tuple([self.axes(value.axes) for value in wanted]),
         )
 
@@ -217,8 +218,7 @@ class _Reading:
         return value.term.kind not in (TermForm.SCALAR, TermForm.CONSTANT)
 
     def _reduced(self) -> frozenset[str]:
-        terms = {id(t): t for v in self.values.values() for t in below(v.term)}
-        found = {self.names[i] for t in terms.values() for i in self.unifier.axis(t.labels)}
+        found = {self.names[i] for t in self.terms for i in self.unifier.axis(t.labels)}
         return frozenset(found - self.inner)
 
     def parts(self, name: str) -> tuple[str, str]:

@@ -397,7 +397,7 @@ class TritonBlock:
     def _traffic(self) -> Traffic:
         loop = usual_size(self.loop)
         times = {n: loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
-        own = [n for n in self.body if n not in self.body.inputs]
+        own = [n for n in self.body if n.args]
         largest = {name: size for name, (_, size) in parts_in(self.body).items()}
         flops = sum(work(n, largest).flops * times[n] for n in own)
         tiles = {

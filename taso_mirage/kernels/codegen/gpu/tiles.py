@@ -17,7 +17,7 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, broadcast_shapes, dim_product
-from taso_mirage.ir.mugraph import LoopPhase
+from taso_mirage.ir.mugraph import LoopPhase, product_factor
 from taso_mirage.ir.terms import Literal, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -113,6 +113,8 @@ class Tiles(Meaning[Tile]):
         return Tile(code, shape, (None,) * len(shape), dtype, dtype, zero=number == 0, number=number)
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> Tile:
+        if scalar and not isinstance(values[0], int):  # what a run gives is an argument of the kernel
+            return Tile(product_factor(values[0]), (), (), "int64", "int32")
         if len(set(values)) != 1 or not isinstance(values[0], int):
             raise Unsupported(f"the vector of sizes {tuple(values)} in a kernel")
         return self._number(float(values[0]), "int64", () if scalar else (len(values),))
