@@ -344,8 +344,8 @@ class Search:
         are done by the monotonic time `end`."""
         splits, kernels = self._splits(), self.options.max_kernels
         found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
-        if kernels is None and splits and self._far(found):
-            found += self._enumerated(splits, range(USUAL + 1, USUAL + 2), end, progress)
+        if kernels is None and self._far(found):
+            found += self._enumerated([None, *splits], range(USUAL + 1, USUAL + 2), end, progress)
         return varied(sorted(found, key=self.order))
 
     def _enumerated(
@@ -369,7 +369,7 @@ class Search:
         if any(multiplies(each.node.op) for each in self.labelled.known) or self.device.general:
             return False
         least = sum(size(x.type) for x in (*self.goal.inputs, *self.goal.outputs)) / self.device.bandwidth
-        return min((each.seconds for each in found), default=math.inf) > FAR * (least + self.device.launch)
+        return min((each.seconds for each in found), default=math.inf) > FAR * (least + (USUAL + 1) * self.device.launch)
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """What is least comes first.
@@ -427,7 +427,7 @@ class Search:
             self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
         tiled_labels = frozenset(self.free or ()) if not self.device.general else frozenset[str]()
-        width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
+        width = self._width()
         for plan, stable in self._stable(closure, kernels, end):
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
@@ -442,7 +442,7 @@ class Search:
         finals = set(closure.targets)
         options = self.options
         clusters = self.device.cluster > 1 and not closure.goal.integers
-        limits = Limits(kernels, options.max_block_ops, clusters=clusters)
+        limits = Limits(kernels, options.max_block_ops, clusters=clusters, cut=self._cut(closure))
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:
@@ -462,6 +462,20 @@ class Search:
             else:
                 counts[length] += 1
                 yield plan, stable
+
+    def _cut(self, closure: Closure) -> frozenset[str]:
+        """The labels of which a GPU holds no tile as long: free ones, and those of more bytes than
+        shared memory has."""
+        if self.device.general:
+            return frozenset()
+        goal, width = closure.goal, self._width()
+        least = min([width, *(n for view in goal.inputs if (n := goal.stored(view)) is not None)])
+        sizes = goal.sizes | {inner: goal.sizes[whole] // SPLITS[-1] for whole, (_, inner) in goal.split.items()}
+        return frozenset(x for x, n in sizes.items() if n * least > self.device.shared).union(self.free or ())
+
+    def _width(self) -> int:
+        """Bytes of a float of the goal."""
+        return 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
 
     def _sizes(self, closure: Closure, split: str | None) -> Iterator[TileSizes]:
         sizes = dict(closure.goal.sizes)

@@ -20,7 +20,7 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases
+from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases, labels_of
 from taso_mirage.targets.device import Device
 
 TileSizes = Mapping[str, int]
@@ -107,7 +107,7 @@ def tiled(
 
     `width`: bytes of an element of inputs and results.
     """
-    labels = sorted(_labels(kernel, closure))
+    labels = sorted(labels_of(kernel.body, closure))
     options = [_whole_bytes(label, _options(label, kernel, closure, sizes, device), closure) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
     tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
@@ -128,11 +128,6 @@ def rank(seconds: float, held: float) -> tuple[int, float, float]:
     return round(math.log(seconds) / NEAR), held, seconds
 
 
-def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
-    body = kernel.body
-    return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
-
-
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
     """The labels of a tensor, the one along which elements stand side by side first; of what
     kernels hand on that one alone, as the goal's results have it."""
@@ -151,6 +146,8 @@ def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
 def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
     long = not device.general and size > LONG and all(e.kind is not DOT for _, e in kernel.body.chosen)
+    if label == kernel.loop and any(e.kind.singly and e.label == label for _, e in kernel.body.chosen):
+        return [1]
     if label == kernel.loop:
         within = closure.goal.within(label)
         low, high = (max(n // within, 1) for n in ITERATION)
