@@ -17,7 +17,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
@@ -26,26 +26,9 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND
 from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
 from taso_mirage.kernels.means import NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
+from taso_mirage.kernels.stored import LOWEST, Labels, Stored, axes_order, converted_float
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import extents, term
-
-LOWEST = float(np.finfo(np.float32).min)
-"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
-uniform."""
-Labels = tuple[tuple[str, ...], ...]
-"""The labels of every axis, outermost first: none where its size is 1, several where it is a
-product."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
-    axis. `weight`: the class that it was divided by."""
-
-    node: Node
-    labels: Labels
-    weight: int | None = None
-
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]
 """A kernel, and the tile of each of its labels."""
@@ -62,9 +45,9 @@ def assembled(
     narrow: bool = True,
 ) -> Graph | None:
     """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
-    their labels, `results` the shapes of its outputs. `narrow`: whether kernels hand over means in half precision. None where a value
-    cannot be kept relative to its stabiliser in this plan, or a block's part of a tensor is in
-    several pieces."""
+    their labels, `results` the shapes of its outputs. `narrow`: whether kernels hand over means in
+    half precision. None where a value cannot be kept relative to its stabiliser in this plan, or a
+    block's part of a tensor is in several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
     for (kernel, tiles), stable in zip(plan, safe, strict=True):
@@ -73,23 +56,9 @@ def assembled(
             return None
         made.write()
     given = zip([stored[t].node for t in closure.targets], results, strict=True)
-    return Graph(tuple(inputs), tuple([node if node.shape == n else term("reshape", node, shape=n) for node, n in given]))
-
-
-def axes_order(closure: Closure) -> list[str]:
-    """All labels in one order: as the results have them, then as the inputs do; the parts of a
-    split one after the other."""
-    goal = closure.goal
-    found: dict[str, None] = {}
-    for labels in (*goal.outputs, *goal.inputs.values()):
-        for axis in labels:
-            found |= dict.fromkeys(axis)
-    return list(found)
-
-
-def _converted(value: Node, dtype: str) -> Node:
-    """A float in another float type."""
-    return value if value.dtype == dtype or not is_float(value.dtype) else term("cast", value, to=dtype)
+    return Graph(
+        tuple(inputs), tuple([node if node.shape == n else term("reshape", node, shape=n) for node, n in given])
+    )
 
 
 @dataclass
@@ -193,7 +162,7 @@ class _Kernel:
             self.plainly, self.values = False, {made: self.bare[made]} | stable
 
     def _meets_joint(self, made: int, edge: DerivationEdge, c: int) -> bool:
-        """Whether what is relative to the maximum of a block meets what its cluster has combined."""
+        """Whether what is relative to the maximum of a block meets what its cluster has."""
         combines = edge.label is not None and edge.label == self.cluster
         return made in self.joint and c not in self.joint and not combines and bool(self.safe.degrees[c])
 
@@ -292,7 +261,7 @@ class _Kernel:
             return term("div", value, self._weight(weight, target))
         if target not in closure.targets:
             return value
-        return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
+        return converted_float(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
 
     def _weights(self) -> dict[int, int]:
         return weights(self.closure, self.body.targets, self.safe, self.dtype) if self.narrow else {}
@@ -351,7 +320,7 @@ class _Kernel:
         return constant(np.asarray(value, np.int32))
 
     def converted(self, value: Node) -> Node:
-        return _converted(value, self.dtype)
+        return converted_float(value, self.dtype)
 
     def count(self, label: str) -> Node:
         size = dim_product(self.sizes[part] for part in self.goal.whole(label))

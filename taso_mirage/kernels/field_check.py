@@ -96,7 +96,7 @@ class _Values:
     ) -> None:
         self.goal, self.xp = goal, xp
         self.free = [tuple(sorted(goal.algebra.free(sketch))) for sketch in classes]
-        self.sizes = small_sizes(goal, round_)
+        self.sizes = sizes_apart(goal, round_)
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
         self.letters = dict(zip(sorted(self.sizes), letters, strict=False))
         known = self._known()
@@ -226,7 +226,7 @@ def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
     return {label: group(label) for label in labels}, products
 
 
-def small_sizes(goal: Labelled, round_: int) -> dict[str, int]:
+def sizes_apart(goal: Labelled, round_: int) -> dict[str, int]:
     """A size of its own for every label, from 2 on; in every other round the other way round.
 
     Views of one leaf share theirs.

@@ -213,8 +213,8 @@ def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]
     done: dict[Node, Node] = {ABSENT: ABSENT, **inputs}
     for node in topological([*graph.inputs, *graph.outputs]):
         if node not in done and not node.args:
-            attrs = tuple([(key, fixed(value, sizes)) for key, value in node.attrs])
-            done[node] = Node(node.op, (), attrs, node.type)
+            own = tuple([(key, fixed(value, sizes)) for key, value in node.attrs])
+            done[node] = Node(node.op, (), own, node.type)
         if node not in done:
             attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)

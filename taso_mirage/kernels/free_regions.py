@@ -114,8 +114,8 @@ def _measured(spot: RegionSite, free: FreeSizes, sizes: SymbolSizes) -> tuple[tu
 
 
 def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
-    """Whether a labelled goal at other sizes is its region there: the same terms, or else in float64
-    on random inputs."""
+    """Whether a labelled goal at other sizes is its region there: the same terms, or else in
+    float64 on random inputs."""
     labels = free.labels(goal)
     if labels is None:
         return False

@@ -1,5 +1,5 @@
-"""Dims that lie side by side wherever they are, as one label: a norm over channels, rows and columns
-is one over a long row.
+"""Dims that lie side by side wherever they are, as one label: a norm over channels, rows and
+columns is one over a long row.
 
 What the search chooses is then tiles of that row, and not how each of the dims is cut.
 """
@@ -7,6 +7,7 @@ What the search chooses is then tiles of that row, and not how each of the dims 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from taso_mirage.kernels.trace import LabelledValue
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 
-Runs: TypeAlias = tuple[tuple[str, ...], ...]
+LabelRuns: TypeAlias = tuple[tuple[str, ...], ...]
 """Labels that are always next to each other in one order, outermost first."""
 CLOSE = 1e-9
 """Of the largest result, in float64: the same sums in another order."""
@@ -28,7 +29,7 @@ CLOSE = 1e-9
 
 def joined_runs(
     values: Mapping[Node, LabelledValue], terms: Sequence[ScalarTerm], unifier: Unifier, names: Mapping[int, str]
-) -> Runs:
+) -> LabelRuns:
     """The runs of labels that each tensor has all of, side by side, or none, and that folds and
     counts are over together."""
     tensors = [[names[i] for axis in v.axes for i in unifier.axis(axis)] for v in values.values()]
@@ -38,16 +39,14 @@ def joined_runs(
     apart |= {names[i] for n, v in values.items() if is_packed(n) for axis in v.axes for i in unifier.axis(axis)}
     after: dict[str, str] = {}
     for tensor in tensors:
-        for x, y in zip(tensor, tensor[1:], strict=False):
+        for x, y in pairwise(tensor):
             if {x, y}.isdisjoint(apart) and _side_by_side(x, y, tensors) and all((x in s) == (y in s) for s in sets):
                 after[x] = y
     return tuple(_chained(after))
 
 
 def _side_by_side(x: str, y: str, tensors: Iterable[list[str]]) -> bool:
-    return all(
-        (x in each) == (y in each) and (x not in each or each.index(y) == each.index(x) + 1) for each in tensors
-    )
+    return all((x in each) == (y in each) and (x not in each or each.index(y) == each.index(x) + 1) for each in tensors)
 
 
 def _chained(after: Mapping[str, str]) -> Iterable[tuple[str, ...]]:
@@ -58,7 +57,7 @@ def _chained(after: Mapping[str, str]) -> Iterable[tuple[str, ...]]:
         yield tuple(run)
 
 
-def runs_without(runs: Runs, names: Collection[str]) -> Runs:
+def runs_without(runs: LabelRuns, names: Collection[str]) -> LabelRuns:
     """The parts of runs between labels of these names."""
     found: list[tuple[str, ...]] = []
     for run in runs:

@@ -26,12 +26,12 @@ from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, v
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.integers import of_integers_or_floats
-from taso_mirage.kernels.joined import Runs, joined_runs
+from taso_mirage.kernels.joined import LabelRuns, joined_runs
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
+from taso_mirage.operators import ops
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import term
 
 __all__ = ["Labelled", "label"]
 
@@ -41,7 +41,7 @@ SHARED = (ADD_KIND, SUB)
 """What is one value, where it is used in several places."""
 
 
-def label(graph: Graph, split: str | None = None, joined: Runs = ()) -> Labelled:
+def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Labelled:
     """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid
     is to cut as well, `joined` are runs of labels (`Labelled.runs`) that are one, the first.
 
@@ -113,7 +113,7 @@ class _Reading:
         unifier: Unifier,
         values: Mapping[Node, LabelledValue],
         split: str | None,
-        joined: Runs,
+        joined: LabelRuns,
     ) -> None:
         self.graph, self.unifier, self.values, self.split = graph, unifier, values, split
         self.algebra = Algebra()
@@ -323,7 +323,7 @@ class _Reading:
         own = [self.unifier.axis(axis) for axis in axes]
         kept = [ids for ids in own if not ids or any(self.names[i] not in self.inner for i in ids)]
         shape = tuple([prod(self.sizes[self.names[i]] for i in ids if self.names[i] not in self.inner) for ids in kept])
-        return leaf if shape == leaf.shape else term("reshape", leaf, shape=shape)
+        return leaf if shape == leaf.shape else ops.term("reshape", leaf, shape=shape)
 
     def _leaf_name(self, leaf: Node) -> str:
         leaf = stored_leaf(leaf)

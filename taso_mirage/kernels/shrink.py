@@ -28,6 +28,9 @@ ODD = (9, 15, 21, 25, 27, 33, 35, 39)
 """Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another
 kernel may cut them into equal ones."""
 
+ALONE = 16
+"""Times as large a goal's only label is: of few elements all may be where a function is near 0."""
+
 
 def cuts(tiled: Tiled, sizes: TileSizes, open: Collection[str] = ()) -> dict[str, int]:
     """How the kernel cuts each of its labels; one that is `open` has any number of tiles, though
@@ -56,11 +59,12 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
     for label, group in groups.items():
         members.setdefault(group, []).append(label)
     left, steps = {UNEVEN: iter(ODD), PART: iter(COMPOSITE), ONE: iter(SMALL)}, goal.steps
+    times = ALONE if len(members) == 1 else 1
     sizes: dict[str, int] = {}
     for labels in (own for group, own in members.items() if group not in products):
         cut = {each.get(label) for each in kernels for label in labels}
         kind = next((kind for kind in (UNEVEN, PART) if kind in cut), ONE)
-        step = max(steps.get(label, 1) for label in labels)
+        step = times * max(steps.get(label, 1) for label in labels)
         sizes |= dict.fromkeys(labels, next(step * n for n in left[kind] if step * n not in sizes.values()))
     for whole, (outer, inner) in goal.split.items():
         sizes |= {outer: 2, whole: 2 * sizes[inner]}

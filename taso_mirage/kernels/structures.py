@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, islice
-from typing import TypeAlias
 
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
@@ -35,7 +34,6 @@ ALIKE = 2
 """So many bodies are looked at that read the same classes of earlier kernels."""
 TURN = 16
 """So many muGraphs of two kernels come with one second kernel before those with the next."""
-Labels: TypeAlias = frozenset[str]
 _Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 
@@ -91,7 +89,9 @@ Plan = tuple[PlannedKernel, ...]
 """The kernels of a muGraph, in the order of their runs; the last one gives the results."""
 
 
-def bodies(space: Space, targets: Sequence[int], limit: int, whole: int, cut: Labels = frozenset()) -> list[KernelBody]:
+def bodies(
+    space: Space, targets: Sequence[int], limit: int, whole: int, cut: frozenset[str] = frozenset()
+) -> list[KernelBody]:
     """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some
     more for each loop of a first kernel; those whose grid or loop may cut the labels `cut`."""
     closure = space.closure
@@ -102,14 +102,16 @@ def bodies(space: Space, targets: Sequence[int], limit: int, whole: int, cut: La
     return list(dict.fromkeys(chain(*choices)))
 
 
-def _body(space: Space, targets: Sequence[int], chosen: Mapping[int, DerivationEdge], leaves: tuple[int, ...]) -> KernelBody:
+def _body(
+    space: Space, targets: Sequence[int], chosen: Mapping[int, DerivationEdge], leaves: tuple[int, ...]
+) -> KernelBody:
     order = _ordered(targets, chosen, leaves)
     reduced = {e.label for _, e in order if e.label is not None}
     labels = frozenset[str]().union(*[space.closure.classes[t] for t in targets])
     return KernelBody(tuple(targets), leaves, order, labels - reduced | space.clusters & reduced)
 
 
-def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: Labels) -> Iterator[KernelBody]:
+def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: frozenset[str]) -> Iterator[KernelBody]:
     """`limit` bodies, some for each set of classes that earlier kernels store."""
     counts: Counter[tuple[int, ...]] = Counter()
     for chosen, leaves in _chosen(space, targets, whole):
@@ -124,7 +126,7 @@ def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: L
                 return
 
 
-def cuts_all(body: KernelBody, closure: Closure, cut: Labels) -> bool:
+def cuts_all(body: KernelBody, closure: Closure, cut: frozenset[str]) -> bool:
     """Whether the grid, or a loop, may cut all those of some labels that a body has."""
     rest = labels_of(body, closure) & cut - body.grid if cut else cut
     return not rest or (len(rest) == 1 and rest <= {*loops(body, closure)})
@@ -180,10 +182,11 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
-    and in longer ones; the operators of a body; muGraphs that are looked at, of up to two kernels
-    and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
-    cluster. `cut`: the labels of which no kernel has a tile as long as they are."""
+    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two
+    kernels and in longer ones; the operators of a body; muGraphs that are looked at, of up to two
+    kernels and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
+    cluster. `folded`: whether, without products, kernels hand over what folds alone derive. `cut`:
+    the labels of which no kernel has a tile as long as they are."""
 
     kernels: range = range(1, 3)
     operators: int = 18
@@ -191,7 +194,8 @@ class Limits:
     longer: int = 8
     plans: int = 4000
     clusters: bool = False
-    cut: Labels = frozenset()
+    folded: bool = False
+    cut: frozenset[str] = frozenset()
 
 
 def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] = lambda body: True) -> Iterator[Plan]:
@@ -217,7 +221,7 @@ class _Plans:
         self.closure, self.limits, self.keep = closure, limits, keep
         self.outer = {outer for outer, _ in closure.goal.split.values()}
         combining = (False, True) if self.outer else (False,)
-        self.spaces = [[space(closure, before, each) for each in combining] for before in range(3)]
+        self.spaces = [[space(closure, before, each, limits.folded) for each in combining] for before in range(3)]
         self.known: dict[tuple[tuple[int, ...], int], list[KernelBody]] = {}
 
     def ending(self, targets: tuple[int, ...], number: int, limit: int | None = None) -> Iterator[Plan]:
@@ -345,14 +349,15 @@ def cluster_space(closure: Closure) -> Space:
     return Space(closure, edges, frozenset(), False, frozenset(inner))
 
 
-def space(closure: Closure, before: int, combines: bool) -> Space:
+def space(closure: Closure, before: int, combines: bool, folded: bool = False) -> Space:
     """A kernel with no, one or more kernels `before` it.
 
     Of a split reduction one either `combines` partial results, without what they are of, or
-    computes parts: it does not sum over them. Where nothing is multiplied as matrices are, a kernel
-    hands over what only folds derive: to compute the rest of it again costs less than to store it.
+    computes parts: it does not sum over them. Where it is `folded`, and nothing is multiplied as
+    matrices are, a kernel hands over what only folds derive: to compute the rest again costs less
+    than to store it.
     """
-    products = any(e.kind is DOT for made in closure.edges for e in made)
+    any_ = not folded or any(e.kind is DOT for made in closure.edges for e in made)
     outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
     partial = _derived(closure.edges, lambda c, edge: edge.label not in outer)
     edges: list[list[DerivationEdge]] = []
@@ -361,8 +366,7 @@ def space(closure: Closure, before: int, combines: bool) -> Space:
         parts, whole = labels & outer, outer.isdisjoint(labels) and inner.isdisjoint(labels)
         edges.append([e for e in made if (not parts or e.kind.reads is None if combines else e.label not in outer)])
         ready = inner.isdisjoint(labels) and c in partial if combines else inner <= labels
-        folded = products or all(e.label is not None for e in made)
-        computed = folded and not any(e.kind.reads is not None for e in made)
+        computed = (any_ or all(e.label is not None for e in made)) and not any(e.kind.reads is not None for e in made)
         if (whole or ready) and (before > 1 or c in partial) and computed:
             kept.add(c)
     return Space(closure, edges, frozenset(kept if before else ()), before > 0)
