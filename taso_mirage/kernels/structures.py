@@ -184,9 +184,9 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 class Limits:
     """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two
     kernels and in longer ones; the operators of a body; muGraphs that are looked at, of up to two
-    kernels and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
-    cluster. `folded`: whether, without products, kernels hand over what folds alone derive. `cut`:
-    the labels of which no kernel has a tile as long as they are."""
+    kernels and of each longer length. `clusters`: whether a single kernel may fold a split
+    reduction in a cluster. `folded`: whether, without products, kernels hand over what folds alone
+    derive. `cut`: the labels of which no kernel has a tile as long as they are."""
 
     kernels: range = range(1, 3)
     operators: int = 18
