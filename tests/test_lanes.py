@@ -14,7 +14,7 @@ from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.horizontal import fused_goals, together
 from taso_mirage.kernels.labels import label
