@@ -15,7 +15,7 @@ from op_specs.matmul import matmul
 from op_specs.reductions import reduce_max, reduce_mean, reduce_sum
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, broadcast_shapes, show_shape
-from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, is_free_kernel, loop_phases, overlaps, stitched
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, loop_phases, overlaps, stitched
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged_variance
@@ -75,12 +75,11 @@ def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: 
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap, cluster)
-        if is_free_kernel(body, grid, loop):
-            uneven = overlaps([xp.shape(x) for x in operands], body, grid, imap)
-            made = [stitched(o.tensor, grid, axes, uneven) for o, axes in zip(body.outputs, omap, strict=True)]
-            return made[0] if len(made) == 1 else tuple(made)
-    run_blocks = partial(_outputs, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)
+    if xp is SHAPES:
+        made = [stitched(o.tensor, grid, axes, overlapping) for o, axes in zip(body.outputs, omap, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
+    run_blocks = partial(_outputs, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     found = _blocks(xp, operands, run_blocks, grid, imap, omap, overlapping, cluster)
     return found[0] if len(found) == 1 else tuple(found)
 

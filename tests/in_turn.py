@@ -25,6 +25,7 @@ import sys
 from pathlib import Path
 import in_turn
 
+in_turn.numbers_of_one_element()
 for name in sys.argv[2:]:
     in_turn.run(Path(sys.argv[1]), name)
 """
@@ -95,6 +96,20 @@ def interpreted(folder: Path, programs: Mapping[str, tuple[str, Graph, Sequence[
         (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
     made = interpreter.run(RUN, folder, *programs)
     assert made.returncode == 0, made.stderr[-3000:]
+
+
+def numbers_of_one_element() -> None:
+    """numpy from 2.4 on makes no number of an array of one element, which a loop is asked for whose
+    iterations a run counts."""
+    from triton.runtime import interpreter as of_triton
+
+    patch = of_triton._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    of_triton._patch_lang_tensor = patched
 
 
 def run(folder: Path, name: str) -> None:

@@ -249,13 +249,22 @@ def test_offsets_are_64_bits_wide_where_a_run_gives_sizes() -> None:
         triton.program(Graph((made,), (made,)))
 
 
+def softmaxes(h: Node, times: int) -> Node:
+    for _ in range(times):
+        h = term("softmax", h, axis=2)
+    return h
+
+
 def test_a_tile_that_is_as_long_as_a_free_dim_has_no_program() -> None:
-    """A softmax over a free dim alone reads it twice, and its maximum is not handed over: it keeps
-    its operators."""
-    h = x("h", 2, 3, 64)
-    goal = Graph((h,), (term("softmax", h, axis=2),))
-    search = Search(goal, SearchOptions(), H100, free=FreeSizes(((N, 3, S),), ((N, 3, S),)))
-    assert search.run(4, 10.0) == []
+    """A softmax over a free dim alone takes a kernel for its maximum and sum, and one more; several
+    of each other would take more than there are, so they keep their operators."""
+    h, free = x("h", 2, 3, 64), FreeSizes(((N, 3, S),), ((N, 3, S),))
+    one, several = (
+        Search(Graph((h,), (softmaxes(h, times),)), SearchOptions(), H100, free=free).run(4, 20.0) for times in (1, 4)
+    )
+    assert one
+    assert all(len(kernels_of(each.graph.outputs)) == 2 for each in one)
+    assert several == []
 
 
 def test_what_is_verified_has_several_tiles_of_every_free_label() -> None:
@@ -382,7 +391,7 @@ def test_a_model_with_free_dims_gets_kernels_without_an_if(monkeypatch: pytest.M
 
 def test_what_has_no_program_for_all_sizes_keeps_its_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     h = x("h", 2, 3, symbol("s"))
-    goal = Graph((h,), (term("softmax", term("gelu", h), axis=2),))
+    goal = Graph((h,), (softmaxes(term("gelu", h), 4),))
     before, found = on_a_stand_in(
         from_ir(from_proto(onnx.load_from_string(serialize(standalone(goal, {"": 20}))))), monkeypatch, tmp_path
     )

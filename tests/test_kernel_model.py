@@ -47,7 +47,7 @@ def test_a_loop_of_one_iteration_costs_what_none_does() -> None:
     """It is the same code."""
     closure = close(Search(PAPER["lora"](batch=16).graph(), SearchOptions()).labelled)
     sizes, compared = closure.goal.sizes, 0
-    for (kernel,) in plans(closure, Limits(kernels=1)):
+    for (kernel,) in plans(closure, Limits(range(1, 2))):
         alone = tiled(PlannedKernel(kernel.body, None), closure, sizes, 2, H100, 1000)
         seconds = {tuple(each.tiles.items()): each.seconds for each in alone}
         for each in tiled(kernel, closure, sizes, 2, H100, 1000) if kernel.loop is not None else ():

@@ -17,7 +17,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
@@ -26,26 +26,9 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND
 from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
 from taso_mirage.kernels.means import NONE, weights
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
+from taso_mirage.kernels.stored import LOWEST, Labels, Stored, axes_order, converted_float
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
-from taso_mirage.operators.ops import term
-
-LOWEST = float(np.finfo(np.float32).min)
-"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
-uniform."""
-Labels = tuple[tuple[str, ...], ...]
-"""The labels of every axis, outermost first: none where its size is 1, several where it is a
-product."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
-    axis. `weight`: the class that it was divided by."""
-
-    node: Node
-    labels: Labels
-    weight: int | None = None
-
+from taso_mirage.operators.ops import extents, term
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]
 """A kernel, and the tile of each of its labels."""
@@ -58,12 +41,13 @@ def assembled(
     sizes: Mapping[str, Dim],
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
+    results: Sequence[Shape],
     narrow: bool = True,
 ) -> Graph | None:
     """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
-    their labels. `narrow`: whether kernels hand over means in half precision. None where a value
-    cannot be kept relative to its stabiliser in this plan, or a block's part of a tensor is in
-    several pieces."""
+    their labels, `results` the shapes of its outputs. `narrow`: whether kernels hand over means in
+    half precision. None where a value cannot be kept relative to its stabiliser in this plan, or a
+    block's part of a tensor is in several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
     for (kernel, tiles), stable in zip(plan, safe, strict=True):
@@ -71,23 +55,10 @@ def assembled(
         if not made.possible():
             return None
         made.write()
-    return Graph(tuple(inputs), tuple(stored[t].node for t in closure.targets))
-
-
-def axes_order(closure: Closure) -> list[str]:
-    """All labels in one order: as the results have them, then as the inputs do; the parts of a
-    split one after the other."""
-    goal = closure.goal
-    found: dict[str, None] = {}
-    for labels in (*goal.outputs, *goal.inputs.values()):
-        for axis in labels:
-            found |= dict.fromkeys(axis)
-    return list(found)
-
-
-def _converted(value: Node, dtype: str) -> Node:
-    """A float in another float type."""
-    return value if value.dtype == dtype or not is_float(value.dtype) else term("cast", value, to=dtype)
+    given = zip([stored[t].node for t in closure.targets], results, strict=True)
+    return Graph(
+        tuple(inputs), tuple([node if node.shape == n else term("reshape", node, shape=n) for node, n in given])
+    )
 
 
 @dataclass
@@ -150,14 +121,14 @@ class _Kernel:
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
         self.factors = {c: x for c in self.body.leaves if (x := self._divided(c)) is not None}
-        for key, stabiliser in self.safe.stabilisers.items():
-            if key in self.maxima:
-                self._combine(key, stabiliser)
+        known = self.safe.stabilisers.keys() & self.maxima.keys()
+        for key in sorted(known):
+            self._combine(key, self.safe.stabilisers[key])
         for leaf, factor in self.factors.items():
             self._scale(leaf, factor)
         for made, edge in self.body.chosen:
             self._compute(made, edge)
-            if made in self.safe.stabilisers:
+            if made in self.safe.stabilisers and made not in known:
                 self._stabilise(made, self.safe.stabilisers[made])
         self.values |= self.bare
         keys = self._relative()
@@ -180,12 +151,30 @@ class _Kernel:
     def _compute(self, made: int, edge: DerivationEdge) -> None:
         """The value of a class, relative to maxima or bare or both, and its axes."""
         if made in self.safe.stable:
+            own = {c: self.values[c] for c in edge.args if self._meets_joint(made, edge, c)}
+            self.values |= {c: self._joint_value(c) for c in own}
             self.values[made], self.axes[made] = edge.kind.write(made, edge, self)
+            self.values |= own
         if made in self.safe.bare:
             self.plainly, stable = True, dict(self.values)
             self.values |= self.bare
             self.bare[made], self.axes[made] = edge.kind.write(made, edge, self)
             self.plainly, self.values = False, {made: self.bare[made]} | stable
+
+    def _meets_joint(self, made: int, edge: DerivationEdge, c: int) -> bool:
+        """Whether what is relative to the maximum of a block meets what its cluster has."""
+        combines = edge.label is not None and edge.label == self.cluster
+        return made in self.joint and c not in self.joint and not combines and bool(self.safe.degrees[c])
+
+    def _joint_value(self, c: int) -> Node:
+        """A value of a block relative to the maximum of its cluster."""
+        value, labels = self.ordered(c), self.closure.classes[c]
+        self.axes[c] = self._axes(self.axes[c])
+        for key, degree in self.safe.degrees[c].items():
+            lag = term("sub", self._stabiliser(key, labels, known=True), self._stabiliser(key, labels, joint=True))
+            for _ in range(abs(int(degree))):
+                value = term("mul" if degree > 0 else "div", value, term("exp", lag))
+        return value
 
     def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
         operands, tiles = [s for s, _ in self.operands], [leaf for _, leaf in self.operands]
@@ -272,7 +261,7 @@ class _Kernel:
             return term("div", value, self._weight(weight, target))
         if target not in closure.targets:
             return value
-        return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
+        return converted_float(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
 
     def _weights(self) -> dict[int, int]:
         return weights(self.closure, self.body.targets, self.safe, self.dtype) if self.narrow else {}
@@ -331,10 +320,13 @@ class _Kernel:
         return constant(np.asarray(value, np.int32))
 
     def converted(self, value: Node) -> Node:
-        return _converted(value, self.dtype)
+        return converted_float(value, self.dtype)
 
     def count(self, label: str) -> Node:
-        return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))
+        size = dim_product(self.sizes[part] for part in self.goal.whole(label))
+        if isinstance(size, int) or not self.narrow:  # only kernels on a GPU have sizes as numbers
+            return self.constant(int(size))
+        return term("cast", extents((size,), scalar=True), to=self.dtype)
 
     def taken(self, c: int) -> Written:
         return self.values[c], self.axes[c]
@@ -442,6 +434,8 @@ class _Kernel:
         axes = tuple(i for i, x in enumerate(self._axes(labels)) if x in stabiliser.over)
         largest = term("reduce_max", own, axes=axes, keepdims=0) if axes else own
         self.largest[key] = self.final[key] = largest
+        if not axes:  # all that this kernel reads of it is relative to this maximum
+            return
         shift = term("exp", term("sub", own, self._aligned(largest, stabiliser.labels, labels)))
         for leaf in self.body.leaves:
             for _ in range(int(self.safe.degrees[leaf].get(key, 0))):

@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_computed, is_float, to
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames, is_packed
+from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames, is_packed, whole_leaf
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.meanings.residues import moduli
@@ -96,7 +96,7 @@ class _Values:
     ) -> None:
         self.goal, self.xp = goal, xp
         self.free = [tuple(sorted(goal.algebra.free(sketch))) for sketch in classes]
-        self.sizes = small_sizes(goal, round_)
+        self.sizes = sizes_apart(goal, round_)
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
         self.letters = dict(zip(sorted(self.sizes), letters, strict=False))
         known = self._known()
@@ -117,7 +117,7 @@ class _Values:
         values: dict[Node, Residues | None] = {ABSENT: None}
         found: dict[AbstractExpression, Residues] = {}
         leaves = {*self.goal.leaves.values()}
-        packed = [leaf for leaf in leaves if leaf.args]
+        packed = [leaf for leaf in leaves if is_packed(leaf)]
         for node in (*packed, *topological((each.node for each in self.goal.known), stop=packed)):
             if node is ABSENT:
                 continue
@@ -127,7 +127,7 @@ class _Values:
             if node in nodes and self.goal.algebra.free(nodes[node].sketch) == set(labels):
                 found.setdefault(nodes[node].sketch, self._named(value, axes))
         for name, leaf in self.goal.leaves.items():
-            input_ = values[leaf]
+            input_ = values[whole_leaf(leaf)]
             assert input_ is not None
             found[self.goal.views[name]] = self._named(input_, self.goal.inputs[name])
         for name, number in self.goal.constants.items():
@@ -212,7 +212,7 @@ def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
     first: dict[Node, LabelNames] = {each.node: each.axes for each in goal.known if not each.node.args}
     pairs: list[tuple[str, str]] = []
     for name, axes in goal.inputs.items():
-        before = first.setdefault(goal.leaves[name], axes)
+        before = first.setdefault(whole_leaf(goal.leaves[name]), axes)
         named = [[wholes.get(x, x) for axis in each for x in axis if x not in inner] for each in (before, axes)]
         pairs += zip(*named, strict=True)
     for x, y in pairs:
@@ -226,7 +226,7 @@ def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
     return {label: group(label) for label in labels}, products
 
 
-def small_sizes(goal: Labelled, round_: int) -> dict[str, int]:
+def sizes_apart(goal: Labelled, round_: int) -> dict[str, int]:
     """A size of its own for every label, from 2 on; in every other round the other way round.
 
     Views of one leaf share theirs.

@@ -16,7 +16,7 @@ from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
 from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
-from taso_mirage.kernels.goal import Labelled, LabelNames
+from taso_mirage.kernels.goal import Labelled, LabelNames, whole_leaf
 from taso_mirage.kernels.tiles import TileSizes
 from taso_mirage.operators.ops import term, traits
 
@@ -123,19 +123,37 @@ def instance(size: int) -> int:
 
 def free_goal(
     goal: Labelled, sizes: TileSizes, names: Mapping[str, Dim]
-) -> tuple[tuple[Node, ...], dict[str, Node]] | None:
-    """The inputs of a goal, and the leaf of each of its views, with names for some sizes; None for
-    a constant that has such a size."""
+) -> tuple[tuple[Node, ...], dict[str, Node], tuple[Shape, ...]] | None:
+    """The inputs of a goal, the leaf of each of its views, and the shapes of its results, with
+    names for some sizes; None for a constant that has such a size."""
     known = {**goal.sizes, **sizes, **names}
     made: dict[Node, Node] = {}
     for view, axes in goal.inputs.items():
         leaf, given = goal.leaves[view], _as_wide(goal.leaves[view])
         shape = tuple([dim_product(known[x] for x in axis) for axis in axes])
-        if shape != leaf.shape and given not in goal.graph.inputs:
+        if shape != leaf.shape and whole_leaf(given) not in goal.graph.inputs:
             return None
-        made[given] = given if shape == leaf.shape else _typed(given, shape)
+        made[given] = given if shape == leaf.shape else _renamed(given, shape, goal, names)
+        made[whole_leaf(given)] = whole_leaf(made[given])
         made[leaf] = made[given] if leaf is given else term(leaf.op, made[given])
-    return tuple([made.get(x, x) for x in goal.graph.inputs]), {view: made[leaf] for view, leaf in goal.leaves.items()}
+    results = [_dims(o.shape, axes, known, names) for o, axes in zip(goal.graph.outputs, goal.results, strict=True)]
+    inputs = tuple([made.get(x, x) for x in goal.graph.inputs])
+    return inputs, {view: made[leaf] for view, leaf in goal.leaves.items()}, tuple(results)
+
+
+def _dims(shape: Shape, axes: LabelNames, known: Mapping[str, Dim], names: Mapping[str, Dim]) -> Shape:
+    """A shape with names for its free dims."""
+    pairs = zip(shape, axes, strict=True)
+    return tuple([n if names.keys().isdisjoint(own) else dim_product(known[x] for x in own) for n, own in pairs])
+
+
+def _renamed(leaf: Node, shape: Shape, goal: Labelled, names: Mapping[str, Dim]) -> Node:
+    """A leaf with names in its shape; where it has one dim for several, these are fixed."""
+    whole = whole_leaf(leaf)
+    if whole is leaf:
+        return _typed(leaf, shape)
+    (axes,) = [each.axes for each in goal.known if each.node is whole]
+    return term("reshape", _typed(whole, _dims(whole.shape, axes, {**goal.sizes, **names}, names)), shape=shape)
 
 
 def free_tiles(
@@ -195,7 +213,8 @@ def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]
     done: dict[Node, Node] = {ABSENT: ABSENT, **inputs}
     for node in topological([*graph.inputs, *graph.outputs]):
         if node not in done and not node.args:
-            done[node] = node
+            own = tuple([(key, fixed(value, sizes)) for key, value in node.attrs])
+            done[node] = Node(node.op, (), own, node.type)
         if node not in done:
             attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)

@@ -64,6 +64,11 @@ class Labelled:
     scales: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """In a goal of several products the leaves that are multiplied with floats of 8 bits, which are
     summed, each with the names of those."""
+    runs: tuple[tuple[str, ...], ...] = ()
+    """Labels that always lie side by side (`joined.py`)."""
+    results: tuple[LabelNames, ...] = ()
+    """The axes of every output as the goal has it: of labels that are joined the others have
+    none."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -140,6 +145,11 @@ def is_packed(node: Node) -> bool:
 def stored_leaf(leaf: Node) -> Node:
     """The input or weight that a goal's leaf is, or is packed in."""
     return leaf.args[0] if leaf.args else leaf
+
+
+def whole_leaf(leaf: Node) -> Node:
+    """A goal's leaf with all its dims, where it has one for several."""
+    return leaf.args[0] if traits(leaf).lowering is Lowering.RESHAPE else leaf
 
 
 def in_a_byte(leaf: Node) -> int:

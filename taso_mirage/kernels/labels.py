@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_stored, topological
@@ -25,9 +26,11 @@ from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, v
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.integers import of_integers_or_floats
+from taso_mirage.kernels.joined import LabelRuns, joined_runs
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
+from taso_mirage.operators import ops
 from taso_mirage.operators.interpret import interpret_term
 
 __all__ = ["Labelled", "label"]
@@ -38,9 +41,9 @@ SHARED = (ADD_KIND, SUB)
 """What is one value, where it is used in several places."""
 
 
-def label(graph: Graph, split: str | None = None) -> Labelled:
+def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Labelled:
     """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid
-    is to cut as well.
+    is to cut as well, `joined` are runs of labels (`Labelled.runs`) that are one, the first.
 
     A sum that is used in several places is one value, which products do not distribute over.
 
@@ -54,7 +57,7 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
     unifier = Unifier()
     values = _values(outputs, LabelsMeaning(unifier))
     _refine(values, unifier)
-    return _Reading(graph, unifier, values, split).labelled(outputs)
+    return _Reading(graph, unifier, values, split, joined).labelled(outputs)
 
 
 # ---------------------------------------------------------------- values
@@ -104,10 +107,23 @@ def _refine(values: Mapping[Node, LabelledValue], unifier: Unifier) -> None:
 class _Reading:
     """Names for the labels, views for the inputs, and the sketch of every term."""
 
-    def __init__(self, graph: Graph, unifier: Unifier, values: Mapping[Node, LabelledValue], split: str | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        unifier: Unifier,
+        values: Mapping[Node, LabelledValue],
+        split: str | None,
+        joined: LabelRuns,
+    ) -> None:
         self.graph, self.unifier, self.values, self.split = graph, unifier, values, split
         self.algebra = Algebra()
         self.names = _named(values, unifier)
+        self.joined = {run[0]: run for run in joined}
+        self.inner = frozenset(name for run in joined for name in run[1:])
+        single = {name: unifier.sizes[i] for i, name in self.names.items()}
+        runs = {name: self.joined.get(name, (name,)) for name in single if name not in self.inner}
+        self.sizes = {name: prod(single[x] for x in run) for name, run in runs.items()}
+        self.terms = list({id(t): t for v in values.values() for t in below(v.term)}.values())
         self.inputs: dict[str, LabelNames] = {}
         self.leaves: dict[str, Node] = {}
         self.views: dict[str, AbstractExpression] = {}
@@ -144,13 +160,12 @@ class _Reading:
             ]
         )
         split = {} if self.split is None else {self.split: self.parts(self.split)}
-        sizes = {name: self.unifier.sizes[i] for i, name in self.names.items()}
         return Labelled(
             self.graph,
             inputs,
             leaves,
-            tuple([self.axes(value.axes) for value in wanted]),
-            sizes,
+            tuple([self.joined_axes(value.axes) for value in wanted]),
+            self.sizes,
             self.constants,
             self.functions,
             split,
@@ -162,6 +177,8 @@ class _Reading:
             frozenset(self.scalars),
             self.outer,
             self._scales(wanted),
+            () if self.joined else joined_runs(self.values, self.terms, self.unifier, self.names),
+            tuple([self.axes(value.axes) for value in wanted]),
         )
 
     def _scales(self, outputs: Sequence[LabelledValue]) -> dict[str, frozenset[str]]:
@@ -201,22 +218,28 @@ class _Reading:
         return value.term.kind not in (TermForm.SCALAR, TermForm.CONSTANT)
 
     def _reduced(self) -> frozenset[str]:
-        terms = {id(t): t for v in self.values.values() for t in below(v.term)}
-        found = {self.names[i] for t in terms.values() for i in self.unifier.axis(t.labels)}
-        return frozenset(found)
+        found = {self.names[i] for t in self.terms for i in self.unifier.axis(t.labels)}
+        return frozenset(found - self.inner)
 
     def parts(self, name: str) -> tuple[str, str]:
         return f"{name}g", f"{name}i"
 
     def labels(self, axis: AxisLabels) -> tuple[str, ...]:
-        """The names of an axis's labels, a split one as its two parts."""
+        """The names of an axis's labels, a split one as its two parts; of a run that is joined the
+        first alone."""
         found: list[str] = []
-        for i in self.unifier.axis(axis):
-            found += self.parts(self.names[i]) if self.names[i] == self.split else (self.names[i],)
+        for name in (self.names[i] for i in self.unifier.axis(axis)):
+            if name not in self.inner:
+                found += self.parts(name) if name == self.split else (name,)
         return tuple(found)
 
     def axes(self, axes: Iterable[AxisLabels]) -> LabelNames:
         return tuple([self.labels(axis) for axis in axes])
+
+    def joined_axes(self, axes: Iterable[AxisLabels]) -> LabelNames:
+        """Those of the tensor in which dims of joined labels are one."""
+        named = [(self.labels(axis), self.unifier.axis(axis)) for axis in axes]
+        return tuple([labels for labels, own in named if labels or not own])
 
     def sketch(self, term: ScalarTerm, renaming: tuple[tuple[int, int], ...]) -> AbstractExpression:
         """The sketch of a term whose labels are renamed; recursive, for goals are small."""
@@ -286,14 +309,21 @@ class _Reading:
 
     def _input(self, term: ScalarTerm, renaming: Mapping[int, int]) -> AbstractExpression:
         axes = tuple([tuple([renaming.get(i, i) for i in self.unifier.axis(axis)]) for axis in term.axes])
-        named = self.axes(axes)
+        named = self.joined_axes(axes)
         assert term.node is not None
         leaf = name = self._leaf_name(term.node)
         while name in self.inputs and self.inputs[name] != named:
             name += "'"
-        self.inputs[name], self.leaves[name] = named, term.node
+        self.inputs[name], self.leaves[name] = named, self._joined_leaf(term.node, axes)
         self.views[name] = self.algebra.input(leaf, [each for axis in named for each in axis])
         return self.views[name]
+
+    def _joined_leaf(self, leaf: Node, axes: Iterable[AxisLabels]) -> Node:
+        """A leaf with one dim for labels that are joined."""
+        own = [self.unifier.axis(axis) for axis in axes]
+        kept = [ids for ids in own if not ids or any(self.names[i] not in self.inner for i in ids)]
+        shape = tuple([prod(self.sizes[self.names[i]] for i in ids if self.names[i] not in self.inner) for ids in kept])
+        return leaf if shape == leaf.shape else ops.term("reshape", leaf, shape=shape)
 
     def _leaf_name(self, leaf: Node) -> str:
         leaf = stored_leaf(leaf)

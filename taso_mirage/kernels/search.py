@@ -16,21 +16,24 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim
+from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
-from taso_mirage.kernels.free import FreeSizes, free_goal, free_tiles
+from taso_mirage.kernels.field_check import sizes_apart
+from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.goal import refuse
+from taso_mirage.kernels.joined import runs_without, same_results
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
+from taso_mirage.kernels.shrink import resized_goal
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
-from taso_mirage.kernels.tiles import ITERATION, NEAR, Tiled, TileSizes, fastest, predicted, rank
+from taso_mirage.kernels.tiled_plans import TiledPlan, varied
+from taso_mirage.kernels.tiles import LONG, NEAR, Tiled, TileSizes, fastest, rank
 from taso_mirage.kernels.verify import read_tests, tests_json, verified_mugraph
+from taso_mirage.operators.work import size
+from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -47,10 +50,16 @@ TILINGS = 20
 """So many tilings of a muGraph are kept."""
 TESTED = 32
 """So many muGraphs are tested at least, even if that takes longer than the budget."""
+USUAL, FAR = 2, 1.5
+"""Kernels of a muGraph; one more is looked at where those take so many times as long as to move the
+bytes."""
 SPLITS = (2, 4, 8, 16, 32, 64)
 """Into how many parts a reduction may be split over the grid."""
 DOUBT = 0.05
 """By such a share the model's seconds for a cluster may be too few."""
+SPLITS_OF_LONG = (256, 1024)
+"""And one of so many elements that no block holds them (`tiles.LONG`), where nothing else is for
+the grid."""
 SPLIT_FROM = 256
 """A shorter reduction is not split."""
 
@@ -63,6 +72,8 @@ class SearchOptions:
     three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
     `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the for-loop may
     cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    `max_kernels`: two if left out, and three where no product is computed and those of two take far
+    longer than to read and write once.
     """
 
     griddims: Sequence[_Ints] | None = None
@@ -72,7 +83,7 @@ class SearchOptions:
     fmaps: Sequence[int] | None = None
     franges: Sequence[int] | None = None
     max_block_ops: int = 18
-    max_kernels: int = 2
+    max_kernels: int | None = None
 
     def counts(self) -> tuple[Sequence[int] | None, Sequence[int] | None]:
         """How many blocks and iterations a kernel may have."""
@@ -159,88 +170,6 @@ class KernelSearchStatistics:
     verified: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TiledPlan:
-    """A plan with its tiles; the sizes tell into how many parts a reduction is split."""
-
-    plan: tuple[Tiled, ...]
-    closure: Closure
-    safe: tuple[Stabilisation, ...]
-    sizes: TileSizes
-    tiled: frozenset[str] = frozenset()
-    """Labels of which a kernel has no tile as long as they are, whatever their size."""
-    narrow: bool = True  # whether kernels hand over means in half precision
-
-    @property
-    def seconds(self) -> float:
-        return predicted(self.plan)
-
-    def graph(self) -> Graph | None:
-        """The muGraph at the goal's own sizes; None where it cannot be put together."""
-        goal = self.closure.goal
-        return self._assembled(self.plan, self.sizes, goal.graph.inputs, goal.leaves)
-
-    def free(self, names: Mapping[str, Dim]) -> Graph | None:
-        """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
-        where it hangs on the sizes that the search had."""
-        found = free_goal(self.closure.goal, self.sizes, names)
-        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
-        if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):
-            return None
-        varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)
-        if found is None or varied or not names.keys().isdisjoint(self.closure.goal.split):
-            return None
-        inputs, leaves = found
-        try:
-            return assembled(plan, self.closure, self.safe, {**self.sizes, **names}, inputs, leaves, self.narrow)
-        except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
-            return None
-
-    def _assembled(
-        self, plan: Sequence[Tiled], sizes: TileSizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
-    ) -> Graph | None:
-        try:
-            kernels = [(each.kernel, each.tiles) for each in plan]
-            return assembled(kernels, self.closure, self.safe, sizes, inputs, leaves, self.narrow)
-        except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
-            return None
-
-    def shrunk(self) -> tuple[Graph | None, Graph]:
-        """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
-        kernels = self._cuts()
-        sizes = shrunk_sizes(self.closure.goal, kernels)
-        goal, leaves = resized_goal(self.closure.goal, sizes)
-        plan = shrunk(self.plan, kernels, sizes)
-        return self._assembled(plan, sizes, goal.inputs, leaves), goal
-
-    def roles(self) -> tuple[object, ...]:
-        """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
-        kernels = zip(self.plan, self._cuts(), strict=True)
-        return tuple(self.closure.goal.split), tuple((t.kernel, tuple(sorted(own.items()))) for t, own in kernels)
-
-    def _cuts(self) -> list[dict[str, int]]:
-        return [cuts(each, self.sizes, self._open(each)) for each in self.plan]
-
-    def _open(self, each: Tiled) -> dict[str, int]:
-        """The least tiles of such labels that the kernel cuts."""
-        found = {label: 1 for label in each.kernel.body.grid if label in self.tiled}
-        return found | {label: ITERATION[0] for label in self.tiled if label == each.kernel.loop}
-
-
-def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
-    """In their order, but what has the slowest kernel of another one comes again only after each
-    such kernel has come: a tuner that measures the first few then sees that many different kernels,
-    and not one beside many that follow it."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    times = []
-    for each in candidates:
-        slowest = max(each.plan, key=lambda tiled: tiled.seconds)
-        main = slowest.kernel, tuple(sorted(slowest.tiles.items())), tuple(sorted(each.sizes.items()))
-        times.append(seen[main])
-        seen[main] += 1
-    return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
-
-
 class _Late(Exception):
     """The time for enumerating is over."""
 
@@ -256,17 +185,33 @@ class Search:
         seed: int = 0,
         free: FreeSizes | None = None,
     ) -> None:
-        if options.max_kernels < 1:
+        if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
+        self.closures: dict[str | None, Closure] = {}
+        self.folded = not device.general
         self.labelled = label(goal)
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.free = None if free is None else free.labels(self.labelled)
+        self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
+        if self.runs:
+            self._join()
+
+    def _join(self) -> None:
+        """Dims that lie side by side as one, if the goal is the same so at small sizes."""
+        before, joined = self.labelled, label(self.goal, None, self.runs)
+        sizes = sizes_apart(before, 0)
+        wanted, _ = resized_goal(before, sizes)
+        whole = {run[0]: prod(sizes[x] for x in run) for run in self.runs}
+        if same_results(resized_goal(joined, {**sizes, **whole})[0], wanted):
+            self.labelled = joined
+        else:
+            self.runs = ()
 
     def run(
         self,
@@ -318,18 +263,39 @@ class Search:
     ) -> list[TiledPlan]:
         """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that
         are done by the monotonic time `end`."""
+        splits, kernels = self._splits(), self.options.max_kernels
+        found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
+        if not found and self.folded:
+            self.folded = False  # kernels may hand over anything
+            found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
+        if kernels is None and self._far(found):
+            found += self._enumerated([None, *splits], range(USUAL + 1, USUAL + 2), end, progress)
+        return varied(sorted(found, key=self.order))
+
+    def _enumerated(
+        self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
+    ) -> list[TiledPlan]:
+        """Those of so many kernels, of the closures of the goal and of splits of it."""
         found: list[TiledPlan] = []
-        closures = [None, *self._splits()]
-        for i, split in enumerate(closures):
-            progress("enumerate", i, len(closures))
+        for i, split in enumerate(splits):
+            progress("enumerate", i, len(splits))
             try:
-                found += self._candidates(split, end, progress)
+                found += self._candidates(split, kernels, end, progress)
             except _Late:
                 break
             except Unsupported:  # a number that is a part of each half of a split sum has no derivation
                 if split is None:
                     raise
-        return varied(sorted(found, key=self.order))
+        return found
+
+    def _far(self, found: Sequence[TiledPlan]) -> bool:
+        """Whether a goal that only moves bytes takes far longer than its inputs and results do."""
+        if any(multiplies(each.node.op) for each in self.labelled.known) or self.device.general:
+            return False
+        least = sum(size(x.type) for x in (*self.goal.inputs, *self.goal.outputs)) / self.device.bandwidth
+        return min((each.seconds for each in found), default=math.inf) > FAR * (
+            least + (USUAL + 1) * self.device.launch
+        )
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """What is least comes first.
@@ -364,39 +330,44 @@ class Search:
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
-        if self.options.max_kernels < 2:
+        if self.options.max_kernels == 1:
             return []
         free = self.free or {}
         goal = self.labelled
         return sorted(x for x in goal.reduced if goal.sizes[x] * goal.within(x) >= SPLIT_FROM and x not in free)
 
-    def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
+    def _candidates(self, split: str | None, kernels: range, end: float, progress: _Progress) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:
             progress("close", classes - waiting, classes)
             if time.monotonic() > end:
                 raise _Late
 
-        goal = self.labelled if split is None else label(self.goal, split)
-        closure = close(goal, seed=self.seed, progress=closing)
-        self.statistics.classes += len(closure.classes)
-        self.statistics.edges += sum(map(len, closure.edges))
-        self.statistics.wrong_edges += int(closure.statistics["wrong"])
+        closure = self.closures.get(split)
+        if closure is None:
+            goal = self.labelled if split is None else label(self.goal, split, self.runs)
+            closure = self.closures[split] = close(goal, seed=self.seed, progress=closing)
+            self.statistics.classes += len(closure.classes)
+            self.statistics.edges += sum(map(len, closure.edges))
+            self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
         tiled_labels = frozenset(self.free or ()) if not self.device.general else frozenset[str]()
-        width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
-        for plan, stable in self._stable(closure, end):
+        width = self._width()
+        for plan, stable in self._stable(closure, kernels, end):
+            clusters = {k.body.cluster for k in plan} - {None}
             for sizes in self._sizes(closure, split):
+                if any(sizes[x or ""] > self.device.cluster for x in clusters):
+                    continue
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
                     yield TiledPlan(tiled, closure, stable, sizes, tiled_labels, not self.device.general)
 
-    def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
+    def _stable(self, closure: Closure, kernels: range, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are
         enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
-        clusters = self.device.cluster > 1 and self.free is None and not closure.goal.integers
-        limits = Limits(options.max_kernels, options.max_block_ops, clusters=clusters)
+        clusters = self.device.cluster > 1 and not closure.goal.integers
+        limits = Limits(kernels, options.max_block_ops, clusters=clusters, folded=self.folded, cut=self._cut(closure))
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:
@@ -417,13 +388,29 @@ class Search:
                 counts[length] += 1
                 yield plan, stable
 
+    def _cut(self, closure: Closure) -> frozenset[str]:
+        """The labels of which a GPU holds no tile as long: free ones, and those of more bytes than
+        shared memory has."""
+        if self.device.general:
+            return frozenset()
+        goal, width = closure.goal, self._width()
+        least = min([width, *(n for view in goal.inputs if (n := goal.stored(view)) is not None)])
+        sizes = {**goal.sizes} | {
+            inner: goal.sizes[whole] // SPLITS_OF_LONG[-1] for whole, (_, inner) in goal.split.items()
+        }
+        return frozenset(x for x, n in sizes.items() if n * least > self.device.shared).union(self.free or ())
+
+    def _width(self) -> int:
+        """Bytes of a float of the goal."""
+        return 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
+
     def _sizes(self, closure: Closure, split: str | None) -> Iterator[TileSizes]:
         sizes = dict(closure.goal.sizes)
         if split is None:
             yield sizes
             return
         outer, inner = closure.goal.split[split]
-        for parts in SPLITS:
+        for parts in (*SPLITS, *(SPLITS_OF_LONG if sizes[split] > LONG and not self.device.general else ())):
             if sizes[split] % parts == 0:
                 yield {**sizes, outer: parts, inner: sizes[split] // parts}
 

@@ -14,7 +14,7 @@ from math import prod
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
 from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import Labelled, in_a_byte
+from taso_mirage.kernels.goal import Labelled, in_a_byte, is_packed, whole_leaf
 from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
@@ -27,6 +27,9 @@ COMPOSITE = (4, 6, 9, 8, 10, 15, 12, 14)
 ODD = (9, 15, 21, 25, 27, 33, 35, 39)
 """Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another
 kernel may cut them into equal ones."""
+
+ALONE = 16
+"""Times as large a goal's only label is: of few elements all may be where a function is near 0."""
 
 
 def cuts(tiled: Tiled, sizes: TileSizes, open: Collection[str] = ()) -> dict[str, int]:
@@ -56,11 +59,12 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
     for label, group in groups.items():
         members.setdefault(group, []).append(label)
     left, steps = {UNEVEN: iter(ODD), PART: iter(COMPOSITE), ONE: iter(SMALL)}, goal.steps
+    times = ALONE if len(members) == 1 else 1
     sizes: dict[str, int] = {}
     for labels in (own for group, own in members.items() if group not in products):
         cut = {each.get(label) for each in kernels for label in labels}
         kind = next((kind for kind in (UNEVEN, PART) if kind in cut), ONE)
-        step = max(steps.get(label, 1) for label in labels)
+        step = times * max(steps.get(label, 1) for label in labels)
         sizes |= dict.fromkeys(labels, next(step * n for n in left[kind] if step * n not in sizes.values()))
     for whole, (outer, inner) in goal.split.items():
         sizes |= {outer: 2, whole: 2 * sizes[inner]}
@@ -86,7 +90,7 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
     """The goal with other sizes of its labels, and the leaf of every view."""
     axes = {each.node: each.axes for each in goal.known}
     done: dict[Node, Node] = {ABSENT: ABSENT}
-    for packed in (n for n in goal.leaves.values() if n.args):
+    for packed in filter(is_packed, goal.leaves.values()):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes[packed])
         stored, n = packed.args[0], in_a_byte(packed)
         shape = (*shape[:-1], shape[-1] // n) if n > 1 else shape
@@ -103,7 +107,11 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
             attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
     dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of what it converts
-    wanted = zip(goal.sketches, goal.outputs, dtypes, strict=True)
+    wanted = zip(goal.sketches, goal.results, dtypes, strict=True)
     results = [next(k.node for k in goal.known if (k.sketch, k.axes, k.node.dtype) == each) for each in wanted]
     inputs = tuple(done.get(i, i) for i in goal.graph.inputs)
-    return Graph(inputs, tuple(done[r] for r in results)), {name: done[leaf] for name, leaf in goal.leaves.items()}
+    leaves = {}
+    for name, leaf in goal.leaves.items():
+        shape = tuple(prod(sizes[x] for x in axis) for axis in goal.inputs[name])
+        leaves[name] = done[leaf] if whole_leaf(leaf) is leaf else term("reshape", done[whole_leaf(leaf)], shape=shape)
+    return Graph(inputs, tuple(done[r] for r in results)), leaves

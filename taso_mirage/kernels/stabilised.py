@@ -175,18 +175,11 @@ def _safe(
     for c, key in keys.items():
         if values[c].top and values[c].top != stabilisers[key].over:
             return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
-    if any(degrees[c] for c in _beside(body)):
-        return _unsafe("what is relative to the maximum of a block meets what is relative to that of its cluster")
+    if body.cluster is not None and any(degrees[c] for c in {*body.targets} - body.joint()):
+        return _unsafe("what is relative to the maximum of a block is stored beside what its cluster combines")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)
-
-
-def _beside(body: KernelBody) -> set[int]:
-    """The classes of one block that are stored, or meet those that a cluster has combined."""
-    joint = body.joint()
-    met = {a for _, e in body.chosen if not joint.isdisjoint(e.args) for a in e.args}
-    return (met | {*body.targets}) - joint if body.cluster is not None else set()
 
 
 def _stabilisers(
@@ -204,7 +197,8 @@ def _stabilisers(
     made = {c for c, _ in body.chosen}
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
-        if (key in made) == (key in before) or (key in made and not labels):
+        again = key in made and key in before and not labels  # relative to what an earlier kernel stored
+        if not again and ((key in made) == (key in before) or (key in made and not labels)):
             return _unsafe("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)
     if not all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d):

@@ -19,6 +19,7 @@ from itertools import chain, count, islice
 
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
+from taso_mirage.kernels.derivations.contraction import DOT
 
 STEPS = 6_000
 """Partial bodies looked at for one kernel, at most."""
@@ -88,29 +89,52 @@ Plan = tuple[PlannedKernel, ...]
 """The kernels of a muGraph, in the order of their runs; the last one gives the results."""
 
 
-def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list[KernelBody]:
+def bodies(
+    space: Space, targets: Sequence[int], limit: int, whole: int, cut: frozenset[str] = frozenset()
+) -> list[KernelBody]:
     """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some
-    more for each loop of a first kernel."""
+    more for each loop of a first kernel; those whose grid or loop may cut the labels `cut`."""
     closure = space.closure
-    choices = list(islice(_varied(space, targets, whole), limit))
+    choices = [_varied(space, targets, limit, whole, cut)]
     for loop in () if space.stored else _reduced(closure, targets):
-        choices += islice(_chosen(space.looped(loop), targets, whole), LOOPED)
-    found: list[KernelBody] = []
-    for chosen, leaves in choices:
-        order = _ordered(targets, chosen, leaves)
-        reduced = {e.label for _, e in order if e.label is not None}
-        labels = frozenset[str]().union(*[closure.classes[t] for t in targets])
-        found.append(KernelBody(tuple(targets), leaves, order, labels - reduced | space.clusters & reduced))
-    return list(dict.fromkeys(found))
+        looped = (_body(space, targets, *each) for each in _chosen(space.looped(loop), targets, whole))
+        choices.append(islice((body for body in looped if cuts_all(body, closure, cut)), LOOPED))
+    return list(dict.fromkeys(chain(*choices)))
 
 
-def _varied(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
-    """Some choices for each set of classes that earlier kernels store."""
+def _body(
+    space: Space, targets: Sequence[int], chosen: Mapping[int, DerivationEdge], leaves: tuple[int, ...]
+) -> KernelBody:
+    order = _ordered(targets, chosen, leaves)
+    reduced = {e.label for _, e in order if e.label is not None}
+    labels = frozenset[str]().union(*[space.closure.classes[t] for t in targets])
+    return KernelBody(tuple(targets), leaves, order, labels - reduced | space.clusters & reduced)
+
+
+def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: frozenset[str]) -> Iterator[KernelBody]:
+    """`limit` bodies, some for each set of classes that earlier kernels store."""
     counts: Counter[tuple[int, ...]] = Counter()
     for chosen, leaves in _chosen(space, targets, whole):
-        counts[leaves] += 1
-        if not leaves or counts[leaves] <= ALIKE:
-            yield chosen, leaves
+        if leaves and counts[leaves] == ALIKE:
+            continue
+        body = _body(space, targets, chosen, leaves)
+        if not cut or cuts_all(body, space.closure, cut):
+            counts[leaves] += 1
+            yield body
+            limit -= 1
+            if limit == 0:
+                return
+
+
+def cuts_all(body: KernelBody, closure: Closure, cut: frozenset[str]) -> bool:
+    """Whether the grid, or a loop, may cut all those of some labels that a body has."""
+    rest = labels_of(body, closure) & cut - body.grid if cut else cut
+    return not rest or (len(rest) == 1 and rest <= {*loops(body, closure)})
+
+
+def labels_of(body: KernelBody, closure: Closure) -> set[str]:
+    """Those of all that a kernel reads and computes."""
+    return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
 def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
@@ -158,17 +182,20 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
-    and in longer ones; the operators of a body; muGraphs that are looked at, of up to two kernels
-    and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
-    cluster."""
+    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two
+    kernels and in longer ones; the operators of a body; muGraphs that are looked at, of up to two
+    kernels and of each longer length. `clusters`: whether a single kernel may fold a split
+    reduction in a cluster. `folded`: whether, without products, kernels hand over what folds alone
+    derive. `cut`: the labels of which no kernel has a tile as long as they are."""
 
-    kernels: int = 2
+    kernels: range = range(1, 3)
     operators: int = 18
     bodies: int = 24
     longer: int = 8
     plans: int = 4000
     clusters: bool = False
+    folded: bool = False
+    cut: frozenset[str] = frozenset()
 
 
 def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] = lambda body: True) -> Iterator[Plan]:
@@ -179,9 +206,10 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] =
     kernels or more: some compute one part in each block, and a later one combines the parts.
     """
     made = _Plans(closure, limits, keep)
-    short = [made.ending(closure.targets, 1)] + ([made.two(closure.targets)] if limits.kernels > 1 else [])
+    short = [made.ending(closure.targets, 1)] if 1 in limits.kernels else []
+    short += [made.two(closure.targets)] if 2 in limits.kernels else []
     yield from islice(chain(*short), limits.plans)
-    for number in range(3, limits.kernels + 1):
+    for number in (n for n in limits.kernels if n > 2):
         yield from islice(made.ending(closure.targets, number, limits.longer), limits.plans)
 
 
@@ -193,7 +221,7 @@ class _Plans:
         self.closure, self.limits, self.keep = closure, limits, keep
         self.outer = {outer for outer, _ in closure.goal.split.values()}
         combining = (False, True) if self.outer else (False,)
-        self.spaces = [[space(closure, before, each) for each in combining] for before in range(3)]
+        self.spaces = [[space(closure, before, each, limits.folded) for each in combining] for before in range(3)]
         self.known: dict[tuple[tuple[int, ...], int], list[KernelBody]] = {}
 
     def ending(self, targets: tuple[int, ...], number: int, limit: int | None = None) -> Iterator[Plan]:
@@ -211,9 +239,14 @@ class _Plans:
     def _before(self, body: KernelBody, number: int, limit: int | None) -> Iterator[Plan]:
         """The muGraphs of `number` kernels of which this is the last."""
         before: Iterator[Plan] = self.ending(body.leaves, number - 1, limit) if number > 1 else iter(((),))
-        here = [x for x in loops(body, self.closure) if x not in self.outer]
+        here = [x for x in loops(body, self.closure) if x not in self.outer and self._cuts(body, x)]
         for plan in before:
             yield from ((*plan, PlannedKernel(body, loop)) for loop in here)
+
+    def _cuts(self, body: KernelBody, loop: str | None) -> bool:
+        """Whether a kernel cuts all labels of which it may have no tile as long."""
+        cut = self.limits.cut - body.grid - {loop or ""}
+        return not cut or cut.isdisjoint(labels_of(body, self.closure))
 
     def two(self, targets: tuple[int, ...]) -> Iterator[Plan]:
         """The muGraphs of two kernels, some for each second one before more of any: a cap then
@@ -230,10 +263,11 @@ class _Plans:
         key = targets, before
         if key not in self.known:
             limits = self.limits
-            found = [b for each in self.spaces[before] for b in bodies(each, targets, limits.bodies, limits.operators)]
+            sizes = limits.bodies, limits.operators, limits.cut
+            found = [b for each in self.spaces[before] for b in bodies(each, targets, *sizes)]
             if limits.clusters and self.outer and not before and targets == self.closure.targets:
                 longer = limits.operators + COMBINING
-                found += bodies(cluster_space(self.closure), targets, limits.bodies, longer)
+                found += bodies(cluster_space(self.closure), targets, limits.bodies, longer, limits.cut)
             found = [b for b in dict.fromkeys(found) if self._splits_well(b) and (before or self.keep(b))]
             self.known[key] = found
         return self.known[key]
@@ -315,12 +349,15 @@ def cluster_space(closure: Closure) -> Space:
     return Space(closure, edges, frozenset(), False, frozenset(inner))
 
 
-def space(closure: Closure, before: int, combines: bool) -> Space:
+def space(closure: Closure, before: int, combines: bool, folded: bool = False) -> Space:
     """A kernel with no, one or more kernels `before` it.
 
     Of a split reduction one either `combines` partial results, without what they are of, or
-    computes parts: it does not sum over them.
+    computes parts: it does not sum over them. Where it is `folded`, and nothing is multiplied as
+    matrices are, a kernel hands over what only folds derive: to compute the rest again costs less
+    than to store it.
     """
+    any_ = not folded or any(e.kind is DOT for made in closure.edges for e in made)
     outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
     partial = _derived(closure.edges, lambda c, edge: edge.label not in outer)
     edges: list[list[DerivationEdge]] = []
@@ -329,7 +366,8 @@ def space(closure: Closure, before: int, combines: bool) -> Space:
         parts, whole = labels & outer, outer.isdisjoint(labels) and inner.isdisjoint(labels)
         edges.append([e for e in made if (not parts or e.kind.reads is None if combines else e.label not in outer)])
         ready = inner.isdisjoint(labels) and c in partial if combines else inner <= labels
-        if (whole or ready) and (before > 1 or c in partial) and not any(e.kind.reads is not None for e in made):
+        computed = (any_ or all(e.label is not None for e in made)) and not any(e.kind.reads is not None for e in made)
+        if (whole or ready) and (before > 1 or c in partial) and computed:
             kept.add(c)
     return Space(closure, edges, frozenset(kept if before else ()), before > 0)
 

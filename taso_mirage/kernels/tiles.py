@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
-from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases, labels_of
 from taso_mirage.targets.device import Device
 
 TileSizes = Mapping[str, int]
@@ -77,6 +78,9 @@ BYTES, TURNING = 0.5, 1.75
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
+LONG, STREAMED = 1 << 15, 8192
+"""Of a label of more elements than the one, which no block of a GPU holds whole, an iteration or a
+block has up to the other, where nothing is multiplied as matrices are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def tiled(
 
     `width`: bytes of an element of inputs and results.
     """
-    labels = sorted(_labels(kernel, closure))
+    labels = sorted(labels_of(kernel.body, closure))
     options = [_whole_bytes(label, _options(label, kernel, closure, sizes, device), closure) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
     tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
@@ -124,11 +128,6 @@ def rank(seconds: float, held: float) -> tuple[int, float, float]:
     return round(math.log(seconds) / NEAR), held, seconds
 
 
-def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
-    body = kernel.body
-    return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
-
-
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
     """The labels of a tensor, the one along which elements stand side by side first; of what
     kernels hand on that one alone, as the goal's results have it."""
@@ -146,15 +145,20 @@ def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
 
 def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
+    long = not device.general and size > LONG and all(e.kind is not DOT for _, e in kernel.body.chosen)
+    if label == kernel.loop and any(e.kind.singly and e.label == label for _, e in kernel.body.chosen):
+        return [1]
     if label == kernel.loop:
-        low, high = (max(n // closure.goal.within(label), 1) for n in ITERATION)
-        return _parts(size, low, high * closure.goal.denser(label))
+        within = closure.goal.within(label)
+        low, high = (max(n // within, 1) for n in ITERATION)
+        return _parts(size, low, max(STREAMED // within, 1) if long else high * closure.goal.denser(label))
     if label not in kernel.body.grid:
         return [size]
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
         return [1]  # a split reduction: every part is a block's
     shares = {size // n for n in SHARES if size % n == 0} if device.general else {size}
-    parts = _parts(size, 1, WIDE if size == WIDE and not device.general else device.longest)
+    longest = STREAMED if long else WIDE if size == WIDE and not device.general else device.longest
+    parts = _parts(size, 1, longest)
     overlapping = () if device.general or parts[-1] >= UNEVEN[0] or size == parts[-1] else UNEVEN
     return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
 

@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import symbols
+from taso_mirage.ir.dims import dim_product, symbols
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
@@ -25,6 +25,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonBuffer,
     TritonLaunch,
     TritonProgram,
+    dense_buffers,
     kernel_terms,
     output_buffers,
     tensor_buffers,
@@ -66,7 +67,7 @@ def program(
         blocks = _specialized(blocks, chosen)
     launches = tuple(b.launch(s) for b, s in zip(blocks, chosen, strict=True))
     results = tuple(buffers[o].name for o in graph.outputs)
-    everything = tuple(buffers.values())
+    everything = dense_buffers(graph, buffers)
     helpers = [HELPERS] if any(each.maps for each in launches) else []
     helpers += [SOURCE] if any(each.cluster != 1 for each in launches) else []
     helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
@@ -191,7 +192,7 @@ def _launch(
             shape = f"(*samples, *{b.shape[dims:] if b.role == 'output' else b.shape})" if b.batched else str(b.shape)
             lines.append(f"    {b.name} = torch.empty({shape}, dtype=torch.{b.dtype}, device={inputs[0].name}.device)")
     for i, each in enumerate(launches):
-        grid = str(each.launched if each.sizes else each.clusters)
+        grid = str((dim_product(each.clusters), 1, 1) if each.sizes else each.clusters)
         grid = grid if sample is None else f"(samples.numel() * {each.clusters[0]}, *{each.clusters[1:]})"
         mapped = [f"tiles({b}, {m.shape}, {m.tile})" for b, m in zip(each.buffers, each.maps, strict=False)]
         args = ", ".join((*mapped, *each.buffers[len(mapped) :], *each.sizes))

@@ -166,6 +166,8 @@ class DerivationKind:
     one_pass: ClassVar[bool] = False
     """Whether it is there for the sake of a loop over its label: beside another derivation, only
     that loop has it."""
+    singly: ClassVar[bool] = False
+    """Whether a loop over its label has one element of it at a time: parts that count the same."""
     maximum: ClassVar[bool] = False
     """Whether it is the largest of its operand's elements over its label."""
     exponential: ClassVar[bool] = False

@@ -64,11 +64,11 @@ class OnePass(DerivationKind):
 class Merged(DerivationKind):
     """The mean of equal parts from their means, or the variance from their variances and means.
 
-    The label tells the parts apart.
+    The label tells the parts apart. A loop over it has one part at a time.
     """
 
     __slots__ = ()
-    name, combines = "merged", True
+    name, combines, accumulates, singly = "merged", True, True, True
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         xp, axis = values.xp, values.axis(edge.args[-1], edge.folds)
@@ -86,9 +86,22 @@ class Merged(DerivationKind):
             return body.written(made, (merged or [total])[0])
         axis = body.axis(edge.args[-1], edge.folds)
         if not variances:
-            return body.written(made, mean_of(means, axis, body))
-        spread = _spread(means, axis, body)
-        return body.written(made, term("add", mean_of(variances[0], axis, body), spread))
+            return self._mean(made, edge, body)
+        mean, spread = mean_of(means, axis, body), _spread(means, axis, body)
+        found = term("add", mean_of(variances[0], axis, body), spread)
+        if body.looped(made, edge):
+            found = term("accumulate", found, mean, over="variance")
+        return body.written(made, found)
+
+    @staticmethod
+    def _mean(made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
+        """The mean of means."""
+        (means,) = edge.args
+        value, axis = body.ordered(means), body.axis(means, edge.folds)
+        if not body.looped(made, edge):
+            return body.written(made, mean_of(value, axis, body))
+        total = body.accumulated(made, edge, term("reduce_sum", value, axes=(axis,), keepdims=0), "sum")
+        return body.written(made, term("div", total, body.count(edge.folds)))
 
     def ill(self, below: Sequence[OverflowEffect]) -> str:
         return OVERFLOWS
@@ -151,42 +164,38 @@ def squared_mean(whole: ScalarTerm) -> ScalarTerm | None:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """The variance and the mean of the term `of` over `label`; where that is the inner part of a
-    split one these are of each part, and `whole` are those over all, merged over the label `outer`.
-    """
+    """The variance and the mean of the term `of` over `labels`, outermost first. The first of
+    `levels` are those over the last label alone, and each of the others merges those before it over
+    one label more: parts that a split makes, or those of other dims."""
 
     of: AbstractExpression
-    label: str
-    parts: Parts
-    outer: str | None = None
-    whole: Parts | None = None
+    labels: tuple[str, ...]
+    levels: tuple[Parts, ...]
 
     @property
     def mean(self) -> AbstractExpression:
         """That of all elements."""
-        return (self.whole or self.parts)[1]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Those of all elements, outermost first."""
-        return (self.label,) if self.outer is None else (self.outer, self.label)
+        return self.levels[-1][1]
 
 
 def variances(goal: Labelled, targets: Targets) -> Iterator[Variance]:
-    """Those that are part of the goal, of its own terms."""
+    """Those that are part of the goal, of its own terms: over a label, and over all that are
+    folded."""
     algebra, split = goal.algebra, dict(goal.split)
     for of in dict.fromkeys(known.sketch for known in goal.known):
-        for label in sorted(goal.reduced):
-            labels: tuple[str, ...] = split.get(label, (label,))
-            if not algebra.free(of).issuperset(labels):
-                continue
-            whole = variance_and_mean(algebra, of, labels)
-            if whole[0] not in targets:
-                continue
-            if label in split:
-                yield Variance(of, labels[-1], variance_and_mean(algebra, of, labels[1:]), labels[0], whole)
-            else:
-                yield Variance(of, label, whole)
+        free = algebra.free(of)
+        folded = [x for x in _in_order(goal) if free.issuperset(split.get(x, (x,)))]
+        for names in dict.fromkeys([*((x,) for x in sorted(folded)), tuple(folded)]):
+            labels = tuple([part for x in names for part in split.get(x, (x,))])
+            if labels and variance_and_mean(algebra, of, labels)[0] in targets:
+                levels = [variance_and_mean(algebra, of, labels[-n:]) for n in range(1, len(labels) + 1)]
+                yield Variance(of, labels, tuple(levels))
+
+
+def _in_order(goal: Labelled) -> list[str]:
+    """The labels that are folded, as the inputs have them; of a split one the whole."""
+    wholes = {part: whole for whole, parts in goal.split.items() for part in parts}
+    return [x for x in dict.fromkeys(wholes.get(x, x) for x in goal.labels) if x in goal.reduced]
 
 
 class Variances:
@@ -197,21 +206,28 @@ class Variances:
         self.found = list(variances(closing.goal, closing.targets))
 
     def meet(self, i: int) -> None:
-        """Variances of a class; those of the parts of a split label are classes, too, and are
-        merged once both are there."""
-        closing = self.closing
+        """Variances of a class; those of parts are classes, too, and are merged once both are
+        there."""
         for each in self.found:
-            (variance, mean), free = each.parts, closing.free[i] - {each.label}
-            if closing.classes[i] == each.of:
-                closing.put(variance, DerivationEdge(ONE_PASS, (i,), each.label), free, needed=True)
-            if closing.classes[i] == each.of and each.whole is not None:
-                closing.put(mean, DerivationEdge(MEAN_KIND, (i,), each.label), free, needed=True)
-            if closing.classes[i] in each.parts and each.whole is not None and each.outer in closing.free[i]:
-                args = [closing.index[part] for part in each.parts if part in closing.index]
-                if i == max(args) and len(args) == 2:
-                    free = closing.free[i] - {each.outer}
-                    closing.put(each.whole[0], DerivationEdge(MERGED, tuple(args), each.outer), free)
-                    closing.put(each.whole[1], DerivationEdge(MERGED, (args[1],), each.outer), free)
+            if self.closing.classes[i] == each.of:
+                (variance, mean), label = each.levels[0], each.labels[-1]
+                free = self.closing.free[i] - {label}
+                self.closing.put(variance, DerivationEdge(ONE_PASS, (i,), label), free, needed=True)
+                if len(each.levels) > 1:
+                    self.closing.put(mean, DerivationEdge(MEAN_KIND, (i,), label), free, needed=True)
+            for below, made, label in zip(each.levels, each.levels[1:], each.labels[-2::-1], strict=False):
+                self._merged(i, below, made, label)
+
+    def _merged(self, i: int, below: Parts, made: Parts, label: str) -> None:
+        """Those of parts, merged over a label that tells them apart."""
+        closing = self.closing
+        if closing.classes[i] not in below or label not in closing.free[i]:
+            return
+        args = [closing.index[part] for part in below if part in closing.index]
+        if i == max(args) and len(args) == 2:
+            free = closing.free[i] - {label}
+            closing.put(made[0], DerivationEdge(MERGED, tuple(args), label), free, needed=True)
+            closing.put(made[1], DerivationEdge(MERGED, (args[1],), label), free, needed=True)
 
     def end(self) -> None:
         """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer

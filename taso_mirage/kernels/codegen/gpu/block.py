@@ -94,8 +94,6 @@ class TritonBlock:
         self.looped, self.cluster = self.loop != 1, node.attr("cluster")
         free = is_free_kernel(self.body, self.grid, self.loop)
         self.sizes = FreeNames(tuple(sizes) if free else (), self.body, self.grid, node.attr("imap"), node.attr("fmap"))
-        if self.cluster != 1 and self.sizes.given:
-            raise Unsupported("a cluster in a grid that a run counts")
         self.alone = stored_by_first(node) if self.cluster != 1 else set()
         self.stage = loop_phases(self.body, node.attr("fmap"), self.loop)
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
@@ -399,7 +397,7 @@ class TritonBlock:
     def _traffic(self) -> Traffic:
         loop = usual_size(self.loop)
         times = {n: loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
-        own = [n for n in self.body if n not in self.body.inputs]
+        own = [n for n in self.body if n.args]
         largest = {name: size for name, (_, size) in parts_in(self.body).items()}
         flops = sum(work(n, largest).flops * times[n] for n in own)
         tiles = {
@@ -421,7 +419,7 @@ class TritonBlock:
         waiting = WAITING if self.looped else EARLY
         first, rest = self.lines.needed(sections[LoopPhase.INVARIANT], self.before)
         tensors = [(a.name, a.buffer) for a in (*self.arguments, *self.results)]
-        free = [*self.sizes.blocks(), *self.sizes.rests()] if self.sizes.given else None
+        free = [*self.sizes.blocks(self.cluster), *self.sizes.rests()] if self.sizes.given else None
         ids = fixed_ids(tensors, self.grid, self.cluster) if free is None else free
         found = [*ids, *self.lines.ranges(), *first, *waiting, *rest]
         if looped := (*sections[LoopPhase.LOOP], *last):

@@ -48,9 +48,11 @@ class FreeNames:
         """Triton compiles no kernel for a size of 1, or for multiples of 16."""
         return f"(do_not_specialize={list(self.given)})" if self.given else ""
 
-    def blocks(self) -> Iterator[str]:
-        """Which block it is, along each dim of the grid: the first dim counts the fastest."""
+    def blocks(self, cluster: int) -> Iterator[str]:
+        """Which block it is, along each dim of the grid: the first dim counts the fastest, but for
+        the last one where that is a cluster, whose blocks are neighbours."""
         counts = [(g, n) for g, n in enumerate(self.grid) if n != 1]
+        counts = [*counts[-1:], *counts[:-1]] if cluster != 1 else counts
         for i, (g, n) in enumerate(counts):
             before = dim_product([count for _, count in counts[:i]])
             found = "tl.program_id(0)" if before == 1 else f"tl.program_id(0) // {_factor(before)}"

@@ -4,7 +4,7 @@ tuned."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.errors import Unsupported
@@ -197,39 +197,57 @@ class TritonProgram:
 def kernel_terms(graph: Graph) -> list[Node]:
     """The terms of a muGraph that are launched, operands first.
 
-    Raises Unsupported where there is any other operator between them.
+    Raises Unsupported where there is any other operator between them than another shape of an input
+    or of a result.
     """
     found = []
     for node in graph:
         if traits(node).lowering in LAUNCHED:
             found.append(node)
-        elif node.op not in ("item", "input", "weight", "absent"):
+        elif node.op not in ("item", "input", "weight", "absent") and not _is_view(node, graph):
             raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
     return found
 
 
+def _is_view(node: Node, graph: Graph) -> bool:
+    """Whether a term is an input, or a result, in another shape."""
+    reshape = traits(node).lowering is Lowering.RESHAPE
+    return reshape and (node.args[0] in graph.inputs or node.args[0].op == "weight" or node in graph.outputs)
+
+
 def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
     """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
-    batched if anything is."""
+    batched if anything is; that of a view of one has its own shape."""
     found: dict[Node, TritonBuffer] = {}
     taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
+    views = [node for node in graph if _is_view(node, graph)]
+    given = {*graph.outputs, *(node.args[0] for node in views if node in graph.outputs)}
     for node in (*graph, *graph.outputs):
         made = node.op == "item" or traits(node).lowering in LAUNCHED
         if not made or node in found or not isinstance(node.type, Tensor):
             continue
-        role = "output" if node in graph.outputs else "scratch"
+        role = "output" if node in given else "scratch"
         found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
         if role == "scratch":
             order = best_order(
                 usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize
             )
             found[node] = replace(found[node], order=order)
-    if batch is None:
-        return found
-    shared = {x for x, free in zip(graph.inputs, batch.inputs, strict=True) if not free}
-    return {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
+    if batch is not None:
+        shared = {x for x, free in zip(graph.inputs, batch.inputs, strict=True) if not free}
+        found = {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
+    for node in views:
+        found[node] = replace(found[node.args[0]], shape=node.shape, order=tuple(range(len(node.shape))))
+    return found
+
+
+def dense_buffers(graph: Graph, buffers: Mapping[Node, TritonBuffer]) -> tuple[TritonBuffer, ...]:
+    """Each buffer once, in the shape that the inputs and the results have."""
+    views = {node for node in graph if _is_view(node, graph)}
+    found = {b.name: b for node, b in buffers.items() if node not in views}
+    return tuple((found | {buffers[o].name: buffers[o] for o in graph.outputs}).values())
 
 
 def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[TritonBuffer | None]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, broadcast_shapes, dim_product
-from taso_mirage.ir.mugraph import LoopPhase
+from taso_mirage.ir.mugraph import LoopPhase, product_factor
 from taso_mirage.ir.terms import Literal, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -48,8 +48,7 @@ class Tile:
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
     until after the loop."""
-    together: tuple[int, int] | None = None
-    """An axis of which a thread has so many neighbouring elements at least."""
+    together: tuple[int, int] | None = None  # an axis, and how many neighbours of it a thread has at least
     innermost: int | None = None  # of what is loaded: along it, elements lie side by side in memory
 
     @property
@@ -113,7 +112,9 @@ class Tiles(Meaning[Tile]):
         return Tile(code, shape, (None,) * len(shape), dtype, dtype, zero=number == 0, number=number)
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> Tile:
-        if len(set(values)) != 1 or not isinstance(values[0], int):
+        if scalar and not isinstance(values[0], int):  # an argument of the kernel
+            return Tile(product_factor(values[0]), (), (), "int64", "int32")
+        if len({*values}) != 1 or not isinstance(values[0], int):
             raise Unsupported(f"the vector of sizes {tuple(values)} in a kernel")
         return self._number(float(values[0]), "int64", () if scalar else (len(values),))
 
@@ -167,8 +168,7 @@ class Tiles(Meaning[Tile]):
         """Integers less one, where they were made with a number that is still to be taken away."""
         if x.code not in self.raised or y.number is None or not 0 <= y.number <= 255 or y.number % 1:
             return None
-        code = self.lines.let(x.stage, self.hint, self.raised[x.code](int(y.number)))
-        return replace(x, code=code, zero=False)
+        return replace(x, code=self.lines.let(x.stage, self.hint, self.raised[x.code](int(y.number))), zero=False)
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
         """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one

@@ -1,0 +1,100 @@
+"""A plan with its tiles: the muGraph at the goal's own sizes, at small ones, and with names for
+those that a run gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.kernels.assemble import assembled
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.free import free_goal, free_tiles
+from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
+from taso_mirage.kernels.stabilised import Stabilisation
+from taso_mirage.kernels.tiles import ITERATION, Tiled, TileSizes, predicted
+
+
+@dataclass(frozen=True, slots=True)
+class TiledPlan:
+    """A plan with its tiles; the sizes tell into how many parts a reduction is split."""
+
+    plan: tuple[Tiled, ...]
+    closure: Closure
+    safe: tuple[Stabilisation, ...]
+    sizes: TileSizes
+    tiled: frozenset[str] = frozenset()
+    """Labels of which a kernel has no tile as long as they are, whatever their size."""
+    narrow: bool = True  # whether kernels hand over means in half precision
+
+    @property
+    def seconds(self) -> float:
+        return predicted(self.plan)
+
+    def graph(self) -> Graph | None:
+        """The muGraph at the goal's own sizes; None where it cannot be put together."""
+        goal = self.closure.goal
+        return self._assembled(self.plan, self.sizes, goal.graph, goal.leaves)
+
+    def free(self, names: Mapping[str, Dim]) -> Graph | None:
+        """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
+        where it hangs on the sizes that the search had."""
+        found = free_goal(self.closure.goal, self.sizes, names)
+        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
+        if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):
+            return None
+        varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)
+        if found is None or varied or not names.keys().isdisjoint(self.closure.goal.split):
+            return None
+        sizes = {**self.sizes, **names}
+        try:
+            return assembled(plan, self.closure, self.safe, sizes, *found, self.narrow)
+        except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
+            return None
+
+    def _assembled(
+        self, plan: Sequence[Tiled], sizes: TileSizes, goal: Graph, leaves: Mapping[str, Node]
+    ) -> Graph | None:
+        kernels, results = [(each.kernel, each.tiles) for each in plan], [o.shape for o in goal.outputs]
+        try:
+            return assembled(kernels, self.closure, self.safe, sizes, goal.inputs, leaves, results, self.narrow)
+        except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
+            return None
+
+    def shrunk(self) -> tuple[Graph | None, Graph]:
+        """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
+        kernels = self._cuts()
+        sizes = shrunk_sizes(self.closure.goal, kernels)
+        goal, leaves = resized_goal(self.closure.goal, sizes)
+        plan = shrunk(self.plan, kernels, sizes)
+        return self._assembled(plan, sizes, goal, leaves), goal
+
+    def roles(self) -> tuple[object, ...]:
+        """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
+        kernels = zip(self.plan, self._cuts(), strict=True)
+        return tuple(self.closure.goal.split), tuple((t.kernel, tuple(sorted(own.items()))) for t, own in kernels)
+
+    def _cuts(self) -> list[dict[str, int]]:
+        return [cuts(each, self.sizes, self._open(each)) for each in self.plan]
+
+    def _open(self, each: Tiled) -> dict[str, int]:
+        """The least tiles of such labels that the kernel cuts."""
+        found = {label: 1 for label in each.kernel.body.grid if label in self.tiled}
+        return found | {label: ITERATION[0] for label in self.tiled if label == each.kernel.loop}
+
+
+def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
+    """In their order, but what has the slowest kernel of another one comes again only after each
+    such kernel has come: a tuner that measures the first few then sees that many different kernels,
+    and not one beside many that follow it."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    times = []
+    for each in candidates:
+        slowest = max(each.plan, key=lambda tiled: tiled.seconds)
+        main = slowest.kernel, tuple(sorted(slowest.tiles.items())), tuple(sorted(each.sizes.items()))
+        times.append(seen[main])
+        seen[main] += 1
+    return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
