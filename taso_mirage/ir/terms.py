@@ -140,6 +140,11 @@ def weight(name: str, type: Tensor) -> Node:
     return Node("weight", (), (("name", name),), type)
 
 
+def is_named_weight(node: Node) -> bool:
+    """Whether a term is what `weight` gives."""
+    return node.op == "weight"
+
+
 def constant(array: NDArray[Any] | float | int | bool, dtype: str | None = None) -> Node:
     """A small constant, kept inside the term."""
     value = np.asarray(array, None if dtype is None else numpy_dtype(dtype))

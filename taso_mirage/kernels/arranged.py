@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_named_weight, substitute, topological, variable, weight
 from taso_mirage.kernels.goal import BYTES, Labelled, is_packed, stored_leaf
 from taso_mirage.kernels.integers import of_integers_or_floats
 from taso_mirage.kernels.labels import label
@@ -43,7 +43,7 @@ class ArrangedGoal:
     def inputs(self, goal: Graph, given: Sequence[Node]) -> tuple[Node, ...]:
         """What it reads where the goal before reads `given`, whose free dims it need not have."""
         places = dict(zip(goal.inputs, given, strict=True))
-        weights = {x: node for x, node in places.items() if node.op == "weight"}
+        weights = {x: node for x, node in places.items() if is_named_weight(node)}
         return tuple([places.get(each) or substitute([each], weights)[0] for each in self.terms])
 
     def operators(self, whole: Graph) -> Graph:
@@ -57,7 +57,7 @@ def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
     None where it gains nothing by that."""
     perms = turns(label(goal), given)
     leaves, outputs = _turned_back(goal, perms)
-    known = {leaf for leaf, node in zip(leaves, given, strict=True) if node.op == "weight"}
+    known = {leaf for leaf, node in zip(leaves, given, strict=True) if is_named_weight(node)}
     sums = _sums(outputs, known)
     if not perms and not sums:
         return None
@@ -83,7 +83,7 @@ def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
         others = {x for other, axis in axes.items() if other != name for each in axis for x in each}
         summed = [i for i, axis in enumerate(own) if axis and goal.reduced & others >= {*axis}]
         perm = (*(i for i in range(len(own)) if i not in summed), *summed)
-        if given[place].op == "weight" and not packed and 0 < len(summed) < len(own) and list(perm) != sorted(perm):
+        if is_named_weight(given[place]) and not packed and 0 < len(summed) < len(own) and list(perm) != sorted(perm):
             found[place] = perm
     return found
 
@@ -143,7 +143,7 @@ class ArrangedWeight:
 
 def is_turned(node: Node) -> bool:
     """Whether a term is a weight of 8 bits in another order of its axes."""
-    moved = traits(node).lowering is Lowering.TRANSPOSE and node.args[0].op == "weight"
+    moved = traits(node).lowering is Lowering.TRANSPOSE and is_named_weight(node.args[0])
     return moved and node.dtype in BYTES
 
 
@@ -164,7 +164,7 @@ def with_arranged(model: Model, inputs: Sequence[Node]) -> tuple[Model, dict[Nod
     those by the terms; each is there once, however many read it."""
     weights, names, stored = dict(model.weights), dict(model.names), dict[Node, Node]()
     for node in dict.fromkeys(x for x in inputs if is_turned(x) or _is_sum(x)):
-        leaf = next(n for n in topological([node]) if n.op == "weight")
+        leaf = next(n for n in topological([node]) if is_named_weight(n))
         of = f"{'turned' if is_turned(node) else 'sums'}_{leaf.attr('name')}"
         name = next(n for i in range(len(weights) + 1) if (n := f"{of}{f'_{i}' * (i > 0)}") not in weights)
         weights[name] = ArrangedWeight(node, leaf, model.weights[leaf.attr("name")])
@@ -175,5 +175,5 @@ def with_arranged(model: Model, inputs: Sequence[Node]) -> tuple[Model, dict[Nod
 
 def without_unread(model: Model) -> Model:
     """The model without the weights that nothing reads."""
-    read = {n.attr("name") for n in topological(model.graph.outputs) if n.op == "weight"}
+    read = {n.attr("name") for n in topological(model.graph.outputs) if is_named_weight(n)}
     return replace(model, weights={name: value for name, value in model.weights.items() if name in read})
