@@ -145,12 +145,13 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
-    reasons = [str(each.message) for each in said if str(each.message).startswith("taso_mirage: a graph of")]
+    parted = [str(each.message).partition(" in eager PyTorch: ") for each in said]
+    reasons = [reason for what, _, reason in parted if reason and what.startswith("taso_mirage: ")]
     kept = [result.kept or "" for result in ours.results]
     graphs = {
         "compiled": len(ours.results),
         "eager": len(reasons),
-        "reasons": [reason.partition("eager PyTorch: ")[2] for reason in reasons],
+        "reasons": reasons,
         "changed": sum(result.changed for result in ours.results),
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
         "kernels": sum(bool(result.kernels) for result in ours.results),
