@@ -235,10 +235,24 @@ def test_no_model_is_tried_that_the_command_has_no_time_for(result: Result, monk
     found = fused(result, CONFIG, "cached", comparing=50.0)
     assert found.model is result.model
     assert found.notes[-1] == "no kernels: the time was over after 0 of 2 kinds of regions"
-    late = iter([False, False, True])
+    late = iter([False] * 6 + [True])
     monkeypatch.setattr(stage._Stage, "_late", lambda self: next(late))
     found = fused(result, CONFIG, "cached")
     assert "the time was over after 0 of 2 sets of kernels were tried in the model" in found.notes
+
+
+def test_no_kernel_is_measured_that_there_is_no_time_to_try(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of the first kernel, and then its measurement, took the time that was left."""
+    late = iter(())
+    monkeypatch.setattr(stage._Stage, "_late", lambda self: next(late))
+    monkeypatch.setattr(alone, "slower_elsewhere", lambda *args: pytest.fail("it was measured at other sizes"))
+    late = iter([False, False, True, True])
+    found = fused(result, CONFIG, "cached")
+    assert found.model is result.model
+    assert found.notes[-1] == "no kernels: the time was over after 1 of 2 kinds of regions"
+    monkeypatch.setattr(alone, "region_seconds", lambda *args: pytest.fail("it was measured"))
+    late = iter([False, True, False, True])
+    assert fused(result, CONFIG, "cached").notes[-1] == "no kernels: the time was over"
 
 
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
-from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.channels_last import ChannelsLastModel, with_channels_last
 from taso_mirage.pipeline.fuse.choices import Choices
@@ -46,7 +45,7 @@ from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, trials, where_they_run
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
@@ -187,7 +186,7 @@ class _Stage:
             if kinds is not None:
                 made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
-            return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
+            return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
         except Exception as error:
             self._report("the regions", error)
             return {}
@@ -199,14 +198,7 @@ class _Stage:
         return fused_goals(label(goal))
 
     def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
-        """Seconds of the starts of operators, of what goes through memory between them, and of what
-        prepared weights may save, in all places together."""
-        inner = [n for n in kind.whole if n.args and n.op != "item"]
-        moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
-        device = self.backend.device
-        made = self.prepared.get(kind.goal)
-        saved = 0.0 if made is None else made.saved(device)
-        return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
+        return possible_seconds(kind, len(spots), self.prepared.get(kind.goal), self.backend.device)
 
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which must not cost what was found before."""
@@ -248,6 +240,12 @@ class _Stage:
         check."""
         return child().deadline.room() < FIRST * self.trial
 
+    def _in_time(self) -> None:
+        """Raise _Ended where a kernel would be measured that nobody has the time to try."""
+        if self._late():
+            self.ended = "the time was over"
+            raise _Ended
+
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
         kind, spots = form.kind, form.spots
@@ -259,11 +257,13 @@ class _Stage:
             chosen = None
         if chosen is None:
             return self._otherwise(form, seconds)
+        self._in_time()
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         place = spots[0], chosen[1], opsets, self.target, form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
+        self._in_time()
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
             return self._otherwise(form, seconds) if worth else None
         prepares = None if made is None else type(made)

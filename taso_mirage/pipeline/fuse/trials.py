@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.arranged import is_turned
+from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.check import shown_sizes
+from taso_mirage.operators.work import size
+from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import Record
 
 
@@ -35,6 +39,15 @@ class Fused:
     def turned(self) -> set[Node]:
         """The weights that it reads in another order of their axes than the model has them in."""
         return {x for spot in self.spots for x in spot.inputs if is_turned(x)}
+
+
+def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None, device: Device) -> float:
+    """Seconds of the starts of operators, of what goes through memory between them, and of what
+    prepared weights may save, in all places together."""
+    inner = [n for n in kind.whole if n.args and n.op != "item"]
+    moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
+    saved = 0.0 if made is None else made.saved(device)
+    return places * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
 
 def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
