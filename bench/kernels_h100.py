@@ -44,6 +44,7 @@ import flashinfer_peer  # noqa: E402
 import float8_peer  # noqa: E402
 import kernel_timeline  # noqa: E402
 import latent_peer  # noqa: E402
+from eager_kernels import EAGER, PREPARE, SDPA, Function, for_sdpa, sdpa  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -58,82 +59,6 @@ from taso_mirage.targets.device import Device  # noqa: E402
 
 TOLERANCE = 4e-3
 """Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
-Function = Callable[..., Any]
-
-
-# ---------------------------------------------------------------- what is computed, in PyTorch
-
-
-def rms(x: Any, gamma: Any = None) -> Any:
-    import torch
-
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], gamma, 0.0)
-
-
-def silu(x: Any) -> Any:
-    return x * x.sigmoid()
-
-
-def attention(q: Any, k: Any, v: Any, mask: Any = 0.0, scale: float = 1.0) -> Any:
-    return ((q @ k) * scale + mask).softmax(-1) @ v
-
-
-EAGER: dict[str, Function] = {
-    "gated_mlp": lambda x, gate, up: silu(x @ gate) * (x @ up),
-    "gated_mlp_down": lambda x, gate, up, down: (silu(x @ gate) * (x @ up)) @ down,
-    "lora": lambda x, w, a, b: x @ w + (x @ a) @ b,
-    "rmsnorm_linear": lambda x, w: rms(x) @ w,
-    "rmsnorm_gamma_linear": lambda x, gamma, w, bias: rms(x, gamma) @ w + bias,
-    "ntrans": lambda x, h, a: rms(x + a * (rms(h) - x)),
-    "gqa": attention,
-    "long_attention": attention,
-    "masked_attention": lambda q, k, v, m: attention(q, k, v, m, q.shape[-1] ** -0.5),
-    "qknorm": lambda q, k, v: attention(rms(q), rms(k).transpose(1, 2), v),
-    "rotary_attention": lambda q, r, cos, sin, k, v: attention(q * cos + r * sin, k, v),
-    "latent_attention": latent_peer.attention,
-    "float8_linear": float8_peer.linear,
-    "float8_attention": float8_peer.attention,
-    convolution_peer.NAME: convolution_peer.convolution,
-}
-
-
-def _sdpa(q: Any, k: Any, v: Any, mask: Any = None, scale: float = 1.0) -> Any:
-    """All operands have the shape (heads, rows, width)."""
-    import torch
-
-    mask = None if mask is None else mask[None, None]
-    found = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)
-    return found[0]
-
-
-PREPARE: dict[str, Function] = {
-    "qknorm": lambda q, k, v: (rms(q), rms(k), v),
-    "rotary_attention": lambda q, r, cos, sin, k, v: (q * cos + r * sin, k, v),
-}
-"""What is computed before the attention."""
-SDPA: dict[str, Function] = {
-    "gqa": _sdpa,
-    "long_attention": _sdpa,
-    "masked_attention": lambda q, k, v, m: _sdpa(q, k, v, m, q.shape[-1] ** -0.5),
-    "qknorm": lambda *inputs: _sdpa(*PREPARE["qknorm"](*inputs)),
-    "rotary_attention": lambda *inputs: _sdpa(*PREPARE["rotary_attention"](*inputs)),
-    "latent_attention": _sdpa,
-}
-
-
-def _for_sdpa(name: str, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs with rows outermost, the queries of a group as rows of their head; of a latent
-    head the keys as one tensor, whose first columns are the values."""
-    if name == "qknorm":
-        return list(inputs)
-    if name == "latent_attention":
-        return latent_peer.joined(inputs)
-    k = -2 if name != "masked_attention" else 1
-    keys = inputs[k].transpose(-1, -2).contiguous()
-    found = [keys if x is inputs[k] else x for x in inputs]
-    if name == "long_attention":
-        return [x.reshape(x.shape[0], -1, x.shape[-1]) for x in found]
-    return found
 
 
 # ---------------------------------------------------------------- rows
@@ -237,11 +162,11 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
     compiled = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
     kinds.append(("torch.compile", compiled(eager), sets, None))
     if row.name in SDPA:
-        arranged = [_for_sdpa(row.name, inputs) for inputs in sets]
+        arranged = [for_sdpa(row.name, inputs) for inputs in sets]
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             label = f"SDPA {backend.name.split('_')[0].lower()}"
             kinds.append((label, SDPA[row.name], arranged, backend))
-            if SDPA[row.name] is not _sdpa and backend is SDPBackend.FLASH_ATTENTION:
+            if SDPA[row.name] is not sdpa and backend is SDPBackend.FLASH_ATTENTION:
                 kinds.append((f"{label}, compiled", compiled(SDPA[row.name]), arranged, backend))
         kinds += [(*each, None) for each in latent_peer.kinds(row.name, arranged)]
         kinds += [(*each, None) for each in _flashinfer(row.name, arranged)]

@@ -109,7 +109,7 @@ def test_every_kernel_gets_its_layout(name: str, bench: ModuleType, monkeypatch:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES[name]]
     wanted = bench.EAGER[name](*inputs)
-    arranged = bench._for_sdpa(name, inputs)
+    arranged = bench.for_sdpa(name, inputs)
     found = list(peer.kinds(name, [arranged], bench.PREPARE.get(name)))
     assert len({label for label, _, _ in found}) == len(found) >= 2
     for label, call, sets in found:

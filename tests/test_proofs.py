@@ -278,7 +278,7 @@ def _empty(node: Node) -> bool:
 def _runs(typing: Typing) -> bool:
     try:
         fingerprint(typing.lhs, typing.rhs)
-    except (IndexError, ValueError):
+    except IndexError:
         return False
     return True
 
