@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.ir.mugraph import SIGN
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.arranged import arranged
+from taso_mirage.kernels.arranged import ArrangedGoal, arranged
 from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
@@ -61,10 +61,14 @@ class IntegerProduct:
 
     def goal(self) -> Graph:
         """What is searched for."""
+        made = self.arranged()
+        return self.operators() if made is None else made.graph
+
+    def arranged(self) -> ArrangedGoal | None:
+        """The goal over weights that are stored otherwise; None where they are stored as read."""
         goal = self.operators()
         known = [weight("w", x.tensor) if x.attr("name") == "w" else x for x in goal.inputs]
-        made = None if self.as_read else arranged(goal, known)
-        return goal if made is None else made.graph
+        return None if self.as_read else arranged(goal, known)
 
     def operators(self) -> Graph:
         """The operators, over the weights as they are read."""
@@ -96,7 +100,8 @@ class IntegerProduct:
 
     def read(self, w: Any) -> Any:
         """The weights as they are read, without a copy."""
-        return w.T if self.goal().inputs[1].shape != self.operators().inputs[1].shape else w
+        made = self.arranged()
+        return w if made is None or 1 not in made.perms else w.T
 
     def stored(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The operands behind x as a model has them."""

@@ -18,7 +18,8 @@ medians count.
 meant for GPUs. A program that does not run so has both the square root of S times as small, or
 batches alone, or its own sizes. Each line says what was changed; such times are not figures of
 KernelBench. `--trials 0` measures nothing: how many programs go through; then `--jobs` may run
-several at once.
+several at once. On GPUs they may be timed too: while one program is optimized, compared or measured
+on a GPU, the others there are built or compiled by Inductor.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import queue
 import random
 import signal
 import sys
@@ -50,6 +52,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["kernelbench_program"])
 RUNNING: set[int] = set()
 """Processes of programs, each with what it started in a group of its own."""
+PLACES: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+"""One for each of the jobs: its GPU, and the file that a program locks to be alone there."""
 PASSED = ("device", "scale", "budget", "seconds", "trials", "memory")
 """Options of a program's process."""
 SETTING = ("device", "scale", "budget", "trials")
@@ -73,7 +77,9 @@ def ran(name: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         answer, log = Path(folder) / "answer.json", Path(folder) / "log"
-        process = FORKS.Process(target=started, args=(path, answer, log, {k: getattr(options, k) for k in PASSED}))
+        place = PLACES.get()
+        given = {**{k: getattr(options, k) for k in PASSED}, "gpu": place[0], "lock": place[1]}
+        process = FORKS.Process(target=started, args=(path, answer, log, given))
         process.start()
         RUNNING.add(process.pid)
         process.join(options.limit)
@@ -82,6 +88,7 @@ def ran(name: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
         RUNNING.discard(process.pid)
+        PLACES.put(place)
         row = json.loads(answer.read_text()) if answer.exists() else {"ended": "failed at the start"}
         said = log.read_text(errors="replace") if log.exists() else ""
     if late:
@@ -125,10 +132,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of a program's process")
     parser.add_argument("--memory", type=float, default=16.0, help="GB of a program's process, on a CPU")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gpus", default="", help="those of the jobs, as 0,1: each has one of them")
     parser.add_argument("--log", type=Path, help="a folder for what each process says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_intermixed_args()
-    if options.jobs > 1 and options.trials:
+    if options.jobs > 1 and options.trials and options.device == "cpu":
         parser.error("--jobs is for --trials 0: programs that run at once disturb each other's times")
     chosen = programs(options.folder, [int(level) for level in options.levels.split(",")], options.names)
     if not chosen:
@@ -148,7 +156,14 @@ def main() -> None:
     # the process that is forked finds the module of a program by this alone
     os.environ["PYTHONPATH"] = os.pathsep.join((*sys.path[:2], os.environ.get("PYTHONPATH", "")))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with options.output.open("a") as lines, ThreadPoolExecutor(options.jobs) as threads:
+    with (
+        tempfile.TemporaryDirectory() as locks,
+        options.output.open("a") as lines,
+        ThreadPoolExecutor(options.jobs) as threads,
+    ):
+        gpus = options.gpus.split(",")
+        for i in range(options.jobs):
+            PLACES.put((gpu := gpus[i % len(gpus)], f"{locks}/{gpu}"))
         waiting = [name for name in names if name not in done]
         try:
             for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):

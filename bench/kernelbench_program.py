@@ -7,6 +7,7 @@ What is known is written before each phase, so that it is there if the process i
 from __future__ import annotations
 
 import copy
+import fcntl
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,8 @@ SLOW = "times as long here"
 @dataclass(frozen=True)
 class Options:
     """Of one program: the device, how much smaller it is made, seconds of the search, trials and
-    seconds of the measurement, and GB of the process."""
+    seconds of the measurement, GB of the process, its GPU (nothing is any), and the file to lock
+    while it must be alone there."""
 
     device: str
     scale: float
@@ -58,6 +61,8 @@ class Options:
     trials: int
     seconds: float
     memory: float
+    gpu: str
+    lock: str
 
 
 Built = tuple[Any, Callable[[], list[Any]]]
@@ -161,6 +166,14 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
     return ours, graphs
 
 
+@contextmanager
+def alone(options: Options) -> Iterator[None]:
+    """No other program is timed on this GPU."""
+    with open(options.lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def timed(call: Callable[..., Any], inputs: Sequence[Any], flush: Any) -> float:
     """Seconds of a run; on a GPU from an idle device with a cold cache to an idle one."""
     if flush is not None:
@@ -215,9 +228,10 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
         inputs = draw()
         plain, inductor = copy.deepcopy(model), copy.deepcopy(model)
         note("optimizing")
-        start = time.perf_counter()
-        ours, row["graphs"] = optimized(model, inputs, options)
-        row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
+        with alone(options):
+            start = time.perf_counter()
+            ours, row["graphs"] = optimized(model, inputs, options)
+            row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
         reasons = row["graphs"]["reasons"]
         eager = bool(reasons) and not row["graphs"]["compiled"] and all(SLOW in each for each in reasons)
         if not row["graphs"]["compiled"]:
@@ -225,7 +239,8 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
             if not eager:
                 return "refused"
         note("comparing")
-        row["results"] = compared(plain, ours, draw)
+        with alone(options):
+            row["results"] = compared(plain, ours, draw)
         if row["results"]["equal"] < COMPARED:
             row["reason"] = f"results differ by {row['results']['difference']:.3g}{_own_errors(plain, ours, inputs)}"
             return "wrong"
@@ -241,7 +256,8 @@ def _time(row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], opti
     compiled(*inputs)
     row["seconds"]["inductor"] = round(time.perf_counter() - start, 1)
     note("measuring")
-    row["times"] = times(measured((calls[0], compiled, calls[2]), inputs, options))
+    with alone(options):
+        row["times"] = times(measured((calls[0], compiled, calls[2]), inputs, options))
 
 
 def _own_errors(eager: Any, ours: Any, inputs: Sequence[Any]) -> str:
@@ -272,6 +288,8 @@ def run(program: Path, answer: Path, log: Path, options: Options) -> None:
             os.dup2(file.fileno(), number)
     if options.device == "cpu":  # CUDA maps far more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (int(options.memory * 2**30),) * 2)
+    if options.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
     row: dict[str, Any] = {}
 
     def note(phase: str) -> None:
