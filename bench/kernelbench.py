@@ -163,7 +163,7 @@ def main() -> None:
     ):
         gpus = options.gpus.split(",")
         for i in range(options.jobs):
-            PLACES.put((gpu := gpus[i % len(gpus)], f"{locks}/{gpu}"))
+            PLACES.put((gpu := gpus[i % len(gpus)], f"{locks}/gpu{gpu}"))
         waiting = [name for name in names if name not in done]
         try:
             for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):
