@@ -8,7 +8,7 @@ Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a
 starts from the goal: the search (with verification) and the compilers run in worker processes, the
 programs are measured in this one. With `--alone` each row is searched and tuned a second time, as
 if the GPU had no clusters: what they gain. Attention is measured in both forms, also the one whose
-warps have roles, which models do not get by themselves (`Device.specialized`); the row says both.
+warps have roles; the row says both.
 Method: CUDA graphs of 64 calls or more (of slow calls as many as take 5 ms) on both sides, inputs
 that rotate through three times the L2 cache, medians. Results are compared with the goal in float64
 at the real size before anything is timed. Peers get their inputs in the layout that they like best,
@@ -107,8 +107,7 @@ ROWS = (
 )
 
 
-MEASURED = replace(H100, specialized=True)
-ALONE = replace(MEASURED, cluster=1)
+ALONE = replace(H100, cluster=1)
 
 
 def goal(row: Row) -> Graph:
@@ -117,7 +116,7 @@ def goal(row: Row) -> Graph:
     return {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
 
 
-def searched(graph: Graph, best: int, device: Device = MEASURED, budget: float = 120.0) -> list[TritonProgram]:
+def searched(graph: Graph, best: int, device: Device = H100, budget: float = 120.0) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     found: dict[str, TritonProgram] = {}
     for each in _mugraphs(graph, best, device, budget):

@@ -7,6 +7,7 @@ a kernel that never ends, and nothing else would.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from models.workloads.qknorm import qknorm
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.codegen import triton, tune
-from taso_mirage.kernels.codegen.compile import SPECIALIZED
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode, cuda_kernel
@@ -34,7 +34,7 @@ from taso_mirage.measure.session import working_providers
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import gpu
+from taso_mirage.targets.cuda.device import SPECIALIZED, gpu
 
 LIMIT = 120.0
 TOLERANCE = 4e-3
@@ -162,14 +162,96 @@ def test_a_program_computes_attention(name: str, normed: bool, stages: int, dtyp
     assert np.linalg.norm(found[0] - wanted) < error * TOLERANCE * np.linalg.norm(wanted)
 
 
-@pytest.mark.skipif(TOOL is None, reason="needs compute-sanitizer")
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-@pytest.mark.parametrize("normed", [False, True])
+sanitized = pytest.mark.skipif(TOOL is None, reason="needs compute-sanitizer")
+normed_or_not = pytest.mark.parametrize("normed", [False, True])
+
+
+def sanitizer(tool: str) -> tuple[str, ...]:
+    return (str(TOOL), "--tool", tool, "--target-processes", "all")
+
+
+@sanitized
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
+@normed_or_not
 def test_no_tool_complains(normed: bool, tool: str, tmp_path: Path) -> None:
     graph, _ = mugraphs.attention_roles(2 * 5 * 64, 2, 5, normed=normed, heads=1)
     written(tmp_path, tune.overlapped(triton.program(graph, specialized=True)), graph)
-    command = (str(TOOL), "--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
+    command = (*sanitizer(tool), "--error-exitcode", "9")
     assert len(results(tmp_path, PROGRAM, "float16", tool=command)) == 3
+
+
+def races(output: str) -> set[tuple[int, int]]:
+    """The lines of the source that racecheck names in pairs."""
+    found, first = set(), 0
+    for line in output.splitlines():
+        place = re.search(r" access at .*:(\d+)( \[|$)", line)
+        if place and "Race reported" in line:
+            first = int(place[1])
+        elif place:
+            found.add((first, int(place[1])))
+    return found
+
+
+@sanitized
+@normed_or_not
+def test_racecheck_names_only_what_it_cannot_see(normed: bool, tmp_path: Path) -> None:
+    """An mbarrier at which one thread arrives for a group that has met: the scales of keys, and, in
+    the line of the kernel's head, how the compiler starts warps with roles. The order of these is
+    tested without a GPU (`test_specialized_barriers.py`)."""
+    graph, _ = mugraphs.attention_roles(2 * 5 * 64, 2, 5, normed=normed, heads=1)
+    program = tune.overlapped(triton.program(graph, specialized=True))
+    written(tmp_path, program, graph)
+    command = [*sanitizer("racecheck"), sys.executable, "-c", PROGRAM, str(tmp_path), "float16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    source = program.source.splitlines()
+    for pair in races(done.stdout):
+        one, other = sorted(source[i - 1].strip() for i in pair)
+        scales = one.startswith("by_key = scales.index") and other.startswith("scales.index")
+        assert scales or (one == other and one.startswith("def kernel_0(")), pair
+
+
+ARRIVING = """
+#include <cstdint>
+__device__ uint32_t at(void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ void arrive(uint64_t* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(b)) : "memory"); }
+__global__ void pattern(float* out, bool all) {
+  __shared__ float tile[128];
+  __shared__ uint64_t full;
+  int t = threadIdx.x % 128;
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(&full)), "r"(all ? 128 : 1));
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    tile[t] = t;
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+    if (all || t == 0) arrive(&full);
+  } else {
+    asm volatile("{ .reg .pred p;\\nagain%=:\\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again%=; }"
+                 :: "r"(at(&full)) : "memory");
+    out[t] = tile[(t + 1) % 128];
+  }
+}
+int main(int argc, char**) {
+  float* out;
+  cudaMalloc(&out, 512);
+  pattern<<<1, 256>>>(out, argc > 1);
+  return cudaDeviceSynchronize();
+}
+"""
+
+
+@sanitized
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("all_arrive", [False, True])
+def test_racecheck_does_not_see_a_group_that_met_before_one_thread_arrives(all_arrive: bool, tmp_path: Path) -> None:
+    """Both are right. When this fails for the first, racecheck should find nothing above either."""
+    (tmp_path / "pattern.cu").write_text(ARRIVING)
+    built = ["nvcc", "-arch=sm_90", "-lineinfo", "-o", tmp_path / "pattern", tmp_path / "pattern.cu"]
+    subprocess.run(built, check=True, timeout=LIMIT)
+    command = [*sanitizer("racecheck"), str(tmp_path / "pattern"), *["all"] * all_arrive]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout
+    assert bool(races(done.stdout)) != all_arrive
 
 
 def in_model(folder: Path, goal: Graph, node: PlannedNode, normed: bool) -> None:
@@ -203,7 +285,6 @@ def test_the_tuner_keeps_what_is_right_and_fastest(make: Callable[..., Any], key
     """Of both forms where there are two: 4,095 keys are no tiles of 64."""
     goal = make(batch=8, keys=keys).graph()
     backend = cuda.here()
-    backend = replace(backend, device=replace(backend.device, specialized=True))
     found = superoptimize(goal, best=20, budget=60.0, device=backend.device)
     forms = [triton.program_forms(each.graph, True) for each in found]
     assert any(len(each) == 2 for each in forms) == (keys != 4095)

@@ -31,11 +31,8 @@ class Device:
     does not iterate, if more than a sector; `started`: seconds that each block of such a kernel
     adds, until the processors are full. `cluster`: blocks that may be one, at most; `exchanged`:
     bytes a second that a block gets from the others, `met`: seconds for them to meet.
-    `specialized`: attention is also measured in the form whose warps have roles (sm_90 alone,
-    `gpu/specialized.py`). No device has that by itself: the form has not run on a GPU yet, and a
-    wrong barrier would hang the process. Developers ask for it with
-    `dataclasses.replace(device, specialized=True)`. `operator`: what one operator of the runtime
-    reaches there.
+    `specialized`: attention is also measured in the form whose warps have roles
+    (`gpu/specialized.py`). `operator`: what one operator of the runtime reaches there.
     """
 
     name: str

@@ -19,10 +19,8 @@ from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import pointer
-from taso_mirage.targets.cuda.device import largest_cluster
+from taso_mirage.targets.cuda.device import SPECIALIZED, largest_cluster
 
-SPECIALIZED = 90
-"""The one compute capability that warps with roles are generated for."""
 SWIZZLES = (0, 32, 64, 128)
 """Bytes, by the driver's number (`CUtensorMapSwizzle`)."""
 OVERLAPPING = 90

@@ -20,11 +20,14 @@ H100 = Device(
     line=128,
     started=3e-9,
     cluster=16,
+    specialized=True,
     operator=Reached(launch=2e-6, flops=3e13, bandwidth=2e12),
 )
 PORTABLE_CLUSTER, LARGE_CLUSTERS = 8, (90, 100)
 """Blocks of a cluster from compute capability 9.0 on, and which ones take twice as many if asked
 for."""
+SPECIALIZED = 90
+"""The one compute capability that warps with roles are generated for."""
 PINS = 2 * 2.619e9 * 5120 / 8
 """Bytes a second at the pins of an H100's memory (SXM5, 80 GB): twice a clock on each."""
 NAME, UNKNOWN = 100, "unknown GPU"
@@ -79,6 +82,7 @@ def described(gpu: Gpu) -> Device:
         processors=gpu.processors,
         shared=gpu.shared,
         cluster=largest_cluster(gpu.capability),
+        specialized=gpu.capability == SPECIALIZED,
         bandwidth=H100.bandwidth * memory,
         cache=H100.cache * processors,
         flops=H100.flops * processors,

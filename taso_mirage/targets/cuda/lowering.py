@@ -20,7 +20,7 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
-from taso_mirage.kernels.codegen.compile import SPECIALIZED, CompiledKernel, compiled
+from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.kernels.free import FreeSizes, with_free_sizes
@@ -35,7 +35,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.cuda.device import described, gpu
+from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
@@ -257,8 +257,7 @@ def here() -> CudaLowering:
     found = gpu()
     if found is None:
         raise RuntimeUnavailable("kernels for cuda need the driver of the GPU, libcuda.so.1, which is not found")
-    device = described(found)
-    return CudaLowering(device, f"{key} specialized" if device.specialized else key, found.capability)
+    return CudaLowering(described(found), key, found.capability)
 
 
 def _functions(program: TritonProgram) -> str:
