@@ -58,7 +58,7 @@ START = 7.0
 
 def kernels_h100(found: dict[str, Any]) -> list[str]:
     heads = {"eager": "eager", "torch.compile": "torch.compile", "SDPA": "SDPA, the best"}
-    heads |= {"FlashInfer": "FlashInfer, the best", "cuBLAS": "cuBLAS, the best"}
+    heads |= {"FlashInfer": "FlashInfer, the best", "cuBLAS": "cuBLAS, the best", "cuDNN": "cuDNN, the best"}
     measured = {name for row in found["rows"] for name in _peers(row)}
     heads = {k: v for k, v in heads.items() if any(name.startswith(k) for name in measured)}
     lines = [
@@ -79,6 +79,16 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
         "",
         f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}.",
     ]
+
+
+def roles(found: dict[str, Any]) -> list[str]:
+    """Attention in both forms."""
+    lines = ["| kernels, us | with roles | without | ratio |", "|---|---:|---:|---:|"]
+    for row in found["rows"]:
+        if row.get("specialized") and row.get("plain"):
+            special, plain = row["specialized"]["us"], row["plain"]["us"]
+            lines.append(f"| {row['case']} | {special:.2f} | {plain:.2f} | {plain / special:.2f} |")
+    return [*lines, "", f"{found['device']}."]
 
 
 def quantized_h100(found: dict[str, Any]) -> list[str]:

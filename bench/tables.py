@@ -23,6 +23,7 @@ from kernel_tables import (  # noqa: E402
     kernels_h100,
     prepared_cpu,
     quantized_h100,
+    roles,
     timeline,
 )
 from kernelbench_table import kernelbench  # noqa: E402
@@ -309,6 +310,7 @@ TABLES = {
     "kernels_h100-H100": kernels_h100,
     "kernels_h100-H100 timeline": timeline,
     "kernels_h100-H200": kernels_h100,
+    "kernels_h100-H200 roles": roles,
     "quantized_h100-H100": quantized_h100,
     "quantized_h100-H200": quantized_h100,
     "kernel_search-cpu2": kernel_search,
