@@ -44,6 +44,8 @@ TOLERANCE = 1e-4
 """The benchmark's, absolute and relative, in single precision; it was 1e-2 before."""
 FLUSHED = 32 * 2**20
 """Integers that the benchmark writes before each run on a GPU, so that its cache is cold."""
+PIECE = 1 << 24
+"""Elements that are compared at a time."""
 CALLS = ("eager", "inductor", "ours")
 SLOW = "times as long here"
 """In the reason of a graph that was compiled and stays in eager PyTorch, which is faster."""
@@ -120,6 +122,11 @@ def tensors(found: Any) -> list[Any]:
     return [each for part in found for each in tensors(part)] if isinstance(found, tuple | list) else []
 
 
+def pieces(*pair: Any) -> Iterator[tuple[Any, ...]]:
+    """Parts of two tensors of one shape: results of gigabytes would be there several times."""
+    yield from zip(*(each.reshape(-1).split(PIECE) for each in pair), strict=True)
+
+
 def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, Any]:
     """How many of the benchmark's random inputs give equal results, by its tolerance and by its
     earlier one, and the largest difference."""
@@ -135,10 +142,10 @@ def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, 
         found = tensors(ours(*inputs))
         pairs = list(zip(found, wanted, strict=True))
         shapes = all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
-        equal += shapes and all(torch.allclose(b, a, atol=TOLERANCE, rtol=TOLERANCE) for a, b in pairs)
-        near += shapes and all(torch.allclose(b, a, atol=1e-2, rtol=1e-2) for a, b in pairs)
-        if shapes:
-            largest = max([largest, *(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())])
+        parts = [each for pair in pairs for each in pieces(*pair)] if shapes else []
+        equal += shapes and all(torch.allclose(b, a, atol=TOLERANCE, rtol=TOLERANCE) for a, b in parts)
+        near += shapes and all(torch.allclose(b, a, atol=1e-2, rtol=1e-2) for a, b in parts)
+        largest = max([largest, *(float((a.double() - b.double()).abs().max()) for a, b in parts)])
     return {"equal": int(equal), "equal_before": int(near), "of": COMPARED, "difference": float(f"{largest:.2g}")}
 
 

@@ -309,6 +309,7 @@ TABLES = {
     "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
     "kernels_h100-H100 timeline": timeline,
+    "kernels_h100-H100 roles": roles,
     "kernels_h100-H200": kernels_h100,
     "kernels_h100-H200 roles": roles,
     "quantized_h100-H100": quantized_h100,

@@ -53,6 +53,17 @@ def remembered(graph: Graph, times: dict[Any, float], seconds: float) -> Callabl
     return capture
 
 
+def test_what_would_be_copied_for_long_is_not_captured(
+    times: dict[Any, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "COPIED", 24)
+    graph, times[twice] = Graph(), 2.0
+    calls = CapturedWhereFaster(twice, remembered(graph, times, 1.0))
+    for size in (3, 3, 2, 2):  # three numbers and as many results are 24 bytes
+        assert torch.equal(calls([torch.ones(size)])[0], torch.full((size,), 2.0))
+    assert [free for each in (calls._known(),) for free in each.values()] == [[], [*times][1:]]
+
+
 def test_what_is_faster_captured_is_replayed_on_new_inputs_into_new_memory(times: dict[Any, float]) -> None:
     graph, times[twice] = Graph(), 2.0
     calls = CapturedWhereFaster(twice, remembered(graph, times, 1.0))

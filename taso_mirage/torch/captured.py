@@ -21,6 +21,9 @@ SIZES = 16
 """So many sets of sizes are remembered: each may have a graph, with memory of its own."""
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
+COPIED = 1 << 26
+"""Bytes of inputs and results from which on nothing is captured: to copy them takes about as long as
+a start that is saved, and their memory would be there twice."""
 CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
 
@@ -96,13 +99,16 @@ class CapturedWhereFaster:
     def _chosen(self, held: Sequence[Any]) -> list[TensorCall]:
         """The graph, if it gives the same and is faster."""
         try:
+            plain = self._plain(held)
+            if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
+                return []
             captured = self._capture(held)
-            check_equal(captured(held), self._plain(held), lambda: None)
+            check_equal(captured(held), plain, lambda: None)
         except (Unsupported, RuntimeError):  # ONNX Runtime's errors at a capture are RuntimeErrors
             return []
         times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
-        plain, replayed = map(statistics.median, zip(*times, strict=True))
-        return [captured] if replayed < plain else []
+        slow, replayed = map(statistics.median, zip(*times, strict=True))
+        return [captured] if replayed < slow else []
 
 
 def _stream() -> int:
