@@ -58,13 +58,15 @@ Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
 """Does a `job` in another process (`compilers` makes one); the result is whether the program
 compiles."""
+COMPILERS = 12
+"""Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
 LIMIT = 10.0
 """Seconds for a program, which takes one or two: past that the compiler has lost its way."""
 
 
 def compilers(count: int) -> Workers:
-    """Processes that compile programs into Triton's cache."""
-    return Workers(f"{__name__}:{warmed.__name__}", count, LIMIT, ("torch", "triton"))
+    """Up to so many processes, and COMPILERS, that compile programs into Triton's cache."""
+    return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
 
 
 class Cache(Protocol):
