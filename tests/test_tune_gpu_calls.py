@@ -108,3 +108,10 @@ def test_a_graph_has_enough_calls_and_no_more(machine: Machine, sets: int, calls
 def test_the_deepest_pipelines_that_fit_are_tried(loop: int, in_flight: int, depths: list[int]) -> None:
     launch = TritonLaunch("kernel_0", (128,), loop, ("x",), LaunchSchedule(4, depths[-1]), Traffic(1, 1, in_flight))
     assert sorted({schedule.stages for schedule in tune.schedules(launch)}) == depths
+
+
+def test_few_processes_compile_on_a_machine_of_many_cores() -> None:
+    for cores, processes in ((2, 2), (64, tune.COMPILERS)):
+        workers = tune.compilers(cores)
+        assert workers._threads._max_workers == processes
+        workers.close()
