@@ -40,6 +40,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
+from taso_mirage.targets.cuda.device import H100
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
@@ -808,6 +809,25 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     assert calls == []
     assert tune.tuned_program([program], cache, check=lambda inputs, results: True) == found
     assert len(calls) == len(found.trials)  # whether results are right was not asked then
+
+
+def test_when_a_kernel_lets_the_next_in_is_asked_again_when_that_has_its_schedule() -> None:
+    program = tune.overlapped(codegen.program(mugraphs.attention_split_safe()[0]))
+    seen: list[str] = []
+
+    def cost(programs: Sequence[TritonProgram]) -> list[float]:
+        """The first kernel should be late while the second has not the warps that it should have."""
+        seen.extend(p.source for p in programs)
+        found = []
+        for first, second in ([x.schedule for x in p.launches] for p in programs):
+            early = second.warps == 16 and second.early
+            found.append(10.0 - (second.warps == 16) - 2 * early - (first.late != early))
+        return found
+
+    best = tune._tuned([program], cost, H100, True, lambda: False)
+    first, second = (each.schedule for each in best.program.launches)
+    assert (first.late, second.warps, second.early) == (False, 16, True)
+    assert len(seen) == len(set(seen)) == len(best.trials)
 
 
 SHARED_CACHE = """

@@ -138,7 +138,9 @@ def _tuned(
         different.setdefault(tuple((x.grid, x.loop, bool(x.maps)) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
     count = max((len(trial.program.launches) for trial in finalists), default=0)
-    for i, tries in [(i, tries) for i in range(count) for tries in (schedules, earlier)]:
+    orders = [(i, tries) for i in range(count) for tries in (schedules, earlier)]
+    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
+    for i, tries in orders + again if count > 1 else orders:
         if late():
             break
         finalists = _rescheduled(finalists, i, partial(tries, device=device), cost, trials)
@@ -156,13 +158,15 @@ def _rescheduled(
     trials: list[Trial],
 ) -> list[Trial]:
     """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`);
-    what was tried is added to `trials`."""
+    what was not tried before is added to `trials`."""
+    known = {trial.program.source for trial in trials}
     tried = [
         (k, scheduled(trial.program, i, schedule))
         for k, trial in enumerate(finalists)
         if i < len(trial.program.launches)
         for schedule in tries(trial.program.launches[i])[1:]
     ]
+    tried = [(k, program) for k, program in tried if program.source not in known]
     found = [Trial(program, seconds) for (_, program), seconds in zip(tried, cost([p for _, p in tried]), strict=True)]
     trials += found
     best = list(finalists)
@@ -289,11 +293,12 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same that lets the next kernel in later, or without a loop before
-    it waits itself."""
+    """Its own schedule, and the same that lets the next kernel in when it has waited itself, later,
+    or without a loop before that."""
     own = launch.schedule
-    others = [replace(own, late=True), *([replace(own, early=True)] if launch.loop == 1 else [])]
-    return [own, *(others if own.overlap else [])]
+    plain = replace(own, late=False, early=False)
+    others = [plain, replace(plain, late=True), *([replace(plain, early=True)] if launch.loop == 1 else [])]
+    return list(dict.fromkeys([own, *(others if own.overlap else [])]))
 
 
 def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
