@@ -18,6 +18,7 @@ from taso_mirage.measure.rounding import parse_rounding
 from taso_mirage.measure.shapes import parse_shapes
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
+from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import check_outputs, data_files, from_memory, like, load
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
@@ -50,7 +51,7 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, may_grow (or a function that is told how
+    explain, report and certificate (paths), trust_kernels, fix_defaults, may_grow (or a function that is told how
     much the file would grow, and answers), allow_rounding (a number of quantization steps, or a
     text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule files whose rules are
     added to all others. Of shape, inputs and rules one may stand without a list around it.
@@ -100,6 +101,7 @@ class Options:
     report: str | Path | None = None
     certificate: str | Path | None = None
     trust_kernels: bool = False
+    fix_defaults: bool = False
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: str | float | None = None
     rules: RuleSet | str | Path | Sequence[str | Path] | None = None
@@ -180,6 +182,7 @@ def _run(given: Any, options: Options) -> Result:
         model = from_memory(given, options.trust_kernels)
         path = Path(given.graph.name or "model")
         output = None if options.output is None else Path(options.output)
+    model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
     read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
     check_outputs(

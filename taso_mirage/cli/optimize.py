@@ -98,6 +98,13 @@ _CertificateFile = Annotated[
     Path | None,
     typer.Option(metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
 ]
+_FixDefaults = Annotated[
+    bool,
+    typer.Option(
+        "--fix-defaults",
+        help="Make weights of the inputs that have an initializer as their default: no caller can replace them any more.",
+    ),
+]
 _MayGrow = Annotated[
     bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
 ]
@@ -138,6 +145,7 @@ def optimize(
     report: _Page = None,
     certificate: _CertificateFile = None,
     trust_kernels: TrustKernels = False,
+    fix_defaults: _FixDefaults = False,
     may_grow: _MayGrow = False,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,

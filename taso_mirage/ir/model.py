@@ -49,7 +49,8 @@ class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
     scalars that choose a branch, `rows` those of the tables that integers of an input index;
-    `source` is what was read, where the header is not."""
+    `defaults` are what inputs are that a caller leaves out; `source` is what was read, where the
+    header is not."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -62,6 +63,7 @@ class Model:
     sizes: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
 
     @property
@@ -71,6 +73,10 @@ class Model:
     @property
     def input_names(self) -> tuple[str, ...]:
         return tuple(n.attr("name") for n in self.graph.inputs)
+
+    def default_inputs(self) -> dict[str, NDArray[Any]]:
+        """The inputs that a caller may leave out, as they then are."""
+        return {name: np.asarray(each.numpy()) for name, each in self.defaults.items()}
 
     def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
         """The same model computing other terms; names of terms that persist persist."""
@@ -102,7 +108,7 @@ def random_inputs(
     """Inputs by name: normal floats, rows of the table that integers index, other integers 0 or 1
     (masks), fair booleans, the model's own `integers`.
 
-    `sizes` fixes symbols.
+    `sizes` fixes symbols. Inputs that have a default are that.
 
     With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that
     `extreme` names are the least and the greatest of their type, -1 and 0. Those in `kept` are as
@@ -110,7 +116,7 @@ def random_inputs(
     """
     rng = np.random.default_rng(seed)
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
-    found: dict[str, NDArray[Any]] = dict(kept or {})
+    found: dict[str, NDArray[Any]] = {**model.default_inputs(), **(kept or {})}
     for node in model.graph.inputs:
         name = node.attr("name")
         if name in model.integers and name not in found and not wide and name not in extreme:

@@ -78,10 +78,10 @@ def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arr
 
 
 def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
-    """The integers, booleans and strings of the user's first inputs that have the shape of these
-    sizes."""
+    """What is not drawn: the integers, booleans and strings of the user's first inputs that have
+    the shape of these sizes, or else the defaults."""
     if not given:
-        return {}
+        return model.default_inputs()
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **sizes}
     found: dict[str, Any] = {}
     for node in model.graph.inputs:
@@ -121,7 +121,7 @@ def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
     rng = np.random.default_rng(seed)
     found = dict(inputs)
     for node in _floats(model):
-        array = np.asarray(inputs[node.attr("name")])
+        array = np.array(inputs[node.attr("name")])  # a default is read-only
         mixed = rng.permutation(array.ravel()).reshape(array.shape)
         found[node.attr("name")] = (mixed.astype(np.float64) * rng.uniform(0.5, 1)).astype(array.dtype)
     return found
@@ -240,6 +240,9 @@ class InputDraws:
         if any(name not in kept for name in whole):
             wide = random_inputs(self.model, SEEDS[-1] + 1, self.base, wide=True, kept=kept)
             yield from self._tried("random inputs with wide integers", wide, self.base, sizes=False)
+        if self.model.defaults:
+            others = _other_floats(self.model, random_inputs(self.model, SEEDS[0], self.base, kept=kept), SEEDS[0])
+            yield from self._tried("random inputs with other defaults", others, self.base, sizes=False)
         yield from self._extreme([n for n in may_be_extreme(self.model) if n not in kept], kept)
         yield from self._choices(kept)
         seen = [self.base, *self.others]

@@ -85,11 +85,11 @@ def choices(model: Model) -> dict[str, list[int]]:
 
 
 def kept_integers(model: Model, given: Sequence[Arrays]) -> Arrays:
-    """What the user's first inputs have that cannot be made up: all but floats."""
-    if not given:
-        return {}
+    """What the user's first inputs, or else the defaults, have that cannot be made up: all but
+    floats."""
+    known = given[0] if given else model.default_inputs()
     names = [str(n.attr("name")) for n in model.graph.inputs if not is_float(n.dtype)]
-    return {name: given[0][name] for name in names if name in given[0]}
+    return {name: known[name] for name in names if name in known}
 
 
 def _can_be_made(node: Node, kept: Arrays) -> bool:

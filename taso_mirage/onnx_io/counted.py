@@ -12,8 +12,14 @@ FREE = frozenset({"Constant", "Identity"})
 
 
 def reads_smaller(model: Model) -> bool:
-    """Whether what was read has fewer nodes when it is written again."""
-    return _nodes(to_ir(model)) < _nodes(model.header)
+    """Whether what was read has fewer nodes when it is written again, or fewer inputs: the runtime
+    computes ahead of weights, and of no inputs."""
+    return has_fixed_inputs(model) or _nodes(to_ir(model)) < _nodes(model.header)
+
+
+def has_fixed_inputs(model: Model) -> bool:
+    """Whether inputs of what was read are weights."""
+    return model.source is not None and len(model.header.graph.inputs) < len(model.source.graph.inputs)
 
 
 def _nodes(model: ir.Model) -> int:

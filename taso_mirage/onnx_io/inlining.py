@@ -28,7 +28,7 @@ def without_functions(model: Model) -> Model:
     except (PassError, ValueError, LookupError, RuntimeError):
         return model
     read = from_ir(copy, trust_kernels=True)
-    return replace(read, sizes=model.sizes, integers=model.integers, source=source)
+    return replace(read, sizes=model.sizes, integers=model.integers, source=model.source or source)
 
 
 def _may_go(function: ir.Function) -> bool:

@@ -85,6 +85,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
         origins=reader.origins,
         opaque=reader.reasons,
         rows=indexed_rows(graph),
+        defaults=reader.defaults,
     )
 
 
@@ -94,6 +95,7 @@ class _Reader:
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
         self.weights: dict[str, Weight] = {}
+        self.defaults: dict[str, Weight] = {}
         self.names: dict[Node, str] = {}
         self.origins: dict[Node, Origin] = {}
         self.reasons: dict[Node, str] = {}
@@ -146,11 +148,11 @@ class _Reader:
         term = variable(str(value.name), self._type(value))
         self.terms[value] = term
         self.inputs.append(term)
+        if value.is_initializer():
+            self.defaults[str(value.name)] = _stored(value)
 
     def _initializer(self, value: ir.Value) -> None:
-        if value.const_value is None:
-            raise InvalidModel(f"the initializer {value.name!r} has no data")
-        self.terms[value] = self._tensor(str(value.name), value.const_value)
+        self.terms[value] = self._tensor(str(value.name), _stored(value))
 
     def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Node:
         dtype = _dtype(tensor.dtype)
@@ -383,6 +385,12 @@ class _Reader:
 
 TYPE_RULES = {**ONNX_TYPES.rules, **REFUSED_TYPES.rules, **SHAPE_TYPES.rules, **MICROSOFT_TYPES.rules}
 """How nodes that stay opaque are typed."""
+
+
+def _stored(value: ir.Value) -> ir.TensorProtocol:
+    if value.const_value is None:
+        raise InvalidModel(f"the initializer {value.name!r} has no data")
+    return value.const_value
 
 
 def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:

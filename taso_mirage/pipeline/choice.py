@@ -14,6 +14,7 @@ from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.timing import AS_FAST, Timing, compared_times
+from taso_mirage.onnx_io.counted import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
@@ -24,6 +25,7 @@ from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
+FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
 LOOKS = 3
 """A gain that may be chance is measured so often, at most."""
@@ -114,7 +116,7 @@ class Choosing:
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
         if not candidate.steps and candidate.target == self.problem.target:
-            self.job.remarks.append(FOLDED)
+            self.job.remarks.append(FIXED if has_fixed_inputs(self.problem.model) else FOLDED)
         return Choice(candidate, timing, normal)
 
     def _what_pays(self, best: ModelCandidate, timing: Timing, pace: float) -> tuple[ModelCandidate, Timing]:

@@ -1,5 +1,6 @@
 """What is odd about the original itself, which its user should know: results that hang on the
-runtime's optimizations, outputs that no input changes, and weights that are stored twice."""
+runtime's optimizations, outputs that no input changes, weights that are stored twice, and weights
+that are inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
             raise
     finally:
         child().deadline = around
-    job.remarks += [*_constant(model, cases), *_stored_twice(model)]
+    job.remarks += [*_constant(model, cases), *_stored_twice(model), *_replaceable(model)]
     return ()
 
 
@@ -116,6 +117,16 @@ def _stored_twice(model: Model) -> Iterator[str]:
         yield (
             f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {twin.attr('name')!r} is {first.attr('name')!r}; "
             "a changed model has each once"
+        )
+
+
+def _replaceable(model: Model) -> Iterator[str]:
+    """Weights that are inputs."""
+    if model.defaults:
+        yield (
+            f"{len(model.defaults)} of {len(model.graph.inputs)} inputs have an initializer as their default, which a caller may "
+            "replace, so nothing is computed ahead of them, neither here nor by ONNX Runtime; where nobody does, --fix-defaults "
+            "makes them weights"
         )
 
 

@@ -32,8 +32,9 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
 
 
 def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arrays of the model's inputs; `where` they are from begins the message of
-    InvalidOption."""
+    """The arrays of the model's inputs, those that are left out at their defaults; `where` they are
+    from begins the message of InvalidOption."""
+    arrays = {**model.default_inputs(), **arrays}
     for node in model.graph.inputs:
         name = node.attr("name")
         if name not in arrays:
