@@ -44,6 +44,10 @@ transpose.laws("""
     matmul(transpose(x, perm=p), transpose(y, perm=p)) \
         == transpose(matmul(x, y), perm=p) \
         where rank(x) == rank(y) and rank(x) >= 2 and p[rank(x) - 2:] == (rank(x) - 2, rank(x) - 1)
+""")
+# A change of layout moves towards the outputs.
+transpose.laws(
+    """
     reduce_mean(transpose(x, perm=p), axes=i, keepdims=1) \
         == transpose(reduce_mean(x, axes=(p[i[0]],), keepdims=1), perm=p) \
         where len(i) == 1
@@ -52,21 +56,27 @@ transpose.laws("""
     slice(transpose(x, perm=p), axes=i, **a) == transpose(slice(x, axes=(p[i[0]],), **a), perm=p)  where len(i) == 1
     pad(transpose(x, perm=p), pads=q, **a) \
         == transpose(pad(x, pads=at(q[:rank(x)], inverse(p)) + at(q[rank(x):], inverse(p)), **a), perm=p)
-""")
-transpose.laws(each(ELEMENTWISE, "f(transpose(x, perm=p), **a) == transpose(f(x, **a), perm=p)"))
+""",
+    moving=True,
+)
+transpose.laws(each(ELEMENTWISE, "f(transpose(x, perm=p), **a) == transpose(f(x, **a), perm=p)"), moving=True)
 transpose.laws(
     each(
         PAIRWISE,
         "f(transpose(x, perm=p), transpose(y, perm=p)) == transpose(f(x, y), perm=p)  where rank(x) == rank(y)",
-    )
+    ),
+    moving=True,
 )
-transpose.laws(each(PAIRWISE, "f(transpose(x, perm=p), c) == transpose(f(x, c), perm=p)  where rank(c) == 0"))
+transpose.laws(
+    each(PAIRWISE, "f(transpose(x, perm=p), c) == transpose(f(x, c), perm=p)  where rank(c) == 0"), moving=True
+)
 transpose.laws(
     "\n".join(
         f"item(split(transpose(x, perm=p), axis=i, split=s), index={k}) "
         f"== transpose(item(split(x, axis=p[i], split=s), index={k}), perm=p)"
         for k in range(3)
-    )
+    ),
+    moving=True,
 )
 transpose.laws(
     """
@@ -101,3 +111,29 @@ transpose.laws("""
             s[1] == dim(x, 1) * dim(x, 3)
     given x: (m, h, n, d), w: (h*d, k), b: (k) | s: (m*n, h*d), t: (n, m, k), a: {alpha: 1.0, beta: 1.0, transB: 0}
 """)
+# What is computed with channels last, as TensorFlow does, between convolutions.
+WITH_WEIGHT = "transpose(reshape(c, shape=(1,) * (rank(x) - rank(c)) + shape(c)), perm=inverse(p))"
+transpose.laws(
+    each(
+        PAIRWISE,
+        f"f(transpose(x, perm=p), c) == transpose(f(x, {WITH_WEIGHT}), perm=p) "
+        "where is_weight(c) and 1 <= rank(c) and rank(c) <= rank(x)",
+    ),
+    moving=True,
+)
+transpose.laws(
+    each(
+        ("sub", "div"),
+        f"f(c, transpose(x, perm=p)) == transpose(f({WITH_WEIGHT}, x), perm=p) "
+        "where is_weight(c) and 1 <= rank(c) and rank(c) <= rank(x)",
+    ),
+    moving=True,
+)
+transpose.laws(
+    """
+    clip(transpose(x, perm=p), *c, *d) == transpose(clip(x, *c, *d), perm=p)  where rank(c) == 0 and rank(d) == 0
+    hard_sigmoid(transpose(x, perm=p), **a) == transpose(hard_sigmoid(x, **a), perm=p)
+    concat(transpose(x, perm=p), transpose(y, perm=p), axis=i) == transpose(concat(x, y, axis=p[i]), perm=p)
+""",
+    moving=True,
+)

@@ -135,6 +135,7 @@ class Op:
     law_plugins: dict[int, Plugin] = field(default_factory=dict)
     together: set[int] = field(default_factory=set)
     last: set[int] = field(default_factory=set)
+    moving: set[int] = field(default_factory=set)
     examples: list[Example] = field(default_factory=list)
     traits: Traits = field(default_factory=Traits)
     import_hook: Importer | None = None
@@ -194,14 +195,15 @@ class Op:
             shown = ", ".join("-" if t is None else str(t) for t in types)
             raise IllTyped(f"{self.name}({shown}), {dict(attrs)}: {error}") from None
 
-    def laws(self, text: str, together: bool = False, last: bool = False) -> None:
+    def laws(self, text: str, together: bool = False, last: bool = False, moving: bool = False) -> None:
         """State equations `lhs == rhs  where guard`, one a line; tests check every one.
 
         `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
         (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
         that, or else around the operators' examples. `together`: they are tried at all
         of their places at once (`search/together.py`). `last`: as passes they come after larger
-        fusions, whose patterns have what they take away.
+        fusions, whose patterns have what they take away. `moving`: they move a change of layout
+        towards the outputs, which the passes do at all places at once where it pays in the end.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):
@@ -209,6 +211,7 @@ class Op:
             elif line and line[0] != "#":
                 self.together |= {len(self.law_texts)} if together else set()
                 self.last |= {len(self.law_texts)} if last else set()
+                self.moving |= {len(self.law_texts)} if moving else set()
                 self.law_texts.append(line)
 
     def example(self, *operands: str | int | Sequence[Any] | None, **attrs: Any) -> None:

@@ -49,7 +49,8 @@ class Equation:
 
     Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all
     of its places at once (`search/together.py`). `last`: among the passes it comes after large
-    fusions.
+    fusions. `moving`: it moves a change of layout towards the outputs, as the passes do where that
+    takes terms away in the end.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Equation:
     evidence: str = "law"
     together: bool = False
     last: bool = False
+    moving: bool = False
 
     def reverse(self) -> Equation | None:
         """The equation read from right to left; None where the right side does not determine the

@@ -292,7 +292,7 @@ def stated_laws() -> Mapping[str, StatedLaw]:
         variants = [(i, each) for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
         for number, (i, variant) in enumerate(variants):
             equation = parse_equation(variant.text, f"{op.name}.{number}")
-            equation = replace(equation, together=i in op.together, last=i in op.last)
+            equation = replace(equation, together=i in op.together, last=i in op.last, moving=i in op.moving)
             found[equation.name] = StatedLaw(equation, variant.typing, op.law_plugins.get(i))
     return found
 

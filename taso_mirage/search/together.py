@@ -37,6 +37,14 @@ def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tupl
     order = topological(outputs)
     if not any(traits(n).layout or traits(n).quantized for n in order):
         return tuple(outputs), []
+    return at_every_place(outputs, rules, context)
+
+
+def at_every_place(
+    outputs: Sequence[Node], rules: Rules, context: Context
+) -> tuple[tuple[Node, ...], list[RewriteStep]]:
+    """The graph with the first legal application at every place, in one walk."""
+    order = topological(outputs)
     done: dict[Node, Node] = {}
     steps: list[RewriteStep] = []
     sweep = next(_SWEEPS)
