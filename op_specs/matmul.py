@@ -140,3 +140,15 @@ matmul.laws("""
         == matmul(concat(x, y, axis=i), w) \
         where rank(w) == 2 and i < rank(x) - 1
 """)
+# What features are normalized by goes into the first layer.
+matmul.laws("""
+    add(matmul(add(x, c), w), d) \
+        == add(matmul(x, w), add(d, matmul(c, w))) \
+        where rank(w) == 2 and shape(c) == (dim(x, -1),) and is_weight(w) and is_weight(c) and is_weight(d)
+    add(matmul(sub(x, c), w), d) \
+        == add(matmul(x, w), sub(d, matmul(c, w))) \
+        where rank(w) == 2 and shape(c) == (dim(x, -1),) and is_weight(w) and is_weight(c) and is_weight(d)
+    matmul(div(x, c), w) \
+        == matmul(x, div(w, reshape(c, shape=(dim(w, 0), 1)))) \
+        where rank(w) == 2 and shape(c) == (dim(x, -1),) and is_weight(w) and is_weight(c)
+""")

@@ -24,6 +24,7 @@ from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
 from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
+from taso_mirage.onnx_io.types_ml import ML_TYPES
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
@@ -383,7 +384,11 @@ class _Reader:
         return self._type(value)
 
 
-TYPE_RULES = {**ONNX_TYPES.rules, **REFUSED_TYPES.rules, **SHAPE_TYPES.rules, **MICROSOFT_TYPES.rules}
+TYPE_RULES = {
+    key: rule
+    for table in (ONNX_TYPES, REFUSED_TYPES, SHAPE_TYPES, MICROSOFT_TYPES, ML_TYPES)
+    for key, rule in table.rules.items()
+}
 """How nodes that stay opaque are typed."""
 
 

@@ -340,7 +340,7 @@ def _smaller(application: Application, uses: Mapping[Node, int], context: Contex
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
-    if len(added) > len(removed) or not all(context.legal(n) for n in new):
+    if not removed or len(added) > len(removed) or not all(context.legal(n) for n in new):
         return False
     before, after = (sum(map(context.estimate, terms)) for terms in (removed, added))
     if after > before * (1.0 if len(added) < len(removed) else FASTER):
