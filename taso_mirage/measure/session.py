@@ -182,6 +182,11 @@ def check_source(model: Model) -> None:
         checked(content)
 
 
+UNREGISTERED = "is not a registered function/op"
+CUSTOM = (
+    "such an operator is in a library of custom operators, and none is loaded here: cut out the part of the model that has none "
+    "(onnx.utils.extract_model) and optimize that"
+)
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
@@ -190,7 +195,8 @@ def original(model: Model, target: Target = CPU) -> Session:
     try:
         return open_in_child(model, target, source=True)
     except RunRefused as error:
-        raise InvalidModel(f"{error}; {UNOPTIMIZABLE}") from None
+        why = CUSTOM if UNREGISTERED in str(error) else UNOPTIMIZABLE
+        raise InvalidModel(f"{error}; {why}") from None
 
 
 @contextmanager

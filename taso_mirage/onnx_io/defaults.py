@@ -1,5 +1,7 @@
-"""Inputs that a caller may leave out, because an initializer of the same name is their default: from
-IR version 4 on, a model that lists its weights among its inputs says that of all of them."""
+"""Inputs that a caller may leave out, because an initializer of the same name is their default.
+
+From IR version 4 on, a model that lists its weights among its inputs says that of all of them.
+"""
 
 from __future__ import annotations
 

@@ -200,10 +200,8 @@ class Op:
 
         `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
         (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
-        that, or else around the operators' examples. `together`: they are tried at all
-        of their places at once (`search/together.py`). `last`: as passes they come after larger
-        fusions, whose patterns have what they take away. `moving`: they move a change of layout
-        towards the outputs, which the passes do at all places at once where it pays in the end.
+        that, or else around the operators' examples. `together`, `last`, `moving`: how they are
+        tried, as `Equation` says.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):

@@ -49,8 +49,8 @@ class Equation:
 
     Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all
     of its places at once (`search/together.py`). `last`: among the passes it comes after large
-    fusions. `moving`: it moves a change of layout towards the outputs, as the passes do where that
-    takes terms away in the end.
+    fusions, whose patterns have what it takes away. `moving`: it moves a change of layout towards
+    the outputs, as the passes do at all places at once where that takes enough away in the end.
     """
 
     name: str
