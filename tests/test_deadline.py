@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.meanings.arrays import pairwise, pairwise_in_parts
 from taso_mirage.measure.bulk import bulk, smaller
+from taso_mirage.measure.child import child
 from taso_mirage.measure.evaluation import Evaluation, Evaluations, Left
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import problem
+from taso_mirage.pipeline import problem, stages
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.pipeline.stages import optimize_model
-from taso_mirage.search.config import Config, Stop
-from taso_mirage.search.cost import MeasuredCost
+from taso_mirage.search.config import SEARCH, Config, Stop, quiet
+from taso_mirage.search.cost import CostCache, MeasuredCost
 from taso_mirage.system.deadline import Deadline
 
 
@@ -96,6 +98,37 @@ def test_an_interrupt_inside_hastens_the_command_around_it() -> None:
     assert outer.left() == 60.0
     stop.deadline = outer  # the part is done
     assert outer.left() == 1.5
+
+
+def test_extras_end_soon_after_the_budget_and_with_an_interrupt() -> None:
+    """What only makes more of a result has no 1.2 times the seconds."""
+    now = [0.0]
+    deadline = Deadline(60.0, lambda: now[0])
+    now[0] = 50.0
+    extras = deadline.of_extras()
+    assert (extras.left(), extras.last(), extras.room()) == (10.0, 13.0, 13.0)
+    deadline.hasten()
+    assert extras.last() == 4.0
+    short = Deadline(1.0, lambda: now[0])
+    assert short.of_extras().last() == short.last() == 15.0
+
+
+def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    around = child().deadline
+
+    def fused(*_: object) -> None:
+        seen.append(child().deadline.last())
+        raise OutOfTime("no time")
+
+    monkeypatch.setattr(stages, "fused", fused)
+    clock = Clock()
+    job = Job(Config(budget=60.0, kernels=SEARCH), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, clock))
+    result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)
+    clock.now = 50.0
+    assert stages.fuse(job, result, None) == "no kernels: no time"  # type: ignore[arg-type, comparison-overlap]
+    assert seen == [13.0]
+    assert child().deadline is around
 
 
 def test_an_interrupt_before_the_deadline_is_known_counts() -> None:

@@ -98,11 +98,14 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     if config.kernels == OFF:
         return result
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
+    around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
         known = original if result.target == config.target else None
         return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job))
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
+    finally:
+        child().deadline = around
 
 
 def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:

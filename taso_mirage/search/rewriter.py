@@ -197,8 +197,8 @@ class Rewriter:
         return model, taken
 
     def _moved(self, model: Model, steps: list[RewriteStep]) -> tuple[Model, list[RewriteStep]]:
-        """The model with its changes of layout moved towards the outputs, where that takes enough away
-        that what is left runs faster on a roofline: one move alone saves nothing."""
+        """The model with its changes of layout moved towards the outputs, where that takes enough
+        away that what is left runs faster on a roofline: one move alone saves nothing."""
         rules = Rules((e for e in self.equations if e.moving), self.proved)
         outputs, moved = at_every_place(model.graph.outputs, rules, self.known)
         if not moved:

@@ -14,6 +14,8 @@ OVERTIME = 1.2
 goes on then is given up."""
 SHORTEST = 15.0
 """Nothing is given up before so many seconds: to load a model and to check it takes its time."""
+EXTRA = 1.05
+"""The same of work that only makes more of a result."""
 INTERRUPTED = 1.5, 4.0
 """Seconds that are left after an interrupt: for what is measured, and for what is given up."""
 
@@ -56,7 +58,16 @@ class Deadline:
 
     def last(self) -> float:
         """Seconds to the last end."""
-        return max(self._ends[1] - self.clock(), 0.0)
+        around = math.inf if self.within is None else self.within.last()
+        return min(max(self._ends[1] - self.clock(), 0.0), around)
+
+    def of_extras(self) -> Deadline:
+        """The same end, and a last one soon after it, for work that only makes more of a result."""
+        found = Deadline(self.left(), self.clock, within=self)
+        last = self.began + max(EXTRA * self.seconds, SHORTEST)
+        found._ends = found._ends[0], min(found._ends[1], last)
+        found._room = min(found._room, found._ends[1])
+        return found
 
     def hasten(self) -> None:
         """An interrupt: what was found is to be measured and checked, and no more."""
