@@ -4,38 +4,34 @@ import numpy as np
 
 from op_specs.arithmetic import mul, sub
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.terms import Node, constant
-from taso_mirage.operators.ops import Call, op
+from taso_mirage.ir.terms import Literal, Node
+from taso_mirage.operators.ops import TERMS, Call, Floats, op
 
 
 @op(onnx="Scaler", domain="ai.onnx.ml", since=1)
-def scaler(xp, x, offset, scale):
-    """(n,f), (f), (f) -> (x - offset) * scale; read as a difference and a product"""
-    if xp.rank(x) != 2 or xp.rank(offset) != 1 or xp.rank(scale) != 1:
-        raise IllTyped(f"features of rank {xp.rank(x)}, offset {xp.shape(offset)}, scale {xp.shape(scale)}")
-    return mul(xp, sub(xp, x, offset), scale)
+def scaler(xp, x, *, offset: Floats, scale: Floats):
+    """(n,f) -> (x - offset) * scale, with a number for each feature, or one for all; read as a
+    difference and a product"""
+    if xp.rank(x) != 2:
+        raise IllTyped(f"features of rank {xp.rank(x)}; only rows are scaled here")
+    return mul(xp, sub(xp, x, _row(xp, offset, x)), _row(xp, scale, x))
+
+
+def _row(xp, numbers: Floats, x):
+    features = xp.shape(x)[1]
+    if len(numbers) not in (1, features):
+        raise IllTyped(f"{len(numbers)} numbers for {features} features")
+    count = features if isinstance(features, int) else 1
+    return xp.constant(Literal.of(np.resize(np.array(numbers, np.float32), count)))
 
 
 @scaler.importer
 def _(call: Call) -> Node:
-    x = call.arg(0)
-    if x.dtype != "float32" or len(x.shape) != 2:
-        raise Unsupported(f"Scaler of {x.type}; only rows of float32 are read")
-    return mul.term(sub.term(x, _row(call, "offset", x)), _row(call, "scale", x))
+    try:
+        return scaler.body(TERMS, call.arg(0), **{name: call.attrs.get(name, ()) for name in ("offset", "scale")})
+    except IllTyped as error:
+        raise Unsupported(f"Scaler: {error}") from None
 
 
-def _row(call: Call, name: str, x: Node) -> Node:
-    """One number for each feature, or for all."""
-    numbers = np.array(call.attrs.get(name, ()), np.float32)
-    if len(numbers) not in (1, x.shape[1]):
-        raise Unsupported(f"Scaler with {len(numbers)} numbers in {name} for {x.type}")
-    return constant(np.resize(numbers, x.shape[1]) if isinstance(x.shape[1], int) else numbers)
-
-
-@scaler.exporter
-def _(node: Node, opset: int) -> Call:
-    raise Unsupported("Scaler is written as Sub and Mul")
-
-
-scaler.example("float32[2,3]", "float32[3]", "float32[3]")
-scaler.example("float32[2,3]", "float32[1]", "float32[1]")
+scaler.example("float32[2,3]", offset=(1.0, 2.0, 3.0), scale=(0.5, 2.0, 4.0))
+scaler.example("float32[2,3]", offset=(1.5,), scale=(0.25,))

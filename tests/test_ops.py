@@ -78,7 +78,7 @@ def build(op: Op, i: int, integers: bool = False) -> Use:
 
 SIMPLIFIED_BY_IMPORT = frozenset(
     "sum mean cast_like identity dropout squeeze unsqueeze group_norm slice average_pool resize upsample shape_of size_of "
-    "constant_of_shape range".split()
+    "constant_of_shape range scaler".split()
 )
 """Importing these gives simpler terms (a sum is additions, the shape of a known type is a
 constant)."""
