@@ -22,8 +22,8 @@ SIZES = 16
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
 COPIED = 1 << 26
-"""Bytes of inputs and results from which on nothing is captured: to copy them takes about as long as
-a start that is saved, and their memory would be there twice."""
+"""Bytes of inputs and results from which on nothing is captured: to copy them takes about as long
+as a start that is saved, and their memory would be there twice."""
 CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
 
