@@ -78,7 +78,7 @@ def _typed(law: Equation) -> Rule | None:
     rule = as_rule(law)
     if rule.given:
         return rule
-    for _, _, found in instances(rule, Random(law.name), 1, 2000, strict=False, plain=True):
+    for _, _, found in instances(rule, Random(law.name), 1, 2000, strict=False, plain=True, examples=2):
         given = tuple((n, v.tensor) for n, v in found.items() if isinstance(v, Node))
         attributes = tuple((n, v) for n, v in found.items() if not isinstance(v, Node))
         return replace(rule, given=given, attributes=attributes)

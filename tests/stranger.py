@@ -302,10 +302,17 @@ class Seed:
 
 
 def instances(
-    rule: Rule, rng: Random, draws: int, tries: int = 40, strict: bool = True, plain: bool = False
+    rule: Rule,
+    rng: Random,
+    draws: int,
+    tries: int = 40,
+    strict: bool = True,
+    plain: bool = False,
+    examples: int = 16,
 ) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...], Mapping[str, Any]]]:
-    """Instances of a rule, both sides and what the names stand for; some may come twice."""
-    drawing = _Drawing(rule, rng, plain)
+    """Instances of a rule, both sides and what the names stand for; some may come twice. Where no
+    typing is given, those of so many `examples` are drawn from."""
+    drawing = _Drawing(rule, rng, plain, examples)
     found = 0
     for _ in range(draws * tries):
         if found >= draws:
@@ -317,7 +324,7 @@ def instances(
 
 
 class _Drawing:
-    def __init__(self, rule: Rule, rng: Random, plain: bool) -> None:
+    def __init__(self, rule: Rule, rng: Random, plain: bool, examples: int) -> None:
         self.equation, self.rng, self.plain = rule.equation, rng, plain
         self.guard = rule.equation.where.source if rule.equation.where else ""
         self.conjuncts = conjuncts(self.guard)
@@ -328,7 +335,7 @@ class _Drawing:
             given = {n: (t.dtype, tuple(t.shape or ())) for n, t in rule.given}
             self.seeds.append(Seed(given, {}, dict(rule.attributes)))
         else:
-            self.seeds = list(itertools.islice(self._examples(), 16))
+            self.seeds = list(itertools.islice(self._examples(), examples))
 
     def _examples(self) -> Iterator[Seed]:
         """Typings that fit, from the examples of the operators of the left side."""
