@@ -289,7 +289,7 @@ def tamper(count: int, seed: int) -> None:
 
 
 def test_tampered_steps() -> None:
-    tamper(60, 0)
+    tamper(30, 0)
 
 
 @pytest.mark.slow
