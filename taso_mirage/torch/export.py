@@ -18,6 +18,7 @@ import torch
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.encoder import ENCODERS
+from taso_mirage.torch.faithful import ALONE, FAITHFUL
 from taso_mirage.torch.halves import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
@@ -27,7 +28,7 @@ SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
-PARTS = {**TRAINING_NORMS, **ENCODERS}
+PARTS = {**TRAINING_NORMS, **ENCODERS, **FAITHFUL}
 """What PyTorch's exporter does not know, or has wrong, in parts that it knows."""
 
 
@@ -171,11 +172,13 @@ def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
 
 
 def _exportable(program: Any) -> Any:
-    """The program, if it changes nothing in place, with batch norms in training in their parts.
+    """The program, if it changes nothing in place, with what the exporter has wrong in parts.
 
-    Raises ChangesInPlace.
+    Raises ChangesInPlace, and StaysInPart where there are none.
     """
     nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
+    if alone := [node.target for node in nodes if node.target in ALONE]:
+        raise StaysInPart(f"{alone[0]} {ALONE[alone[0]]}", ALONE.__contains__)
     in_parts = any(trains(node) or node.target in PARTS for node in nodes)
     if not in_parts and not any(map(may_change, nodes)):
         return program

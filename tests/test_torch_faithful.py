@@ -1,0 +1,63 @@
+"""Operators of which the first run of a graph does not tell whether they are eager PyTorch's: they
+differ at numbers that it did not have."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+from test_torch import compiled, same  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+functional = torch.nn.functional
+LOGS = torch.tensor([-100.0, -200.0, 100.0, 200.0, -20.0, -50.0, -inf, 0.0])
+OTHERS = torch.tensor([-101.0, -190.0, 105.0, 100.0, -20.0, -150.0, -inf, -inf])
+GRID = torch.tensor([1.0, 0.3, 0.7, 3e6, -1.0, -0.3, 2e5, 7.0])
+WHOLE = torch.tensor([-7, 7, -(2**31) + 1, 2**31 - 1, 16777217, -16777217, 0, 5], dtype=torch.int32)
+CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "log of a sigmoid": (lambda x, y: (functional.logsigmoid(x), y + 1), LOGS, OTHERS),
+    "log of a sum": (torch.logaddexp, LOGS, OTHERS),
+    "log of a sum, base 2": (torch.logaddexp2, LOGS, OTHERS),
+    "loss of logits": (
+        lambda x, y: functional.binary_cross_entropy_with_logits(x.clamp(-200), (y > 0).float(), pos_weight=x[2]),
+        LOGS,
+        OTHERS,
+    ),
+    "log of sums": (lambda x, y: (x + y).logcumsumexp(0) + y, LOGS, LOGS.flip(0)),
+    "remainder": (lambda x, y: (x % 0.1, x % -7, torch.remainder(x, y)), GRID, GRID / 3),
+    "quotient": (lambda x, y: (x // 0.1, torch.div(x, y, rounding_mode="floor")), GRID, GRID.new_full((8,), 0.1)),
+    "quotient by zero": (torch.floor_divide, GRID, GRID * 0),
+    "whole quotient": (
+        lambda x, y: [torch.div(x, each, rounding_mode=mode) for mode in ("trunc", "floor") for each in (y, 3, -3)],
+        WHOLE,
+        torch.tensor([2, -2, 3, 3, 1, 3, 5, -5], dtype=torch.int32),
+    ),
+    "remainder of a whole number": (lambda x, y: x % 2.5 + y, WHOLE % 1000, WHOLE % 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_numbers_than_those_of_the_first_run(name: str) -> None:
+    function, x, y = CASES[name]
+    ours, graphs = compiled(function)
+    first = (torch.arange(1, 9) / 8).to(x.dtype) if x.is_floating_point() else torch.arange(1, 9).to(x.dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        stays = "log of sums" in name
+        warnings.filterwarnings("ignore" if stays else "error", message="taso_mirage")
+        ours(first, first.flip(0))
+        same(ours(x, y), function(x, y))
+    assert len(graphs[0].results) == (2 if stays else 1)
