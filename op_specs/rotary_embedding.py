@@ -10,7 +10,7 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.operators.ops import Call, op
 
 
-@op(onnx="RotaryEmbedding", since=23)
+@op(onnx="RotaryEmbedding", since=23, inside=3)
 def rotary_embedding(
     xp, x, cos, sin, positions=None, *, interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0
 ):
@@ -99,7 +99,7 @@ def _turned(xp, x, cos, sin, size, interleaved):
     return reshape(xp, concat(xp, *pairs, axis=4), shape=xp.shape(x))
 
 
-@op(onnx="RotaryEmbedding", domain="com.microsoft", since=1)
+@op(onnx="RotaryEmbedding", domain="com.microsoft", since=1, inside=1)
 def contrib_rotary_embedding(
     xp, x, positions, cos, sin, *, interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0
 ):

@@ -70,6 +70,9 @@ class Traits:
     `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
     `converts`: The operator changes the dtype of its operand, which may round.
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
+    `inside`: The place of an operand of indices of which ONNX Runtime refuses more than there are
+        places, and those that count from the end, which the definition takes. So no law makes the
+        term of indices that only a run gives, unless they were those of such a term.
     `resolution`: ONNX Runtime computes results to a rounding of this number, however small they
         are (in half precision to one of single precision).
     `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
@@ -94,6 +97,7 @@ class Traits:
     parts: str | None = None
     converts: bool = False
     rounds: bool = False
+    inside: int | None = None
     sums: bool = False
     quantized: bool = False
     decides: bool = False

@@ -12,7 +12,7 @@ from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological
 from taso_mirage.operators.exactness import differs, truncates
 from taso_mirage.operators.expressions import Expr, is_weight, replaced
-from taso_mirage.operators.ops import get
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.rewriting import patterns, reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
 from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
@@ -161,7 +161,7 @@ def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failu
 
 def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failure:
     """The results, unless integers would be divided, or summed by another kernel of the runtime's
-    that rounds them."""
+    that rounds them, or indices asked to be inside."""
     leaves = set(found.operands.values())
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
@@ -172,7 +172,18 @@ def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failur
     if moved is not None:
         why = f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps"
         return Failure(FailureKind.INACCURATE, why)
+    asked = {indices: n for n in after if (indices := _inside(n)) is not None and not is_weight(indices)}
+    anew = next(iter(asked.keys() - set(map(_inside, before))), None)
+    if anew is not None:
+        why = f"{asked[anew].op} of the runtime takes no indices from the end, and only a run tells these"
+        return Failure(FailureKind.EXCLUDED, why)
     return results
+
+
+def _inside(node: Node) -> Node | None:
+    """The operand of a term whose indices the runtime asks to be inside."""
+    place = traits(node).inside
+    return node.args[place] if place is not None and place < len(node.args) and node.args[place] is not ABSENT else None
 
 
 def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:
