@@ -61,16 +61,19 @@ def _(node, opset: int) -> Call:
         raise Unsupported(f"reshape of {x.shape} to {shape} needs allowzero, which begins at opset 14")
     if created:
         return Call("Reshape", (x, extents(shape)), {"allowzero": 1}, opset)
-    return Call("Reshape", (x, extents(_written(x.shape, shape))), {}, opset)
+    written = _written(x.shape, shape)
+    computed = any(isinstance(n, Symbolic) for n in written)  # a run may have one as 0, which is no copy
+    return Call("Reshape", (x, extents(written)), {"allowzero": 1} if computed and opset >= 14 else {}, opset)
 
 
 def _written(have: Dims, want: Dims) -> Dims:
-    """`want` without computed sizes where ONNX can copy a dim (0) or work out the only other one
-    (-1)."""
+    """`want` without computed sizes where ONNX can copy all of them (0), or work out the only one
+    (-1), which beside one that a run may have as 0 it cannot."""
+    sizes = sum(isinstance(n, Symbolic) for n in want)
     written = tuple(0 if isinstance(n, Symbolic) and have[i : i + 1] == (n,) else n for i, n in enumerate(want))
-    if sum(isinstance(n, Symbolic) for n in written) > 1:
-        return want
-    return tuple(-1 if isinstance(n, Symbolic) else n for n in written)
+    if not any(isinstance(n, Symbolic) for n in written):
+        return written
+    return tuple(-1 if isinstance(n, Symbolic) else n for n in want) if sizes == 1 else want
 
 
 @reshape.traits.restriction

@@ -627,6 +627,31 @@ def test_an_expansion_to_a_computed_shape_has_a_rank_behind_an_opaque_node() -> 
     same(proto, w=np.ones((1, 4, 1), np.float32), given=np.array([2, -1, 3]))
 
 
+@pytest.mark.parametrize(
+    ("given", "made", "target", "shape"),
+    [
+        ("b, 4, s, 6", "p, q, 6", "n, s, w", (2, 4, 0, 6)),  # 0 would copy the 4
+        ("b, 2, 2, s, 6", "p, 4, q, 6", "b, h, s, w", (0, 2, 2, 3, 6)),  # -1 beside 0 would be any number
+        ("b, 2, 2, s, 6", "p, 4, q, 6", "b, h, s, w", (2, 2, 2, 0, 6)),
+    ],
+)
+def test_a_reshape_holds_where_a_run_has_a_dim_of_0(given: str, made: str, target: str, shape: tuple[int, ...]) -> None:
+    proto = parse(f"""
+        g (float[{given}] x) => (float[{made}] y) {{
+            b = Shape<start = 0, end = 1>(x)
+            s = Shape<start = -2, end = -1>(x)
+            h = Constant<value_ints = [4]>()
+            w = Constant<value_ints = [6]>()
+            n = Mul(b, h)
+            to = Concat<axis = 0>({target})
+            r = Reshape<allowzero = 1>(x, to)
+            y = Relu(r)
+        }}
+    """)
+    after, x = round_trip(proto), np.ones(shape, np.float32)
+    assert run(after, x=x)[0].shape == run(proto, x=x)[0].shape
+
+
 def test_division_of_sizes_rounds_down() -> None:
     """ONNX's Div rounds to zero; a size's quotient rounds down, whatever the numerator's sign."""
     from taso_mirage.ir.dims import symbol
