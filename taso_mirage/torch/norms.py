@@ -11,13 +11,19 @@ import torch
 
 
 def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
-    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c)."""
+    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c); of half precision in
+    single, as PyTorch does: there squares end at 65504."""
+    wide, weight, bias = (each.float() if _is_half(each) else each for each in (x, weight, bias))
     axes = [0, *range(2, x.ndim)]
-    mean = x.mean(axes, keepdim=True)
-    centred = x - mean
+    mean = wide.mean(axes, keepdim=True)
+    centred = wide - mean
     mean, variance = mean.reshape(-1), (centred * centred).mean(axes)
-    norm = torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, 0.0, eps)[0]
-    return norm, mean, variance
+    norm = torch.ops.aten._native_batch_norm_legit_no_training(wide, weight, bias, mean, variance, 0.0, eps)[0]
+    return norm.to(x.dtype), mean, variance
+
+
+def _is_half(x: Any) -> bool:
+    return x is not None and x.dtype in (torch.float16, torch.bfloat16)
 
 
 def _functional(
@@ -30,7 +36,8 @@ def _functional(
     count = math.prod(x.shape) // x.shape[1]
     moved = now * momentum + mean * (1 - momentum)
     unbiased = spread * (count / (count - 1))
-    return norm, now, (spread + eps).rsqrt(), moved, unbiased * momentum + variance * (1 - momentum)
+    spread_moved = unbiased * momentum + variance * (1 - momentum)
+    return norm, now, (spread + eps).rsqrt(), moved.to(mean.dtype), spread_moved.to(variance.dtype)
 
 
 def _without_statistics(
