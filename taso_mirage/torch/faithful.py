@@ -1,10 +1,11 @@
 """Operators that PyTorch's exporter writes as they are defined, where eager PyTorch has another way:
-logarithms of sums of exponentials, which overflow, and remainders and whole quotients, which are
-not those of the rounded quotient."""
+logarithms of sums of exponentials, which overflow; remainders and whole quotients, which are not
+those of the rounded quotient; and what is infinite in double precision, not in single."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -51,6 +52,18 @@ def _floor_divided(x: Any, y: Any) -> Any:
     return whole if y else x / y
 
 
+def _is_infinite(x: Any) -> Any:
+    return x.abs() == inf
+
+
+def _is_positively_infinite(x: Any) -> Any:
+    return x == inf
+
+
+def _is_negatively_infinite(x: Any) -> Any:
+    return x == -inf
+
+
 def _converted(x: Any, dtype: Any) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) else float(x)
 
@@ -61,6 +74,9 @@ FAITHFUL: Mapping[Any, Callable[..., Any]] = {
     ),
     ATEN.log_sigmoid.default: _log_sigmoid,
     ATEN.log_sigmoid_forward.default: _log_sigmoid_forward,
+    ATEN.isinf.default: _is_infinite,
+    ATEN.isposinf.default: _is_positively_infinite,
+    ATEN.isneginf.default: _is_negatively_infinite,
     ATEN.remainder.Tensor: _remainder,
     ATEN.remainder.Scalar: _remainder,
     ATEN.div.Tensor_mode: _divided,

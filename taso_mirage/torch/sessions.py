@@ -76,7 +76,7 @@ class Sessions:
 
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
-        share = len(part.model.graph) / len(self._model.graph)
+        share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
         options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
