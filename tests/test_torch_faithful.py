@@ -15,6 +15,8 @@ pytest.importorskip("onnxscript")
 
 from test_torch import compiled, same  # noqa: E402
 
+from taso_mirage.torch.export import _exportable  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
 functional = torch.nn.functional
 LOGS = torch.tensor([-100.0, -200.0, 100.0, 200.0, -20.0, -50.0, -inf, 0.0])
@@ -39,6 +41,12 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         WHOLE,
         torch.tensor([2, -2, 3, 3, 1, 3, 5, -5], dtype=torch.int32),
     ),
+    "a small number that is added": (
+        lambda x, y: (x / (x.norm() + 1e-9), (y + 1e-10).log(), (y.sum() - -1e-12).rsqrt(), x * 1.000004),
+        GRID * 0,
+        GRID * 0,
+    ),
+    "infinite": (lambda x, y: (x.isinf(), x.isposinf(), y.isneginf()), GRID.double() * 1e300, LOGS.double() * 1e300),
     "remainder of a whole number": (lambda x, y: x % 2.5 + y, WHOLE % 1000, WHOLE % 3),
 }
 
@@ -48,6 +56,42 @@ def anew() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_batch_norm_in_half_precision_sums_in_single(dtype: Any) -> None:
+    """Squares of differences from the mean may be more than 65504; as the exporter has them, where no
+    runtime computes in more digits."""
+    norm = torch.nn.BatchNorm1d(2).to(dtype)
+    x = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)).to(dtype) * 900
+    written = _exportable(torch.export.export(_Free(norm), (x, norm.running_mean, norm.running_var)))
+    found = written.module()(x, norm.running_mean, norm.running_var)
+    wanted = torch.nn.functional.batch_norm(x.double(), None, None, training=True)
+    torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    spread = x.double().transpose(0, 1).reshape(2, -1).var(1) * 0.1 + 0.9
+    torch.testing.assert_close(found[2], spread.to(dtype))
+    assert [each.dtype for each in found] == [dtype] * 3
+
+
+class _Free(torch.nn.Module):  # type: ignore[misc]
+    """A norm whose statistics are inputs."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Any, mean: Any, spread: Any) -> Any:
+        mean, spread = mean.clone(), spread.clone()
+        return functional.batch_norm(x, mean, spread, self.norm.weight, self.norm.bias, True, 0.1), mean, spread
+
+
+def test_a_graph_that_hangs_on_no_input_has_no_nodes() -> None:
+    ours, graphs = compiled(lambda x: (torch.ones(3) * 2, torch.arange(4)))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="taso_mirage")
+        for _ in range(2):
+            same(ours(GRID), (torch.full((3,), 2.0), torch.arange(4)))
+    assert graphs[0].results
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -133,7 +133,8 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             written = _exportable(program)
             with_hidden_rows(written)
             _convert_subtracted(written)
-            model = torch.onnx.export(written, dynamo=True, verbose=False).model
+            model = torch.onnx.export(written, dynamo=True, verbose=False, optimize=False).model
+            _fold(model)
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
         except Exception as error:  # the exporter raises what its many parts raise
@@ -143,6 +144,19 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
     relations = tuple([shapes.replace(guard.expr) for guard in shapes.guards[known:]]) if shapes else ()
     return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
+
+
+def _fold(model: Any) -> None:
+    """Compute in a model what hangs on no input, and write the exporter's functions in their places.
+
+    Nothing more: its optimizer takes numbers to be equal that are near, so that 1e-9 is 0, and
+    leaves it out of a sum.
+    """
+    from onnxscript import optimizer  # takes as long to import as torch.onnx, which does it then
+
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
 
 
 def _refused(reason: str) -> Unsupported:
