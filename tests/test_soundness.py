@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.examine import refuted
 from taso_mirage.prove.rules.fuzz import Typing
@@ -207,6 +207,25 @@ def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:
         top = term("add", x("x", 1, 2), term("matmul", x("y", 2), twice))
         assert bool(Rules([equation], Proofs()).applications(top)) is right
         assert Rules([equation]).applications(top)
+
+
+def test_positions_that_only_a_run_tells_are_gathered() -> None:
+    """The runtime's own rotary embedding ends with an error at -1, and where a sequence is longer than
+    the table, both of which a gather takes. One that has such positions already ends so before."""
+    law = "rotary_embedding(x, gather(y, z, axis=0), gather(w, z, axis=0), **a) == rotary_embedding(x, y, w, z, **a)"
+    head, table, seen = x("x", 1, 2, "s", 8), x("y", 16, 4), x("z", 1, "s", dtype="int64")
+    attributes = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
+
+    def gathered(head: Node, positions: Node) -> Node:
+        angles = term("gather", table, positions, axis=0)
+        return term("rotary_embedding", head, angles, angles, **attributes)
+
+    fixed = x("x", 1, 2, 3, 8)
+    known = weight("z", Tensor("int64", (1, 3)))
+    assert not Rules([parse_equation(law)]).applications(gathered(head, seen))
+    assert Rules([parse_equation(law)]).applications(gathered(fixed, known))
+    moved = "rotary_embedding(x, y, w, z, **a) == contrib_rotary_embedding(x, z, y, w, **a)"
+    assert Rules([parse_equation(moved)]).applications(term("rotary_embedding", head, table, table, seen, **attributes))
 
 
 # ---------------------------------------------------------------- what was shipped
