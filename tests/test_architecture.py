@@ -101,6 +101,7 @@ HEAVY = {
         "torch/encoder.py",
         "torch/equal.py",
         "torch/export.py",
+        "torch/faithful.py",
         "torch/halves.py",
         "torch/masks.py",
         "torch/modules.py",

@@ -210,8 +210,8 @@ def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:
 
 
 def test_positions_that_only_a_run_tells_are_gathered() -> None:
-    """The runtime's own rotary embedding ends with an error at -1, and where a sequence is longer than
-    the table, both of which a gather takes. One that has such positions already ends so before."""
+    """The runtime's own rotary embedding ends with an error at -1, and where a sequence is longer
+    than the table, both of which a gather takes. One that has such positions ends so before."""
     law = "rotary_embedding(x, gather(y, z, axis=0), gather(w, z, axis=0), **a) == rotary_embedding(x, y, w, z, **a)"
     head, table, seen = x("x", 1, 2, "s", 8), x("y", 16, 4), x("z", 1, "s", dtype="int64")
     attributes = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}

@@ -60,8 +60,8 @@ def anew() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_batch_norm_in_half_precision_sums_in_single(dtype: Any) -> None:
-    """Squares of differences from the mean may be more than 65504; as the exporter has them, where no
-    runtime computes in more digits."""
+    """Squares of differences from the mean may be more than 65504; before a runtime, which may
+    compute in more digits."""
     norm = torch.nn.BatchNorm1d(2).to(dtype)
     x = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)).to(dtype) * 900
     written = _exportable(torch.export.export(_Free(norm), (x, norm.running_mean, norm.running_var)))

@@ -147,10 +147,10 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
 
 
 def _fold(model: Any) -> None:
-    """Compute in a model what hangs on no input, and write the exporter's functions in their places.
+    """Compute in a model what hangs on no input, and write functions in the places of their calls.
 
-    Nothing more: its optimizer takes numbers to be equal that are near, so that 1e-9 is 0, and
-    leaves it out of a sum.
+    Nothing more: the exporter's optimizer takes numbers to be equal that are near, so that 1e-9 is
+    0, and leaves it out of a sum.
     """
     from onnxscript import optimizer  # takes as long to import as torch.onnx, which does it then
 

@@ -1,6 +1,6 @@
-"""Operators that PyTorch's exporter writes as they are defined, where eager PyTorch has another way:
-logarithms of sums of exponentials, which overflow; remainders and whole quotients, which are not
-those of the rounded quotient; and what is infinite in double precision, not in single."""
+"""Operators that PyTorch's exporter writes as they are defined, where eager PyTorch has another
+way: logarithms of sums of exponentials, which overflow; remainders and whole quotients, which are
+not those of the rounded quotient; and what is infinite in double precision, not in single."""
 
 from __future__ import annotations
 

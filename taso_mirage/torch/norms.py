@@ -11,8 +11,10 @@ import torch
 
 
 def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
-    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c); of half precision in
-    single, as PyTorch does: there squares end at 65504."""
+    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c).
+
+    What is in half precision is summed in single, as in PyTorch: squares would end at 65504.
+    """
     wide, weight, bias = (each.float() if _is_half(each) else each for each in (x, weight, bias))
     axes = [0, *range(2, x.ndim)]
     mean = wide.mean(axes, keepdim=True)
