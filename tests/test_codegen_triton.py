@@ -816,7 +816,7 @@ def test_when_a_kernel_lets_the_next_in_is_asked_again_when_that_has_its_schedul
     seen: list[str] = []
 
     def cost(programs: Sequence[TritonProgram]) -> list[float]:
-        """The first kernel should be late while the second has not the warps that it should have."""
+        """The first kernel should be late while the second has not the warps it should have."""
         seen.extend(p.source for p in programs)
         found = []
         for first, second in ([x.schedule for x in p.launches] for p in programs):
