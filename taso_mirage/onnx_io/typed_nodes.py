@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any, TypeAlias
 
 from taso_mirage.errors import Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product
+from taso_mirage.ir.dims import Dim, Shape, Symbolic
 from taso_mirage.ir.terms import ABSENT, Node, Tensor
 from taso_mirage.operators.ops import Call, Dims, Floats, known_elements
 
@@ -61,8 +61,8 @@ class AskedNode:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.call.attrs.get(name, default)
 
-    def axis(self, default: int, rank: int, name: str = "axis") -> int:
-        return on_axis(int(self.attr(name, default)), rank)
+    def axis(self, default: int, rank: int) -> int:
+        return on_axis(int(self.attr("axis", default)), rank)
 
     def _type(self, i: int) -> Tensor:
         node: Node = self.call.arg(i)
@@ -91,6 +91,11 @@ class TypeRules:
             return rule
 
         return register
+
+    def table(self, rules: Mapping[str, TypeRule]) -> None:
+        """Rules of one expression, each under the names of its operators."""
+        for op_types, rule in rules.items():
+            self(*op_types.split())(rule)
 
 
 FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
@@ -149,11 +154,6 @@ def _never_one(dim: Dim) -> bool:
     if isinstance(dim, int):
         return dim != 1
     return gcd(*(c for _, c in dim.terms)) > 1
-
-
-def product(dims: Iterable[Dim]) -> Dim:
-    """The number of elements."""
-    return dim_product(dims)
 
 
 def window(n: Dim, size: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False) -> Size:

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.onnx_io.typed_nodes import AskedNode, Size, TypedOutput, TypeRules, broadcast, resized_at
-from taso_mirage.onnx_io.types_onnx import matrix_product, spatial
+from taso_mirage.onnx_io.types_onnx import convolved, matrix_product
 
 MICROSOFT_TYPES = TypeRules("com.microsoft")
 
 
-@MICROSOFT_TYPES(
-    *"Gelu FastGelu BiasGelu QuickGelu BiasAdd BiasSoftmax GroupNorm RotaryEmbedding QLinearSigmoid".split(),
-    *"QLinearLeakyRelu QLinearSoftmax Inverse Trilu MoE QMoE NGramRepeatBlock".split(),
+MICROSOFT_TYPES.table(
+    {
+        (
+            "Gelu FastGelu BiasGelu QuickGelu BiasAdd BiasSoftmax GroupNorm RotaryEmbedding QLinearSigmoid "
+            "QLinearLeakyRelu QLinearSoftmax Inverse Trilu MoE QMoE NGramRepeatBlock"
+        ): lambda asked: [asked.like(0)],
+        "SkipGroupNorm": lambda asked: [asked.like(0), asked.like(0)],
+    }
 )
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0)]
 
 
 @MICROSOFT_TYPES("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -25,11 +28,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """The result, two statistics, and the sum that was normalized."""
     statistics = "float32", (*asked.shape(0)[:-1], 1)
     return [asked.like(0), statistics, statistics, asked.like(0)]
-
-
-@MICROSOFT_TYPES("SkipGroupNorm")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0), asked.like(0)]
 
 
 @MICROSOFT_TYPES("BiasSplitGelu")
@@ -57,19 +55,17 @@ def _product(asked: AskedNode) -> tuple[Size, ...]:
     return matrix_product(a, b)
 
 
-@MICROSOFT_TYPES("FusedMatMul", "TransposeMatMul", "FusedGemm")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), _product(asked))]
-
-
-@MICROSOFT_TYPES("MatMulIntegerToFloat")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(2), matrix_product(asked.shape(0), asked.shape(1)))]
-
-
-@MICROSOFT_TYPES("DynamicQuantizeMatMul")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))]
+MICROSOFT_TYPES.table(
+    {
+        "FusedMatMul TransposeMatMul FusedGemm": lambda asked: [(asked.dtype(0), _product(asked))],
+        "MatMulIntegerToFloat": lambda asked: [(asked.dtype(2), matrix_product(asked.shape(0), asked.shape(1)))],
+        "DynamicQuantizeMatMul": lambda asked: [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))],
+        "FusedConv": lambda asked: [(asked.dtype(0), convolved(asked, 1))],
+        "QLinearAdd QLinearMul": lambda asked: [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(3)))],
+        "QuantizeLinear": lambda asked: [(asked.dtype(2) if asked.given(2) else "uint8", asked.shape(0))],
+        "DequantizeLinear": lambda asked: [(asked.dtype(1), asked.shape(0))],
+    }
+)
 
 
 @MICROSOFT_TYPES("DynamicQuantizeLSTM")
@@ -97,17 +93,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(dtype, (*shape[:-1], asked.attr("N")))]
 
 
-@MICROSOFT_TYPES("FusedConv")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    w = asked.shape(1)
-    return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
-
-
-@MICROSOFT_TYPES("QLinearAdd", "QLinearMul")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(3)))]
-
-
 @MICROSOFT_TYPES("QLinearConcat")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shapes = [asked.shape(i) for i in range(2, len(asked.call.args), 3)]
@@ -116,16 +101,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     for shape in shapes:
         total = total + shape[axis]
     return [(asked.dtype(2), resized_at(shapes[0], axis, total))]
-
-
-@MICROSOFT_TYPES("QuantizeLinear")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(2) if asked.given(2) else "uint8", asked.shape(0))]
-
-
-@MICROSOFT_TYPES("DequantizeLinear")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(1), asked.shape(0))]
 
 
 # ------------------------------------------------------------ attention

@@ -10,78 +10,45 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.onnx_io.typed_nodes import (
-    AskedNode,
-    Size,
-    TypedOutput,
-    TypeRules,
-    broadcast,
-    on_axis,
-    window,
-)
+from taso_mirage.onnx_io.typed_nodes import AskedNode, Size, TypedOutput, TypeRules, broadcast, on_axis
 from taso_mirage.onnx_io.types_of_shapes import axes_of, named, of_same_rank, wanted
-from taso_mirage.onnx_io.types_onnx import convolved, matrix_product, numbered, spatial
+from taso_mirage.onnx_io.types_onnx import convolved, is_same, matrix_product, numbered, placed, spatial
 
 REFUSED_TYPES = TypeRules()
+AS_LARGE = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid "
+    "HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh "
+    "Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Softmax LogSoftmax CumSum Trilu LRN LpNormalization "
+    "InstanceNormalization GroupNormalization RMSNormalization SimplifiedLayerNormalization "
+    "MeanVarianceNormalization RotaryEmbedding PRelu"
+)
+"""Operators whose result is as large as their first operand."""
+REDUCTIONS = "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare"
 
 # ------------------------------------------------------------ elements
 
 
-@REFUSED_TYPES(
-    *"Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid".split(),
-    *"HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh".split(),
-    *"Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Softmax LogSoftmax CumSum Trilu LRN".split(),
-    *"LpNormalization InstanceNormalization GroupNormalization RMSNormalization SimplifiedLayerNormalization".split(),
-    *"MeanVarianceNormalization RotaryEmbedding".split(),
+REFUSED_TYPES.table(
+    {
+        AS_LARGE: lambda asked: [asked.like(0)],
+        "IsNaN IsInf": lambda asked: [("bool", asked.shape(0))],
+        "Add Sub Mul Div Pow Mod Min Max Sum Mean BitShift BitwiseAnd BitwiseOr BitwiseXor": lambda asked: [
+            (asked.dtype(0), _broadcast(asked))
+        ],
+        "And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual": lambda asked: [("bool", _broadcast(asked))],
+        "Where": lambda asked: [(asked.dtype(1), _broadcast(asked))],
+        "Cast": lambda asked: [(numbered(asked, "to", ""), asked.shape(0))],
+        "CastLike": lambda asked: [(asked.dtype(1), asked.shape(0))],
+        "Dropout": lambda asked: [asked.like(0), ("bool" if asked.opset >= 10 else asked.dtype(0), asked.shape(0))],
+        "BatchNormalization": lambda asked: [asked.like(0), *[asked.like(3)] * (4 if asked.opset < 14 else 2)],
+    }
 )
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0)]
-
-
-@REFUSED_TYPES("IsNaN", "IsInf")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("bool", asked.shape(0))]
 
 
 def _broadcast(asked: AskedNode) -> tuple[Size, ...]:
     if asked.opset < 7:  # the second operand stretches to the first
         return asked.shape(0)
     return broadcast(*(asked.shape(i) for i in range(len(asked.call.args))))
-
-
-@REFUSED_TYPES(*"Add Sub Mul Div Pow Mod Min Max Sum Mean BitShift BitwiseAnd BitwiseOr BitwiseXor".split())
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), _broadcast(asked))]
-
-
-@REFUSED_TYPES("PRelu")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0)]
-
-
-@REFUSED_TYPES(*"And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual".split())
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("bool", _broadcast(asked))]
-
-
-@REFUSED_TYPES("Where")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(1), _broadcast(asked))]
-
-
-@REFUSED_TYPES("Cast")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "to", ""), asked.shape(0))]
-
-
-@REFUSED_TYPES("CastLike")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(1), asked.shape(0))]
-
-
-@REFUSED_TYPES("Dropout")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0), ("bool" if asked.opset >= 10 else asked.dtype(0), asked.shape(0))]
 
 
 @REFUSED_TYPES("LayerNormalization")
@@ -92,28 +59,24 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0), statistics, statistics]
 
 
-@REFUSED_TYPES("BatchNormalization")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0), *[asked.like(3)] * (4 if asked.opset < 14 else 2)]
-
-
 # ------------------------------------------------------------ sums
 
 
-@REFUSED_TYPES("MatMul")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))]
+REFUSED_TYPES.table(
+    {
+        "MatMul": lambda asked: [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))],
+        "Conv": lambda asked: [(asked.dtype(0), convolved(asked, 1))],
+        REDUCTIONS: lambda asked: _reduced(asked, asked.dtype(0), axes_of(asked, 18)),
+        "ReduceSum": lambda asked: _reduced(asked, asked.dtype(0), axes_of(asked, 13)),
+        "ArgMax ArgMin": lambda asked: _reduced(asked, "int64", (asked.attr("axis", 0),)),
+    }
+)
 
 
 @REFUSED_TYPES("Gemm")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     a, b = asked.shape(0), asked.shape(1)
     return [(asked.dtype(0), (a[1 if asked.attr("transA", 0) else 0], b[0 if asked.attr("transB", 0) else 1]))]
-
-
-@REFUSED_TYPES("Conv")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), convolved(asked, 1))]
 
 
 @REFUSED_TYPES("ConvTranspose")
@@ -123,12 +86,11 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     channels = w[1] * asked.attr("group", 1)
     if asked.attr("output_shape"):
         return [(dtype, (batch, channels, *asked.attr("output_shape")[-axes:]))]
-    strides, dilations = asked.attr("strides", (1,) * axes), asked.attr("dilations", (1,) * axes)
-    if asked.attr("auto_pad", "NOTSET").startswith("SAME"):
+    strides, dilations, low, high = placed(asked, axes)
+    if is_same(asked):
         return [(dtype, (batch, channels, *(n * s for n, s in zip(sizes, strides, strict=True))))]
-    pads = asked.attr("pads", (0,) * 2 * axes) if asked.attr("auto_pad", "NOTSET") == "NOTSET" else (0,) * 2 * axes
     more = asked.attr("output_padding", (0,) * axes)
-    rows = zip(sizes, w[2:], strides, dilations, pads[:axes], pads[axes:], more, strict=True)
+    rows = zip(sizes, w[2:], strides, dilations, low, high, more, strict=True)
     found = [s * (n - 1) + e + (k - 1) * d + 1 - p - q for n, k, s, d, p, q, e in rows]
     return [(dtype, (batch, channels, *found))]
 
@@ -136,17 +98,8 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 @REFUSED_TYPES("AveragePool", "MaxPool", "LpPool")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
-    kernel = asked.attr("kernel_shape")
-    if asked.attr("ceil_mode", 0) and not asked.attr("auto_pad", "NOTSET").startswith("SAME"):
-        axes = len(kernel)
-        strides, dilations = asked.attr("strides", (1,) * axes), asked.attr("dilations", (1,) * axes)
-        pads = asked.attr("pads", (0,) * 2 * axes) if asked.attr("auto_pad", "NOTSET") == "NOTSET" else (0,) * 2 * axes
-        rows = zip(shape[2:], kernel, strides, dilations, pads[:axes], pads[axes:], strict=True)
-        counts = [window(n, k, s, d, (p, q), True) for n, k, s, d, p, q in rows]
-        found = tuple(f"windows_{i}" if isinstance(n, str) else n for i, n in enumerate(counts))
-    else:
-        found = spatial(asked, 0, kernel)
-    return [(dtype, (*shape[:2], *found)), ("int64", (*shape[:2], *found))]
+    found = (*shape[:2], *spatial(asked, asked.attr("kernel_shape")))
+    return [(dtype, found), ("int64", found)]
 
 
 @REFUSED_TYPES("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -165,23 +118,6 @@ def _reduced(asked: AskedNode, dtype: str, axes: Sequence[Dim] | None) -> Sequen
         return [(dtype, shape)]
     gone = {on_axis(int(a), len(shape)) for a in axes} or set(range(len(shape)))
     return [(dtype, tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone))]
-
-
-@REFUSED_TYPES(
-    *"ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split()
-)
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return _reduced(asked, asked.dtype(0), axes_of(asked, 18))
-
-
-@REFUSED_TYPES("ReduceSum")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return _reduced(asked, asked.dtype(0), axes_of(asked, 13))
-
-
-@REFUSED_TYPES("ArgMax", "ArgMin")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return _reduced(asked, "int64", (asked.attr("axis", 0),))
 
 
 @REFUSED_TYPES("Einsum")

@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product
 from taso_mirage.ir.terms import ABSENT
 from taso_mirage.onnx_io.typed_nodes import (
     AskedNode,
@@ -20,7 +20,6 @@ from taso_mirage.onnx_io.typed_nodes import (
     broadcast,
     equal_in_runs,
     on_axis,
-    product,
     resized_at,
 )
 from taso_mirage.onnx_io.types_onnx import numbered
@@ -63,8 +62,8 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shape = [have[i] if n == 0 and copies else None if n == -1 else n for i, n in enumerate(want)]
     if shape.count(None) != 1:
         return [(dtype, named(shape))]
-    others = product(n for n in shape if n is not None)
-    rest = product(have) // others if others != 0 else None
+    others = dim_product(n for n in shape if n is not None)
+    rest = dim_product(have) // others if others != 0 else None
     return [(dtype, named([rest if n is None else n for n in shape]))]
 
 
@@ -107,14 +106,12 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int64", (len(kept),))]
 
 
-@SHAPE_TYPES("Size")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int64", ())]
-
-
-@SHAPE_TYPES("EyeLike")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))]
+SHAPE_TYPES.table(
+    {
+        "Size": lambda asked: [("int64", ())],
+        "EyeLike": lambda asked: [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))],
+    }
+)
 
 
 @SHAPE_TYPES("OneHot")
@@ -254,7 +251,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis = asked.attr("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
-    return [(dtype, (product(shape[:axis]), product(shape[axis:])))]
+    return [(dtype, (dim_product(shape[:axis]), dim_product(shape[axis:])))]
 
 
 @SHAPE_TYPES("Split")

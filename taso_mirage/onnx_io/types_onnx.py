@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.onnx_io.typed_nodes import (
     AskedNode,
     Size,
@@ -13,7 +13,6 @@ from taso_mirage.onnx_io.typed_nodes import (
     TypeRules,
     broadcast,
     on_axis,
-    product,
     resized_at,
     window,
 )
@@ -37,29 +36,29 @@ def numbered(asked: AskedNode, name: str, default: str) -> str:
 # ------------------------------------------------------------ as large as an operand
 
 
-@ONNX_TYPES("ScatterND", "ScatterElements", "Scatter", "TensorScatter", "ReverseSequence", "Hardmax", "CumProd")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [asked.like(0)]
-
-
-@ONNX_TYPES("Bernoulli", "RandomNormalLike", "RandomUniformLike")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))]
-
-
-@ONNX_TYPES("RandomNormal", "RandomUniform")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "dtype", "float32"), tuple(asked.attr("shape")))]
-
-
-@ONNX_TYPES("Multinomial")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "dtype", "int32"), (asked.shape(0)[0], int(asked.attr("sample_size", 1))))]
-
-
-@ONNX_TYPES("SwiGLU")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(1)))]
+ONNX_TYPES.table(
+    {
+        "ScatterND ScatterElements Scatter TensorScatter ReverseSequence Hardmax CumProd": lambda asked: [
+            asked.like(0)
+        ],
+        "Bernoulli RandomNormalLike RandomUniformLike": lambda asked: [
+            (numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))
+        ],
+        "RandomNormal RandomUniform": lambda asked: [(numbered(asked, "dtype", "float32"), tuple(asked.attr("shape")))],
+        "Multinomial": lambda asked: [
+            (numbered(asked, "dtype", "int32"), (asked.shape(0)[0], int(asked.attr("sample_size", 1))))
+        ],
+        "SwiGLU": lambda asked: [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(1)))],
+        "DequantizeLinear": lambda asked: [(numbered(asked, "output_dtype", asked.dtype(1)), asked.shape(0))],
+        "DynamicQuantizeLinear": lambda asked: [("uint8", asked.shape(0)), ("float32", ()), ("uint8", ())],
+        "StringConcat": lambda asked: [("string", broadcast(asked.shape(0), asked.shape(1)))],
+        "RegexFullMatch": lambda asked: [("bool", asked.shape(0))],
+        "StringSplit": lambda asked: [("string", (*asked.shape(0), "parts")), ("int64", asked.shape(0))],
+        "StringNormalizer": lambda asked: [("string", resized_at(asked.shape(0), asked.rank(0) - 1, "kept"))],
+        "OptionalHasElement": lambda asked: [("bool", ())],
+        "SequenceLength": lambda asked: [("int64", ())],
+    }
+)
 
 
 @ONNX_TYPES("QuantizeLinear")
@@ -68,57 +67,15 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "output_dtype", default), asked.shape(0))]
 
 
-@ONNX_TYPES("DequantizeLinear")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(numbered(asked, "output_dtype", asked.dtype(1)), asked.shape(0))]
-
-
-@ONNX_TYPES("DynamicQuantizeLinear")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("uint8", asked.shape(0)), ("float32", ()), ("uint8", ())]
-
-
-@ONNX_TYPES("StringConcat")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("string", broadcast(asked.shape(0), asked.shape(1)))]
-
-
-@ONNX_TYPES("RegexFullMatch")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("bool", asked.shape(0))]
-
-
-@ONNX_TYPES("StringSplit")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("string", (*asked.shape(0), "parts")), ("int64", asked.shape(0))]
-
-
-@ONNX_TYPES("StringNormalizer")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("string", resized_at(asked.shape(0), asked.rank(0) - 1, "kept"))]
-
-
-@ONNX_TYPES("OptionalHasElement")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("bool", ())]
-
-
-@ONNX_TYPES("SequenceLength")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int64", ())]
-
-
 # ------------------------------------------------------------ sizes that values tell
 
 
-@ONNX_TYPES("NonZero")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int64", (asked.rank(0), "found"))]
-
-
-@ONNX_TYPES("NonMaxSuppression")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int64", ("found", 3))]
+ONNX_TYPES.table(
+    {
+        "NonZero": lambda asked: [("int64", (asked.rank(0), "found"))],
+        "NonMaxSuppression": lambda asked: [("int64", ("found", 3))],
+    }
+)
 
 
 @ONNX_TYPES("Unique")
@@ -127,7 +84,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     axis = asked.attr("axis")
     if axis is None:
         found: tuple[Size, ...] = ("found",)
-        every: Size = product(asked.shape(0))
+        every: Size = dim_product(asked.shape(0))
     else:
         axis = on_axis(axis, len(shape))
         found, every = resized_at(shape, axis, "found"), shape[axis]
@@ -185,57 +142,57 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *size))]
 
 
-@ONNX_TYPES("MaxRoiPool")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *asked.attr("pooled_shape")))]
+ONNX_TYPES.table(
+    {
+        "MaxRoiPool": lambda asked: [
+            (asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *asked.attr("pooled_shape")))
+        ],
+        "ConvInteger": lambda asked: [("int32", convolved(asked, 1))],
+        "QLinearConv": lambda asked: [(asked.dtype(7), convolved(asked, 3))],
+        "DeformConv": lambda asked: [(asked.dtype(0), convolved(asked, 1))],
+    }
+)
 
 
 @ONNX_TYPES("MaxUnpool")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
-    spatial = len(shape) - 2
     if asked.given(2):
         sizes = asked.integers(2)
         return [(dtype, tuple(f"size_{i}" for i in range(len(shape))) if sizes is None else sizes)]
-    strides, pads = asked.attr("strides", (1,) * spatial), asked.attr("pads", (0,) * 2 * spatial)
-    rows = zip(shape[2:], asked.attr("kernel_shape"), strides, pads[:spatial], pads[spatial:], strict=True)
+    strides, _, low, high = placed(asked, len(shape) - 2)
+    rows = zip(shape[2:], asked.attr("kernel_shape"), strides, low, high, strict=True)
     return [(dtype, (*shape[:2], *((n - 1) * s + k - p - q for n, k, s, p, q in rows)))]
 
 
-def spatial(asked: AskedNode, x: int, kernel: Sequence[Dim]) -> tuple[Size, ...]:
-    """The positions of a convolution's windows over operand `x`."""
-    sizes = asked.shape(x)[2:]
-    axes = len(sizes)
+def placed(asked: AskedNode, axes: int) -> tuple[Sequence[int], ...]:
+    """Strides, dilations, and pads before and after, of windows over so many axes."""
     strides, dilations = asked.attr("strides", (1,) * axes), asked.attr("dilations", (1,) * axes)
-    pads, automatic = asked.attr("pads", (0,) * 2 * axes), asked.attr("auto_pad", "NOTSET")
-    if automatic in ("SAME_UPPER", "SAME_LOWER"):
+    own = asked.attr("auto_pad", "NOTSET") == "NOTSET"
+    pads = asked.attr("pads", (0,) * 2 * axes) if own else (0,) * 2 * axes
+    return strides, dilations, pads[:axes], pads[axes:]
+
+
+def is_same(asked: AskedNode) -> bool:
+    """Whether the runtime pads so that positions are counted by strides alone."""
+    return bool(asked.attr("auto_pad", "NOTSET").startswith("SAME"))
+
+
+def spatial(asked: AskedNode, kernel: Sequence[Dim]) -> tuple[Size, ...]:
+    """The positions of a convolution's or a pool's windows over the first operand."""
+    sizes = asked.shape(0)[2:]
+    strides, dilations, low, high = placed(asked, len(sizes))
+    if is_same(asked):
         return tuple(-(-n // s) for n, s in zip(sizes, strides, strict=True))
-    pads = (0,) * 2 * axes if automatic == "VALID" else pads
-    return tuple(
-        window(n, k, s, d, (p, q))
-        for n, k, s, d, p, q in zip(sizes, kernel, strides, dilations, pads[:axes], pads[axes:], strict=True)
-    )
+    ceil, rows = bool(asked.attr("ceil_mode", 0)), zip(sizes, kernel, strides, dilations, low, high, strict=True)
+    counts = [window(n, k, s, d, (p, q), ceil) for n, k, s, d, p, q in rows]
+    return tuple(f"windows_{i}" if isinstance(n, str) else n for i, n in enumerate(counts))
 
 
 def convolved(asked: AskedNode, kernel: int) -> tuple[Size, ...]:
     """The shape of a convolution of the first operand with that of a number."""
     w = asked.shape(kernel)
-    return (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:]))
-
-
-@ONNX_TYPES("ConvInteger")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int32", convolved(asked, 1))]
-
-
-@ONNX_TYPES("QLinearConv")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(7), convolved(asked, 3))]
-
-
-@ONNX_TYPES("DeformConv")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), convolved(asked, 1))]
+    return (asked.shape(0)[0], w[0], *spatial(asked, w[2:]))
 
 
 @ONNX_TYPES("Col2Im")
@@ -245,7 +202,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     if not asked.given(1) or not isinstance(asked.shape(1)[0], int):
         raise Unsupported("Col2Im to an image of unknown rank")
     sizes = [f"size_{i}" for i in range(int(asked.shape(1)[0]))] if image is None else image
-    return [(dtype, (batch, "channels" if block is None else rows // product(block), *sizes))]
+    return [(dtype, (batch, "channels" if block is None else rows // dim_product(block), *sizes))]
 
 
 # ------------------------------------------------------------ products
@@ -259,32 +216,29 @@ def matrix_product(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Size, ...]:
     return (*broadcast(left[:-2], right[:-2]), *rows, *columns)
 
 
-@ONNX_TYPES("MatMulInteger")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [("int32", matrix_product(asked.shape(0), asked.shape(1)))]
-
-
-@ONNX_TYPES("QLinearMatMul")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(7), matrix_product(asked.shape(0), asked.shape(3)))]
-
-
-@ONNX_TYPES("Det")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), asked.shape(0)[:-2])]
+ONNX_TYPES.table(
+    {
+        "MatMulInteger": lambda asked: [("int32", matrix_product(asked.shape(0), asked.shape(1)))],
+        "QLinearMatMul": lambda asked: [(asked.dtype(7), matrix_product(asked.shape(0), asked.shape(3)))],
+        "Det": lambda asked: [(asked.dtype(0), asked.shape(0)[:-2])],
+    }
+)
 
 
 # ------------------------------------------------------------ losses
 
 
-@ONNX_TYPES("NegativeLogLikelihoodLoss")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ())]
-
-
-@ONNX_TYPES("SoftmaxCrossEntropyLoss")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ()), asked.like(0)]
+ONNX_TYPES.table(
+    {
+        "NegativeLogLikelihoodLoss": lambda asked: [
+            (asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ())
+        ],
+        "SoftmaxCrossEntropyLoss": lambda asked: [
+            (asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ()),
+            asked.like(0),
+        ],
+    }
+)
 
 
 # ------------------------------------------------------------ sequences over time
