@@ -29,6 +29,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
+from taso_mirage.system.terminal import counted
 from taso_mirage.system.toml import read_json
 from taso_mirage.version import __version__
 
@@ -300,7 +301,7 @@ class Folder:
     def plan(self) -> str:
         """What is left to do, and the time that it may take."""
         count, left = len(self.rows), len(self.waiting)
-        said = f"{_counted(count)}, {count - left} of them done before; {left} to do, "
+        said = f"{counted(count, 'model')}, {count - left} of them done before; {left} to do, "
         if math.isinf(self.budget):
             return f"{said}without a limit of time"
         total = left * self.budget
@@ -310,7 +311,7 @@ class Folder:
     def said(self) -> list[str]:
         """What became of all, as lines."""
         states = ", ".join(f"{count} {state}" for state, count in self.counts().items())
-        gained = f"{_counted(len(self.rows))}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
+        gained = f"{counted(len(self.rows), 'model')}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
         return [gained, f"wrote {self.output / PAGE}"]
 
     def as_data(self) -> FolderReport:
@@ -383,10 +384,6 @@ def _said(known: Mapping[str, Any] | None, field: str) -> dict[str, str]:
 def _page(output: Path) -> Path:
     """The report of a model, by the path of its result."""
     return output.with_name(f"{output.name}.html")
-
-
-def _counted(models: int) -> str:
-    return f"{models} model{'' if models == 1 else 's'}"
 
 
 def _make(folder: Path) -> None:

@@ -34,6 +34,7 @@ def give_up(number: int, frame: FrameType | None) -> None:
     raise CtrlC
 
 
+FOUND = "what was found so far"
 _postponed = threading.Event()
 """Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
 
@@ -59,19 +60,20 @@ def unraisable(dropped: sys.UnraisableHookArgs) -> None:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Stop]:
-    """The first Ctrl-C after the start of the search ends it and keeps the best found; the next
-    ends the program with nothing written."""
+def interruptible(keeping: str = "the best found so far, measured and checked", begun: bool = False) -> Iterator[Stop]:
+    """The first Ctrl-C after the start of the search ends it and keeps what was found; the next
+    ends the program with nothing written. `begun`: the search starts at once."""
     from taso_mirage.search.config import Stop
 
     stop = Stop()
+    stop.began = begun
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not stop.began or _postponed.is_set():
             return give_up(number, frame)
         stop()
         signal.signal(signal.SIGINT, give_up)
-        say("interrupted: keeping the best found so far, measured and checked (Ctrl-C again to give up)", err=True)
+        say(f"interrupted: keeping {keeping} (Ctrl-C again to give up)", err=True)
 
     signal.signal(signal.SIGINT, interrupt)
     try:

@@ -5,18 +5,17 @@ What is heavy is imported by it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from taso_mirage.cli.interrupt import FOUND, interruptible
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
-from taso_mirage.system.terminal import say
+from taso_mirage.system.terminal import counted, say
 
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
@@ -70,12 +69,12 @@ def kernels_command(
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found: list[Surveyed] = []
     kept = () if checkpoint is None else (checkpoint,)
-    with locked(*kept), Stages(quiet=as_json) as stages, _interruptible() as stopped:
+    with locked(*kept), Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop:
         known = {} if checkpoint is None else _known(checkpoint)
         stages("find regions", 0, 0)
         wanted = kernel_regions(normal(loaded, sizes), sizes)
         stages("search", 0, len(wanted))
-        for each in survey(wanted, budget, known, stopped):
+        for each in survey(wanted, budget, known, lambda: stop.asked):
             found.append(each)
             stages("search", len(found), len(wanted))
             if checkpoint is not None:
@@ -174,26 +173,6 @@ def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
     return written
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; the first keeps what was found, the second is what it was
-    before."""
-    pressed = False
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt(number: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
-        say("interrupted: keeping what was found so far (Ctrl-C again to give up)", err=True)
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # ---------------------------------------------------------------- text
 
 
@@ -202,7 +181,7 @@ def _lines(
 ) -> Iterator[str]:
     shown = f" at {', '.join(f'{k}={v}' for k, v in sizes.items())}" if sizes else ""
     places = sum(len(each.region.places) for each in found)
-    yield f"{model.name}{shown}: {_counted(len(found), 'region')} in {_counted(places, 'place')}"
+    yield f"{model.name}{shown}: {counted(len(found), 'region')} in {counted(places, 'place')}"
     for i, each in enumerate(found):
         yield ""
         yield from _region(i, each)
@@ -232,7 +211,7 @@ def _region(i: int, each: Surveyed) -> Iterator[str]:
     region = each.region
     yield f"{i + 1}. {' '.join(n.op for n in region.operators)}"
     names = [names[0] for names in region.places[:PLACES]] + ["..."] * (len(region.places) > PLACES)
-    yield f"    {_counted(len(region.places), 'place')}, from {', '.join(names)}"
+    yield f"    {counted(len(region.places), 'place')}, from {', '.join(names)}"
     yield (
         f"    {quantity(region.flops, 'flop')}; {quantity(region.bytes, 'B')} moved operator by operator, "
         f"{quantity(region.least, 'B')} at least"
@@ -249,10 +228,6 @@ def _region(i: int, each: Surveyed) -> Iterator[str]:
         f"    predicted {_micro(seconds)} instead of {_micro(each.apart)} ({each.apart / seconds:.1f} times); "
         f"passed {evidence.tests} tests in the field and {len(evidence.measured)} in numbers; {each.took:.1f} s"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _micro(seconds: float) -> str:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from taso_mirage.cli.interrupt import FOUND, interruptible
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
-from taso_mirage.system.terminal import say
+from taso_mirage.system.terminal import counted, say
 from taso_mirage.verdicts import Evidence, Failure
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from taso_mirage.ir.terms import Graph, Node
     from taso_mirage.measure.cost_cache import CostCache
     from taso_mirage.report.summary import Stages
-    from taso_mirage.search.config import Config
+    from taso_mirage.search.config import Config, Stop
     from taso_mirage.search.cost import Cost, Weighted
     from taso_mirage.search.partial.agreement import Agreement
     from taso_mirage.search.partial.families import Mutant
@@ -61,7 +62,6 @@ def mutants_command(
     Each with a picture of where it is right, what it costs without and with correction, and whether
     the corrected one was verified.
     """
-    from taso_mirage.cli.kernels import _interruptible
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
     from taso_mirage.onnx_io import load
@@ -74,9 +74,9 @@ def mutants_command(
     config = Config(measure=measure, shapes=((parse_shape(loaded, shape or []), 1.0),), target=named(target))
     about = _About(model, loaded, representative(loaded, config), measure, limit)
     chosen = None if node is None else part(loaded, node, about.sizes)
-    with Stages(quiet=as_json) as stages, _interruptible() as stopped, measuring(config) as (cache, _):
+    with Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop, measuring(config) as (cache, _):
         term = _term(about, config, cache)
-        clock = _Clock(budget, stopped)
+        clock = _Clock(budget, stop)
         found: _Listed | _Found
         if chosen is None:
             found = _listed(about, costly_parts(loaded, about.sizes), term, stages, clock)
@@ -118,11 +118,11 @@ class _About:
 class _Clock:
     """Whether the command is late: Ctrl-C was pressed, or a share of the budget is over."""
 
-    def __init__(self, budget: float, stopped: Callable[[], bool]) -> None:
-        self.budget, self.stopped, self.start = budget, stopped, time.monotonic()
+    def __init__(self, budget: float, stop: Stop) -> None:
+        self.budget, self.stop, self.start = budget, stop, time.monotonic()
 
     def late(self, share: float = 1.0) -> bool:
-        return self.stopped() or time.monotonic() - self.start > share * self.budget
+        return self.stop.asked or time.monotonic() - self.start > share * self.budget
 
 
 def _term(about: _About, config: Config, cache: CostCache) -> Weighted:
@@ -176,12 +176,12 @@ class _Listed:
             (p, s) for p, s in self.parts if len(begins(p.program.outputs[0])) == 1
         ]  # else its operands are parts, too
         yield (
-            f"{self.about.title}: {_counted(len(self.parts), 'costly part')} in "
-            f"{_counted(sum(len(p.nodes) for p, _ in self.parts), 'place')}, {sum(self.share(*r) for r in apart):.0%} of "
+            f"{self.about.title}: {counted(len(self.parts), 'costly part')} in "
+            f"{counted(sum(len(p.nodes) for p, _ in self.parts), 'place')}, {sum(self.share(*r) for r in apart):.0%} of "
             f"{duration(self.total)} ({self.about.how}, each operator alone)"
         )
         if self.estimated:
-            yield f"It was late: {_counted(self.estimated, 'operator')} estimated, not measured."
+            yield f"It was late: {counted(self.estimated, 'operator')} estimated, not measured."
         for part, seconds in self.parts[: self.about.limit]:
             first, *others = self.about.places(part)
             count = f"{len(part.nodes)} x " if others else ""
@@ -255,7 +255,7 @@ class _Found:
         total = sum(each.total for each in self.mutants)
         left = f"; {self.left} more were not looked at (--budget, or Ctrl-C)" if self.left else ""
         text = (
-            f"{_counted(len(self.mutants), 'mutant')}: {total} right everywhere, {len(self.mutants) - total - refused} corrected, "
+            f"{counted(len(self.mutants), 'mutant')}: {total} right everywhere, {len(self.mutants) - total - refused} corrected, "
             f"{refused} without a correction{left}."
         )
         return text + (" In pictures . is right, # is wrong." if refused + total < len(self.mutants) else "")
@@ -324,11 +324,10 @@ def _right(each: Ranked) -> str:
     if each.corrected is None:
         return text
     one = ", joined to one operator" if each.joined else ""
-    return f"{text}; the original corrects {_counted(each.pieces, 'box', 'boxes')}{one}"
+    return f"{text}; the original corrects {counted(each.pieces, 'box', 'boxes')}{one}"
 
 
 def _evidence(each: Ranked) -> str:
-
     from taso_mirage.search.partial.whole import tests_in_words
 
     if each.evidence is None:
@@ -414,7 +413,3 @@ def _also(others: Sequence[str]) -> str:
         return ""
     more = f" and {len(others) - PLACES} more" if len(others) > PLACES else ""
     return f" (the same: {', '.join(others[:PLACES])}{more})"
-
-
-def _counted(count: int, noun: str, many: str = "") -> str:
-    return f"{count} {noun if count == 1 else many or noun + 's'}"

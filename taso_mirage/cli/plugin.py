@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from taso_mirage.cli.options import JsonOption, ShapeOption
-from taso_mirage.system.terminal import say
+from taso_mirage.system.terminal import counted, say
 
 
 def export_plugin(
@@ -39,8 +39,9 @@ def export_plugin(
         said["operators"] = dict(made.refused)
         say(json.dumps(said, indent=2))
         return
-    counted = f"{len(made.kernels)} plugin{'' if len(made.kernels) == 1 else 's'}"
-    say(f"{output}: {counted}, {', '.join(made.kernels)}; README.md says how to build and run them")
+    say(
+        f"{output}: {counted(len(made.kernels), 'plugin')}, {', '.join(made.kernels)}; README.md says how to build and run them"
+    )
     if made.foreign:
         say(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)
     for reason in made.refused.values():

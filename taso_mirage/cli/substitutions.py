@@ -18,7 +18,6 @@ from taso_mirage.targets.machine import cores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taso_mirage.prove.rules.recheck import RuleVerdict
     from taso_mirage.rewriting.library import Rule
 
 app = typer.Typer(
@@ -187,15 +186,12 @@ def verify(
     else:
         say(verdict_table(verdicts))
         if laws:
-            say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {_names(bad)}")
+            names = ", ".join(v.name for v in bad)
+            say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {names}")
         for verdict in () if laws else bad:
             say(f"\n{verdict.name} {verdict.problem}")
     if bad and not laws:
         raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
-
-
-def _names(verdicts: Sequence[RuleVerdict]) -> str:
-    return ", ".join(v.name for v in verdicts)
 
 
 def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None = None) -> list[Rule]:

@@ -4,6 +4,7 @@ equal means equal."""
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -135,7 +136,7 @@ def _sum(a: Symbolic, b: Dim) -> Dim:
 def _product(a: Symbolic, b: Dim) -> Dim:
     if len(a.terms) * len(_terms(b)) > TERMS:
         raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with --shape")
-    return _build([(times(m, n, _shown), c * d) for m, c in a.terms for n, d in _terms(b)])
+    return _build([(times(m, n, lambda power: str(power[0])), c * d) for m, c in a.terms for n, d in _terms(b)])
 
 
 def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None = None) -> Powers[F]:
@@ -146,10 +147,6 @@ def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None
     for factor, exponent in b:
         total[factor] = total.get(factor, 0) + exponent
     return tuple(sorted([pair for pair in total.items() if pair[1]], key=key))
-
-
-def _shown(power: tuple[DimFactor, int]) -> str:
-    return str(power[0])
 
 
 def _build(terms: Iterable[tuple[DimMonomial, int]]) -> Dim:
@@ -190,7 +187,7 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     divisors = _terms(b)
     if len(divisors) != 1:
         exact = _exact_quotient(a, b)
-        return Symbolic((((((Floor(_lift(a), b)), 1),), 1),)) if exact is None else exact
+        return uneven(a, b) if exact is None else exact
     quotient: list[tuple[DimMonomial, int]] = []
     rest: list[tuple[DimMonomial, int]] = []
     for term in _terms(a):
@@ -201,7 +198,7 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
         return _build(quotient) + remainder // b
     if remainder == 0:
         return _build(quotient)
-    return _build(quotient) + Symbolic((((((Floor(_lift(remainder), b)), 1),), 1),))
+    return _build(quotient) + uneven(remainder, b)
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
@@ -241,11 +238,16 @@ def _divide_by_number(a: Symbolic, b: int) -> Dim:
     if single and isinstance(atom, Floor) and isinstance(atom.denominator, int) and atom.denominator > 0:
         shift = sum(c for _, c in others) * atom.denominator
         return quotient + floor_divide(atom.numerator + shift, atom.denominator * b)
-    return quotient + Symbolic((((((Floor(rest, b)), 1),), 1),))
+    return quotient + uneven(rest, b)
 
 
 def _lift(dim: Dim) -> Symbolic:
     return dim if isinstance(dim, Symbolic) else Symbolic((((), dim),))
+
+
+def uneven(numerator: Dim, denominator: Dim) -> Symbolic:
+    """The quotient as an atom: the division does not come out even."""
+    return Symbolic((((((Floor(_lift(numerator), denominator)), 1),), 1),))
 
 
 def symbols(dim: Dim) -> set[str]:
@@ -277,16 +279,24 @@ def bind(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
     """`dim` with the named symbols replaced; the others stay."""
     if isinstance(dim, int):
         return dim
+
+    def value(factor: DimFactor) -> Dim:
+        if isinstance(factor, str):
+            return sizes.get(factor, symbol(factor))
+        return bind(factor.numerator, sizes) // bind(factor.denominator, sizes)
+
+    return mapped(dim, value)
+
+
+def mapped(dim: Symbolic, value: Callable[[DimFactor], Dim]) -> Dim:
+    """`dim` with every factor of its products replaced by what `value` gives for it."""
     total: Dim = 0
     for monomial, coefficient in dim.terms:
         product: Dim = coefficient
-        for atom, power in monomial:
-            if isinstance(atom, str):
-                value = sizes.get(atom, symbol(atom))
-            else:
-                value = bind(atom.numerator, sizes) // bind(atom.denominator, sizes)
+        for factor, power in monomial:
+            each = value(factor)
             for _ in range(power):
-                product = product * value
+                product = product * each
         total = total + product
     return total
 
@@ -309,15 +319,15 @@ def _from_ast(tree: ast.expr) -> Dim:
             return -_from_ast(operand)
         case ast.Call(func=ast.Name(id="floor"), args=[ast.BinOp(left=left, op=ast.Div(), right=right)]):
             return _from_ast(left) // _from_ast(right)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _from_ast(left) + _from_ast(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _from_ast(left) - _from_ast(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _from_ast(left) * _from_ast(right)
-        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
-            return _from_ast(left) // _from_ast(right)
+        case ast.BinOp(left=left, op=op, right=right):
+            made: Dim = _ARITHMETIC[type(op)](_from_ast(left), _from_ast(right))
+            return made
     raise KeyError(type(tree).__name__)
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+}
 
 
 def fixed(value: Any, sizes: Mapping[str, int]) -> Any:

@@ -144,6 +144,12 @@ def tile_count(whole: Dim, tile: Dim) -> Dim:
     return whole // tile if found is None else (whole + found[1] - 1) // found[1]
 
 
+def tile_stride(whole: Dim, tile: Dim, count: Dim) -> Dim:
+    """How far apart the equal parts of a dim begin, or tiles of which the last is what is left."""
+    found = part_of(tile)
+    return whole // count if found is None else found[1]
+
+
 def largest_size(dim: Dim) -> Dim:
     """The largest size of a dim, its parts at theirs."""
     return bind(dim, {name: found[1] for name in symbols(dim) if (found := part_of(symbol(name)))})

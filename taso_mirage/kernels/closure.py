@@ -24,6 +24,7 @@ from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
 from taso_mirage.kernels.derivations.function import OpaqueKind
 from taso_mirage.kernels.derivations.leaf import Input
+from taso_mirage.kernels.derivations.variance import Variances
 from taso_mirage.kernels.field_check import refuted_derivations
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.products import FactorPowers
@@ -133,7 +134,7 @@ class _Closing:
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
         self.inside = goal.inside()
-        self.compounds = [each(self) for each in derivations.COMPOUNDS]
+        self.variances = Variances(self)
 
     def run(self, progress: _Progress | None) -> None:
         for name, sketch in self.goal.views.items():
@@ -149,14 +150,12 @@ class _Closing:
             self._functions(at)
             if not self._logical(at):
                 self._unary(at)
-                for each in self.compounds:
-                    each.meet(at)
+                self.variances.meet(at)
                 for other in range(at + 1):
                     if not self._logical(other):
                         self._pair(at, other)
             at += 1
-        for each in self.compounds:
-            each.end()
+        self.variances.end()
 
     def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
         """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a

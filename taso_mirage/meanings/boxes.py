@@ -10,7 +10,7 @@ soundness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Tensor, numpy_dtype
-from taso_mirage.meanings.base import Meaning, R, Scalar, contraction
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, Linear, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -199,9 +199,6 @@ class Boxes(Meaning[Cut]):
 
     def take_along(self, a: Cut, indices: Cut, axis: int) -> Cut:
         raise Unsupported("a gather with an index for each element")
-
-    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
-        return [fn(i) for i in range(n)]
 
 
 BOXES = Boxes()

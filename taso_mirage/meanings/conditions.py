@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, mapped, symbol
 
 Conditions = tuple[Dim, ...]
 """A conjunction: each polynomial is >= 0."""
@@ -76,15 +76,9 @@ def of_sizes_nonnegative(e: Dim) -> bool:
     sizes - 1 are."""
     if isinstance(e, int):
         return e >= 0
-    total: Dim = 0
-    for monomial, c in e.terms:
-        product: Dim = c
-        for atom, power in monomial:
-            if not isinstance(atom, str):
-                return False
-            for _ in range(power):
-                product = product * (symbol(atom) + 1)
-        total = total + product
+    if any(not isinstance(atom, str) for monomial, _ in e.terms for atom, _ in monomial):
+        return False
+    total = mapped(e, lambda name: symbol(str(name)) + 1)
     return total >= 0 if isinstance(total, int) else all(c >= 0 for _, c in total.terms)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import gcd
 from typing import Any
 
-from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, mapped, symbol, uneven
 from taso_mirage.meanings.conditions import (
     Conditions,
     Unprovable,
@@ -54,21 +54,15 @@ class Indices:
         ranges."""
         if isinstance(e, int) or index_names(e).isdisjoint(mapping):
             return e
-        total: Dim = 0
-        for monomial, c in e.terms:
-            product: Dim = c
-            for atom, power in monomial:
-                value: Dim
-                if isinstance(atom, str):
-                    value = mapping.get(atom, symbol(atom))
-                elif isinstance(atom, Floor):
-                    value = self.divide(self.bind(atom.numerator, mapping), self.bind(atom.denominator, mapping))
-                else:
-                    value = atom.value.position(mapping)
-                for _ in range(power):
-                    product = product * value
-            total = total + product
-        return total
+
+        def value(atom: Any) -> Any:
+            if isinstance(atom, str):
+                return mapping.get(atom, symbol(atom))
+            if isinstance(atom, Floor):
+                return self.divide(self.bind(atom.numerator, mapping), self.bind(atom.denominator, mapping))
+            return atom.value.position(mapping)
+
+        return mapped(e, value)
 
     # ------------------------------------------------------------ order
 
@@ -161,7 +155,7 @@ class Indices:
             if a != 0 and self.nonnegative(b) and self.nonnegative(f - 1 - b):
                 return q + self.divide(a, self._split(d, f)[0])
         if isinstance(d, Symbolic) and len(d.terms) > 1:
-            return q + Symbolic((((((Floor(_lift(r), d)), 1),), 1),))
+            return q + uneven(r, d)
         left = floor_divide(r, d)
         for monomial, c in left.terms if isinstance(left, Symbolic) else ():
             for atom, _ in monomial:
@@ -221,10 +215,6 @@ def _terms(e: Dim) -> tuple[Any, ...]:
     if isinstance(e, Symbolic):
         return e.terms
     return (((), e),) if e else ()
-
-
-def _lift(e: Dim) -> Symbolic:
-    return e if isinstance(e, Symbolic) else Symbolic((((), e),))
 
 
 def _over(term: Any, divisor: Any) -> Dim | None:

@@ -64,26 +64,10 @@ from taso_mirage.measure.magnitudes import (
     rounds,
 )
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
-from taso_mirage.measure.refusals import shown_sizes
+from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, open_in_child
-from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import CPU, Target
 
-__all__ = [
-    "SEEDS",
-    "CheckCase",
-    "Difference",
-    "FloatReference",
-    "NoReference",
-    "OpaqueRunner",
-    "check_cases",
-    "compare",
-    "difference",
-    "first_bad",
-    "repeatable",
-    "shown_sizes",
-]
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}

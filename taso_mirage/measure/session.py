@@ -201,7 +201,7 @@ def original(model: Model, target: Target = CPU) -> Session:
 
 @contextmanager
 def _content(model: Model, source: bool, without: Collection[str] = ()) -> Iterator[Content]:
-    if _weight_bytes(model) < INSIDE:
+    if weight_bytes(model) < INSIDE:
         yield serialize(model, source, without), {}
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,8 @@ INSIDE = 1_500_000_000
 """Bytes of weights from which a model goes through a file: protobuf ends at 2 GB."""
 
 
-def _weight_bytes(model: Model) -> int:
+def weight_bytes(model: Model) -> int:
+    """Bytes of a model's weights, but for texts."""
     return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
 
 

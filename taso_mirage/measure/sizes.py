@@ -25,7 +25,7 @@ from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.measure.bulk import too_large, too_small
 from taso_mirage.measure.hints import BATCH_SIZE, image_axes, state_batch, words_of
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.refusals import refusal
+from taso_mirage.measure.refusals import refusal, shown_sizes
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
@@ -259,8 +259,9 @@ class _Trials:
         first = self.made[0]
         if found is first:
             return ()
+        at = shown_sizes({**first.sizes, **first.integers})
         return (
-            f"the sizes were found by {len(self.made)} trial runs: at {_shown(first)} the original does not run"
+            f"the sizes were found by {len(self.made)} trial runs: at {at} the original does not run"
             + (f" ({first.why[:160]})" if first.why else ", or gives nothing"),
         )
 
@@ -291,7 +292,3 @@ def _failed(why: str) -> str:
 def _has_shape(model: Model, name: str, value: Any, sizes: Mapping[str, int]) -> bool:
     node = next(n for n in model.graph.inputs if n.attr("name") == name)
     return tuple(np.shape(value)) == tuple(evaluate(d, sizes) for d in node.tensor.shape or ())
-
-
-def _shown(trial: SizeTrial) -> str:
-    return ", ".join(f"{name}={value}" for name, value in {**trial.sizes, **trial.integers}.items())

@@ -54,7 +54,7 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
 def _optimized(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iterator[str]:
     """Whether the runtime's own optimizations change what the original computes. Both are judged by
     the criterion of the check, each with the other in the place of the original."""
-    if target.name != CPU.name or _bytes(model) > LARGE:
+    if target.name != CPU.name or runtime.weight_bytes(model) > LARGE:
         return
     case = cases[0]
     try:
@@ -111,7 +111,7 @@ def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
 def _stored_twice(model: Model) -> Iterator[str]:
     found = twins(model)
     wasted = sum(size(node.tensor) for node in found)
-    if wasted >= WASTED * _bytes(model) and found:
+    if wasted >= WASTED * runtime.weight_bytes(model) and found:
         twin, first = max(found.items(), key=lambda each: size(each[0].tensor))
         count = f"{len(found)} weights are" if len(found) > 1 else "a weight is"
         yield (
@@ -128,7 +128,3 @@ def _replaceable(model: Model) -> Iterator[str]:
             "replace, so nothing is computed ahead of them, neither here nor by ONNX Runtime; where nobody does, --fix-defaults "
             "makes them weights"
         )
-
-
-def _bytes(model: Model) -> int:
-    return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")

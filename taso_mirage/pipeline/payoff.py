@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import topological
+from taso_mirage.measure.session import weight_bytes
 from taso_mirage.measure.timing import Timing
-from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
@@ -94,8 +93,7 @@ class Payoff:
     def _wide(self, most: int) -> int:
         """How many models a look may have beside the current one, for what is left of the time and
         in memory."""
-        weights = (n for n in topological(self.current.model.graph.outputs) if n.op == "weight" and n.dtype != "string")
-        fitting = BYTES // max(sum(size(n.tensor) for n in weights), 1)
+        fitting = BYTES // max(weight_bytes(self.current.model), 1)
         rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
         return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)
 

@@ -17,6 +17,7 @@ from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.measure.check import CheckCase, Difference, check_cases, compare, repeatable
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.search.config import Config, settled_sizes
@@ -135,9 +136,8 @@ def numbers(
     places = [a.output_names.index(name) for name in b.output_names]
     admitted = [_ordered(case, places) for case in prepared if _admits(b, case.inputs)]
     if not admitted:
-        shown = ", ".join(f"{k}={v}" for k, v in base.items())
         raise InvalidOption(
-            f"the second model takes none of the sizes that were tried ({shown}); fix them with --shape"
+            f"the second model takes none of the sizes that were tried ({shown_sizes(base)}); fix them with --shape"
         )
     return compare(b, second, admitted, None if fine is None else fine.opened(b, target, source=True))
 

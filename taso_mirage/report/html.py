@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.ir.terms import Graph
-from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.charts import RooflinePoint, operator_bars, roofline_chart, roofline_points, whole_bars

@@ -13,7 +13,7 @@ from rich.table import Table
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
-from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.operators.work import sized, work
 from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library

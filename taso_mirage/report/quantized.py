@@ -20,7 +20,7 @@ from rich.table import Table
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure import session
-from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.onnx_io.groups import (
     DEQUANTIZE,
     QUANTIZE,

@@ -6,12 +6,13 @@ from __future__ import annotations
 import ast
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
 from taso_mirage.operators.expressions import conjuncts
 from taso_mirage.operators.work import work
@@ -181,12 +182,9 @@ def _saved(rule: Rule) -> str:
                 before, after = (_totals(side) for side in terms)
             except (TasoMirageError, LookupError, TypeError, ValueError) as error:
                 return f"Work: it cannot be counted ({error})."
-            return f"Work at {_at(sizes)}: {before} before, {after} after (terms over weights alone cost nothing at run time)."
+            at = shown_sizes(sizes) or "its fixed sizes"
+            return f"Work at {at}: {before} before, {after} after (terms over weights alone cost nothing at run time)."
     return "Work: no small sizes of the typing are legal."
-
-
-def _at(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its fixed sizes"
 
 
 def _totals(outputs: Sequence[Node]) -> str:

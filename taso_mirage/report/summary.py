@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.data import by_sizes, opened_with
 from taso_mirage.report.result import Result

@@ -28,6 +28,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def counted(count: int, noun: str, many: str = "") -> str:
+    """`1 box`, `2 boxes`."""
+    return f"{count} {noun if count == 1 else many or noun + 's'}"
+
+
 def say(text: str, err: bool = False) -> None:
     """Print a text to stdout or stderr, and the end of a line."""
     typer.echo(printable(text), err=err)

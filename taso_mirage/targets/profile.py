@@ -9,13 +9,13 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.onnx_io.groups import ValueType, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
-from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.protocol import Arrays, Source, timed
 from taso_mirage.targets.stamp import Provider
 
 RUNS, MOST = 3, 300
@@ -107,7 +107,7 @@ def profiled_seconds(
         session = inference_session(source, providers, kernels=False, profile=os.path.join(folder, "runs"))
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin beside the other's
-    return _by_operator(events), _quartile([_timed(plain) for _ in range(runs)][1:])
+    return _by_operator(events), _quartile([timed(plain) for _ in range(runs)][1:])
 
 
 def _by_operator(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -127,12 +127,6 @@ def _by_operator(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _quartile(seconds: Sequence[float]) -> float:
     """The lower one: a shared machine only ever adds time."""
     return sorted(seconds)[len(seconds) // 4]
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _own(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:

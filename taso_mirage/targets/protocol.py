@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -16,6 +17,13 @@ Source = bytes | str
 """A model's bytes, or the path of its file."""
 STANDARD = frozenset(("", "ai.onnx"))
 """ONNX's own domain, by both of its names."""
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Wall seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 class RuntimeSession(Protocol):

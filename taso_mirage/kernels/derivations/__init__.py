@@ -6,13 +6,9 @@ A new reduction is a `folds.Fold` in a file of its own, and its name in `REDUCTI
 from __future__ import annotations
 
 from taso_mirage.kernels.derivations.base import DerivationEdge, DerivationKind
-from taso_mirage.kernels.derivations.compound import Compounds
 from taso_mirage.kernels.derivations.folds import MAX_KIND, MEAN_KIND, SUM_KIND, FoldKind
-from taso_mirage.kernels.derivations.variance import Variances
 
-__all__ = ["COMPOUNDS", "REDUCTIONS", "DerivationEdge", "DerivationKind", "FoldKind"]
+__all__ = ["REDUCTIONS", "DerivationEdge", "DerivationKind", "FoldKind"]
 
 REDUCTIONS: list[FoldKind] = [SUM_KIND, MEAN_KIND, MAX_KIND]
 """The reductions over one label, in the order in which a closure tries them."""
-COMPOUNDS: list[Compounds] = [Variances]
-"""What derives more than one operator does."""

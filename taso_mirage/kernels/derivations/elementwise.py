@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import ClassVar
 
@@ -34,9 +34,8 @@ class Elementwise(DerivationKind):
     units: ClassVar[tuple[float, ...]] = ()
     """Constants with which it needs none: the product with 1."""
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        """The normal form."""
-        raise NotImplementedError
+    sketch: ClassVar[Callable[..., AbstractExpression]]
+    """(algebra, *normal forms of the operands) -> the normal form."""
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
         """What is left to do to the other operand where the one at `place` is such a constant."""
@@ -89,8 +88,7 @@ class Mul(Binary):
     __slots__ = ()
     name, scalar, units = "mul", np.multiply, (1.0, -1.0)
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.mul(*args)
+    sketch = staticmethod(Algebra.mul)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
         return (NEG,) if value < 0 else ()
@@ -111,8 +109,7 @@ class Add(Binary):
     __slots__ = ()
     name, scalar, units = "add", np.add, (0.0,)
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.add(*args)
+    sketch = staticmethod(Algebra.add)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0] if below[0] == below[1] else None
@@ -126,8 +123,7 @@ class Sub(Binary):
     __slots__ = ()
     name, scalar, units = "sub", np.subtract, (0.0,)
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.sub(*args)
+    sketch = staticmethod(Algebra.sub)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
         return (NEG,) if place == 0 else ()
@@ -145,8 +141,7 @@ class Div(Binary):
     __slots__ = ()
     name, scalar, units = "div", np.divide, (1.0, -1.0)
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.div(*args)
+    sketch = staticmethod(Algebra.div)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
         return ((RECIPROCAL_KIND,) if place == 0 else ()) + ((NEG,) if value < 0 else ())
@@ -179,8 +174,7 @@ class Exp(Unary):
     __slots__ = ()
     name, scalar, exponential = "exp", np.exp, True
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.exp(*args)
+    sketch = staticmethod(Algebra.exp)
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         lowered = body.lowered(made, edge.args[0])
@@ -200,8 +194,7 @@ class Sqrt(Unary):
     __slots__ = ()
     name, scalar = "sqrt", np.sqrt
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.sqrt(*args)
+    sketch = staticmethod(Algebra.sqrt)
 
     def derived(self, algebra: Algebra, p: AbstractExpression) -> AbstractExpression | None:
         return algebra.sqrt(p) if algebra.roots(p) < ROOT_LEVELS - 1 else None
@@ -217,8 +210,7 @@ class Neg(Unary):
     __slots__ = ()
     name, scalar, as_written = "neg", np.negative, True
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.mul(args[0], algebra.number(-1))
+    sketch = staticmethod(lambda algebra, p: algebra.mul(p, algebra.number(-1)))
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0]
@@ -228,8 +220,7 @@ class Reciprocal(Unary):
     __slots__ = ()
     name, scalar, as_written = "reciprocal", np.reciprocal, True
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.inverse(*args)
+    sketch = staticmethod(Algebra.inverse)
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.inverted(edge.args[0])
@@ -250,8 +241,7 @@ class Square(Unary):
     __slots__ = ()
     name, scalar = "square", np.square
 
-    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
-        return algebra.mul(args[0], args[0])
+    sketch = staticmethod(lambda algebra, p: algebra.mul(p, p))
 
 
 MUL, ADD_KIND, SUB, DIV = Mul(), Add(), Sub(), Div()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
-from taso_mirage.kernels.derivations.compound import Closing
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import MUL, SQUARE, SUB
 from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND, mean_of
@@ -198,6 +198,25 @@ def _in_order(goal: Labelled) -> list[str]:
     return [x for x in dict.fromkeys(wholes.get(x, x) for x in goal.labels) if x in goal.reduced]
 
 
+class Closing(Protocol):
+    """A closure while it grows.
+
+    It has the sketch, the labels and the derivations of each class, and the class of each sketch.
+    """
+
+    goal: Labelled
+    algebra: Algebra
+    targets: Targets
+    classes: list[AbstractExpression]
+    free: list[frozenset[str]]
+    edges: list[dict[DerivationEdge, None]]
+    index: dict[AbstractExpression, int]
+
+    def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
+        """Keep a derivation; one that is `needed` for another stays although it is no part of the
+        goal."""
+
+
 class Variances:
     """The variances in a closure, and what is made of a difference from a mean without it."""
 
@@ -206,8 +225,8 @@ class Variances:
         self.found = list(variances(closing.goal, closing.targets))
 
     def meet(self, i: int) -> None:
-        """Variances of a class; those of parts are classes, too, and are merged once both are
-        there."""
+        """Derive variances from a class, and those before it; those of parts are classes, too, and
+        are merged once both are there."""
         for each in self.found:
             if self.closing.classes[i] == each.of:
                 (variance, mean), label = each.levels[0], each.labels[-1]

@@ -21,7 +21,8 @@ from taso_mirage.kernels.tensorrt.kernels import PluginKernel
 from taso_mirage.kernels.tensorrt.model import models, write_model
 from taso_mirage.kernels.tensorrt.readme import readme
 from taso_mirage.kernels.tensorrt.source import sources
-from taso_mirage.measure.check import FloatReference, difference
+from taso_mirage.measure.check import difference
+from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files

@@ -1,9 +1,10 @@
 """Scalar functions, each one record in one place.
 
-`record` says what a record holds. A new function is declared in a file here, or beside the operator
-that maps it.
+`record` says what a record holds. A new function is a record in a file here, or is declared beside
+the operator that maps it.
 """
 
+from taso_mirage.meanings.functions import analysis, arithmetic, logic
 from taso_mirage.meanings.functions.analysis import ERROR_FUNCTION as ERROR_FUNCTION
 from taso_mirage.meanings.functions.analysis import EXP as EXP
 from taso_mirage.meanings.functions.arithmetic import ADD as ADD
@@ -27,3 +28,8 @@ from taso_mirage.meanings.functions.record import Function as Function
 from taso_mirage.meanings.functions.record import Linear as Linear
 from taso_mirage.meanings.functions.record import declare_function as declare_function
 from taso_mirage.meanings.functions.record import function_of as function_of
+
+for _own in (analysis, arithmetic, logic):
+    for _each in vars(_own).values():
+        if isinstance(_each, Function):
+            declare_function(_each)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.functions.record import Fact, Function, Normal, declare_function
+from taso_mirage.meanings.functions.record import Fact, Function, Normal
 from taso_mirage.meanings.polynomials import LEAST, ONE, ZERO, Poly
 from taso_mirage.meanings.residues import exponential
 
@@ -52,100 +52,80 @@ def _hyperbolic(sign: int) -> Normal:
     return built
 
 
-EXP = declare_function(
-    Function(
-        "exp",
-        np.exp,
-        field=exponential,
-        normal=lambda algebra, a: algebra.exp(a),
-        facts=(
-            STRICT,
-            Fact("inverse", "f(log(x) + y) == x * f(y)", "x > 0"),
-            Fact("inverse", "f(log(x) / 2) == sqrt(x)", "x > 0"),
-        ),
-        infinite=lambda ps: ZERO if ps[0] is LEAST else None,
-        cpp="exponential({})",
-        triton="tl.exp({})",
-        dear=True,
-    )
+EXP = Function(
+    "exp",
+    np.exp,
+    field=exponential,
+    normal=lambda algebra, a: algebra.exp(a),
+    facts=(
+        STRICT,
+        Fact("inverse", "f(log(x) + y) == x * f(y)", "x > 0"),
+        Fact("inverse", "f(log(x) / 2) == sqrt(x)", "x > 0"),
+    ),
+    infinite=lambda ps: ZERO if ps[0] is LEAST else None,
+    cpp="exponential({})",
+    triton="tl.exp({})",
+    dear=True,
 )
-EXP2 = declare_function(Function("exp2", np.exp2, triton="tl.exp2({})"))
-EXPM1 = declare_function(
-    Function(
-        "expm1",
-        np.expm1,
-        normal=lambda algebra, p: algebra.exp(p) - ONE,
-        facts=(Fact("rewritten", "f(x) == exp(x) - 1"),),
-        triton="tl.exp({}) - 1.0",
-        dear=True,
-    )
+EXP2 = Function("exp2", np.exp2, triton="tl.exp2({})")
+EXPM1 = Function(
+    "expm1",
+    np.expm1,
+    normal=lambda algebra, p: algebra.exp(p) - ONE,
+    facts=(Fact("rewritten", "f(x) == exp(x) - 1"),),
+    triton="tl.exp({}) - 1.0",
+    dear=True,
 )
-LOG = declare_function(
-    Function(
-        "log",
-        np.log,
-        normal=lambda algebra, p: algebra.log(p),
-        facts=(
-            Fact("strict", "f(x) < f(y)", "0 < x < y"),
-            Fact("positive factors out", "f(x * y) == f(x) + f(y)", "x > 0 and y > 0"),
-            Fact("inverse", "f(exp(x)) == x"),
-            Fact("rewritten", "f(1 / x) == -f(x)", "x > 0"),
-            Fact("rewritten", "f(sqrt(x)) == f(x) / 2", "x > 0"),
-            Fact("exponentials out", "f(x + exp(-y)) == f(1 + x * exp(y)) - y", "x > 0"),
-            Fact("softplus", "f(1 + exp(abs(x))) == f(1 + exp(x)) + abs(x) - max(x, 0)"),
-        ),
-        cpp="std::log({})",
-        triton="tl.log({})",
-        dear=True,
-    )
+LOG = Function(
+    "log",
+    np.log,
+    normal=lambda algebra, p: algebra.log(p),
+    facts=(
+        Fact("strict", "f(x) < f(y)", "0 < x < y"),
+        Fact("positive factors out", "f(x * y) == f(x) + f(y)", "x > 0 and y > 0"),
+        Fact("inverse", "f(exp(x)) == x"),
+        Fact("rewritten", "f(1 / x) == -f(x)", "x > 0"),
+        Fact("rewritten", "f(sqrt(x)) == f(x) / 2", "x > 0"),
+        Fact("exponentials out", "f(x + exp(-y)) == f(1 + x * exp(y)) - y", "x > 0"),
+        Fact("softplus", "f(1 + exp(abs(x))) == f(1 + exp(x)) + abs(x) - max(x, 0)"),
+    ),
+    cpp="std::log({})",
+    triton="tl.log({})",
+    dear=True,
 )
-LOG_1P = declare_function(
-    Function(
-        "log1p",
-        np.log1p,
-        normal=lambda algebra, p: algebra.log(ONE + p),
-        facts=(Fact("rewritten", "f(x) == log(1 + x)", "x > -1"),),
-        cpp="std::log1p({})",
-        triton=LOG1P,
-        dear=True,
-    )
+LOG_1P = Function(
+    "log1p",
+    np.log1p,
+    normal=lambda algebra, p: algebra.log(ONE + p),
+    facts=(Fact("rewritten", "f(x) == log(1 + x)", "x > -1"),),
+    cpp="std::log1p({})",
+    triton=LOG1P,
+    dear=True,
 )
-SIN = declare_function(
-    Function("sin", np.sin, facts=(ODD, BOUNDED), cpp="std::sin({})", triton="tl.sin({})", dear=True),
+SIN = Function("sin", np.sin, facts=(ODD, BOUNDED), cpp="std::sin({})", triton="tl.sin({})", dear=True)
+COS = Function("cos", np.cos, facts=(EVEN, BOUNDED), cpp="std::cos({})", triton="tl.cos({})", dear=True)
+TAN = Function("tan", np.tan, facts=(ODD,), dear=True)
+TANH = Function(
+    "tanh",
+    np.tanh,
+    normal=_tanh,
+    facts=(Fact("rewritten", "f(x) == 1 - 2 / (1 + exp(2 * x))"),),
+    cpp="tangent({})",
+    triton=SERIES_OF_TANH,
+    dear=True,
 )
-COS = declare_function(
-    Function("cos", np.cos, facts=(EVEN, BOUNDED), cpp="std::cos({})", triton="tl.cos({})", dear=True),
+ERROR_FUNCTION = Function(
+    "error_function",
+    error_function,
+    facts=(ODD, STRICT, BOUNDED),
+    cpp="error_function({})",
+    triton="tl.erf({})",
+    dear=True,
 )
-TAN = declare_function(Function("tan", np.tan, facts=(ODD,), dear=True))
-TANH = declare_function(
-    Function(
-        "tanh",
-        np.tanh,
-        normal=_tanh,
-        facts=(Fact("rewritten", "f(x) == 1 - 2 / (1 + exp(2 * x))"),),
-        cpp="tangent({})",
-        triton=SERIES_OF_TANH,
-        dear=True,
-    )
-)
-ERROR_FUNCTION = declare_function(
-    Function(
-        "error_function",
-        error_function,
-        facts=(ODD, STRICT, BOUNDED),
-        cpp="error_function({})",
-        triton="tl.erf({})",
-        dear=True,
-    )
-)
-SINH = declare_function(
-    Function("sinh", np.sinh, normal=_hyperbolic(-1), facts=(Fact("rewritten", "f(x) == (exp(x) - exp(-x)) / 2"),))
-)
-COSH = declare_function(
-    Function("cosh", np.cosh, normal=_hyperbolic(1), facts=(Fact("rewritten", "f(x) == (exp(x) + exp(-x)) / 2"),))
-)
-ARCTAN = declare_function(Function("arctan", np.arctan, facts=(ODD, STRICT)))
-ARCSIN = declare_function(Function("arcsin", np.arcsin, facts=WITHIN_1))
-ARCSINH = declare_function(Function("arcsinh", np.arcsinh, facts=(ODD, STRICT)))
-ARCCOSH = declare_function(Function("arccosh", np.arccosh, facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),)))
-ARCTANH = declare_function(Function("arctanh", np.arctanh, facts=WITHIN_1))
+SINH = Function("sinh", np.sinh, normal=_hyperbolic(-1), facts=(Fact("rewritten", "f(x) == (exp(x) - exp(-x)) / 2"),))
+COSH = Function("cosh", np.cosh, normal=_hyperbolic(1), facts=(Fact("rewritten", "f(x) == (exp(x) + exp(-x)) / 2"),))
+ARCTAN = Function("arctan", np.arctan, facts=(ODD, STRICT))
+ARCSIN = Function("arcsin", np.arcsin, facts=WITHIN_1)
+ARCSINH = Function("arcsinh", np.arcsinh, facts=(ODD, STRICT))
+ARCCOSH = Function("arccosh", np.arccosh, facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),))
+ARCTANH = Function("arctanh", np.arctanh, facts=WITHIN_1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare_function
+from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear
 from taso_mirage.meanings.kinds import of_floats
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
 from taso_mirage.meanings.residues import exact, moduli, quotient, residue_order, root, tied_residues, whole_power
@@ -84,193 +84,167 @@ def _sign(algebra: ScalarAlgebra, p: Poly) -> Poly:
 
 # ---------------------------------------------------------------- ring arithmetic
 
-ADD = declare_function(
-    Function(
-        "add",
-        np.add,
-        field=exact(np.add),
-        normal=lambda algebra, a, b: a + b,
-        floats=False,
-        ring=True,
-        boolean="logical_or",
-        infinite=_sum_of_infinite,
-        linear=Linear.SUM,
-        sizes=True,
-        cpp="{} + {}",
-        triton="{} + {}",
-        fold=Fold("sum", "0.0f", "+", "tl.sum", 0.0),
-    )
+ADD = Function(
+    "add",
+    np.add,
+    field=exact(np.add),
+    normal=lambda algebra, a, b: a + b,
+    floats=False,
+    ring=True,
+    boolean="logical_or",
+    infinite=_sum_of_infinite,
+    linear=Linear.SUM,
+    sizes=True,
+    cpp="{} + {}",
+    triton="{} + {}",
+    fold=Fold("sum", "0.0f", "+", "tl.sum", 0.0),
 )
-SUBTRACT = declare_function(
-    Function(
-        "subtract",
-        np.subtract,
-        field=exact(np.subtract),
-        normal=lambda algebra, a, b: a - b,
-        floats=False,
-        ring=True,
-        boolean="logical_xor",
-        infinite=_difference_of_infinite,
-        linear=Linear.SUM,
-        sizes=True,
-        cpp="{} - {}",
-        triton="{} - {}",
-    )
+SUBTRACT = Function(
+    "subtract",
+    np.subtract,
+    field=exact(np.subtract),
+    normal=lambda algebra, a, b: a - b,
+    floats=False,
+    ring=True,
+    boolean="logical_xor",
+    infinite=_difference_of_infinite,
+    linear=Linear.SUM,
+    sizes=True,
+    cpp="{} - {}",
+    triton="{} - {}",
 )
-MULTIPLY = declare_function(
-    Function(
-        "multiply",
-        np.multiply,
-        field=exact(np.multiply),
-        normal=lambda algebra, a, b: algebra.mul(a, b),
-        floats=False,
-        ring=True,
-        linear=Linear.PRODUCT,
-        sizes=True,
-        cpp="{} * {}",
-        triton="{} * {}",
-        fold=Fold("prod", "1.0f", "*"),
-    )
+MULTIPLY = Function(
+    "multiply",
+    np.multiply,
+    field=exact(np.multiply),
+    normal=lambda algebra, a, b: algebra.mul(a, b),
+    floats=False,
+    ring=True,
+    linear=Linear.PRODUCT,
+    sizes=True,
+    cpp="{} * {}",
+    triton="{} * {}",
+    fold=Fold("prod", "1.0f", "*"),
 )
-NEGATIVE = declare_function(
-    Function(
-        "negative",
-        np.negative,
-        field=exact(np.negative),
-        normal=lambda algebra, a: a.scaled(-1),
-        floats=False,
-        ring=True,
-        boolean="logical_not",
-        infinite=lambda ps: MOST if ps[0] is LEAST else LEAST,
-        linear=Linear.SUM,
-        sizes=True,
-        cpp="-{}",
-        triton="-{}",
-    )
+NEGATIVE = Function(
+    "negative",
+    np.negative,
+    field=exact(np.negative),
+    normal=lambda algebra, a: a.scaled(-1),
+    floats=False,
+    ring=True,
+    boolean="logical_not",
+    infinite=lambda ps: MOST if ps[0] is LEAST else LEAST,
+    linear=Linear.SUM,
+    sizes=True,
+    cpp="-{}",
+    triton="-{}",
 )
-SQUARE = declare_function(
-    Function(
-        "square",
-        np.square,
-        field=exact(lambda a: a * a),
-        normal=lambda algebra, a: algebra.mul(a, a),
-        floats=False,
-        ring=True,
-        cpp="{0} * {0}",
-        triton="{0} * {0}",
-    )
+SQUARE = Function(
+    "square",
+    np.square,
+    field=exact(lambda a: a * a),
+    normal=lambda algebra, a: algebra.mul(a, a),
+    floats=False,
+    ring=True,
+    cpp="{0} * {0}",
+    triton="{0} * {0}",
 )
 
 # ---------------------------------------------------------------- quotients, roots and powers
 
-DIVIDE = declare_function(
-    Function(
-        "divide",
-        np.divide,
-        field=quotient,
-        normal=lambda algebra, a, b: algebra.mul(a, algebra.inverse(b)),
-        linear=Linear.QUOTIENT,
-        cpp="{} / {}",
-        triton="{} / {}",
-        dear=True,
-    )
+DIVIDE = Function(
+    "divide",
+    np.divide,
+    field=quotient,
+    normal=lambda algebra, a, b: algebra.mul(a, algebra.inverse(b)),
+    linear=Linear.QUOTIENT,
+    cpp="{} / {}",
+    triton="{} / {}",
+    dear=True,
 )
-RECIPROCAL = declare_function(
-    Function(
-        "reciprocal",
-        np.reciprocal,
-        field=quotient,
-        normal=lambda algebra, a: algebra.mul(ONE, algebra.inverse(a)),
-        cpp="1.0f / {}",
-        triton="1.0 / {}",
-        dear=True,
-    )
+RECIPROCAL = Function(
+    "reciprocal",
+    np.reciprocal,
+    field=quotient,
+    normal=lambda algebra, a: algebra.mul(ONE, algebra.inverse(a)),
+    cpp="1.0f / {}",
+    triton="1.0 / {}",
+    dear=True,
 )
-SQRT = declare_function(
-    Function(
-        "sqrt",
-        np.sqrt,
-        field=exact(root),
-        normal=lambda algebra, a: algebra.sqrt(a),
-        facts=(
-            Fact("strict", "f(x) < f(y)", "0 <= x < y"),
-            Fact("even powers out", "f(x * x * y) == abs(x) * f(y)", "y >= 0"),
-        ),
-        cpp="std::sqrt({})",
-        triton="tl.sqrt({})",
-        dear=True,
-    )
+SQRT = Function(
+    "sqrt",
+    np.sqrt,
+    field=exact(root),
+    normal=lambda algebra, a: algebra.sqrt(a),
+    facts=(
+        Fact("strict", "f(x) < f(y)", "0 <= x < y"),
+        Fact("even powers out", "f(x * x * y) == abs(x) * f(y)", "y >= 0"),
+    ),
+    cpp="std::sqrt({})",
+    triton="tl.sqrt({})",
+    dear=True,
 )
-POWER = declare_function(
-    Function(
-        "power",
-        np.power,
-        free=(1,),
-        field=whole_power,
-        normal=_power,
-        facts=(
-            Fact("rewritten", "f(x, -2) == 1 / (x * x)", "x != 0"),
-            Fact("rewritten", "f(x, 0.5) == sqrt(x)", "x >= 0"),
-            Fact("rewritten", "f(x, -0.5) == 1 / sqrt(x)", "x > 0"),
-        ),
-        cpp="std::pow({}, {})",
-        dear=True,
-    )
+POWER = Function(
+    "power",
+    np.power,
+    free=(1,),
+    field=whole_power,
+    normal=_power,
+    facts=(
+        Fact("rewritten", "f(x, -2) == 1 / (x * x)", "x != 0"),
+        Fact("rewritten", "f(x, 0.5) == sqrt(x)", "x >= 0"),
+        Fact("rewritten", "f(x, -0.5) == 1 / sqrt(x)", "x > 0"),
+    ),
+    cpp="std::pow({}, {})",
+    dear=True,
 )
 
 # ---------------------------------------------------------------- the larger, the smaller, the sign
 
-MAXIMUM = declare_function(
-    Function(
-        "maximum",
-        np.maximum,
-        field=residue_order(lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]), tied_residues),
-        normal=_maximum,
-        floats=False,
-        infinite=_largest_of_infinite(LEAST, MOST),
-        cpp="maximum({}, {})",
-        triton="tl.maximum({}, {})",
-        fold=Fold("max", "-INFINITY", "max", "tl.max", -np.inf),
-    )
+MAXIMUM = Function(
+    "maximum",
+    np.maximum,
+    field=residue_order(lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]), tied_residues),
+    normal=_maximum,
+    floats=False,
+    infinite=_largest_of_infinite(LEAST, MOST),
+    cpp="maximum({}, {})",
+    triton="tl.maximum({}, {})",
+    fold=Fold("max", "-INFINITY", "max", "tl.max", -np.inf),
 )
-MINIMUM = declare_function(
-    Function(
-        "minimum",
-        np.minimum,
-        field=residue_order(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied_residues),
-        normal=_minimum,
-        floats=False,
-        infinite=_largest_of_infinite(MOST, LEAST),
-        cpp="minimum({}, {})",
-        triton="tl.minimum({}, {})",
-        fold=Fold("min", "INFINITY", "min", "tl.min", np.inf),
-    )
+MINIMUM = Function(
+    "minimum",
+    np.minimum,
+    field=residue_order(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied_residues),
+    normal=_minimum,
+    floats=False,
+    infinite=_largest_of_infinite(MOST, LEAST),
+    cpp="minimum({}, {})",
+    triton="tl.minimum({}, {})",
+    fold=Fold("min", "INFINITY", "min", "tl.min", np.inf),
 )
-ABSOLUTE = declare_function(
-    Function(
-        "absolute",
-        np.absolute,
-        field=residue_order(
-            lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % moduli(order[0].ndim - 1),
-            lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
-        ),
-        normal=_absolute,
-        floats=False,
-        cpp="std::fabs({})",
-        triton="tl.abs({})",
-    )
+ABSOLUTE = Function(
+    "absolute",
+    np.absolute,
+    field=residue_order(
+        lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % moduli(order[0].ndim - 1),
+        lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
+    ),
+    normal=_absolute,
+    floats=False,
+    cpp="std::fabs({})",
+    triton="tl.abs({})",
 )
-SIGN = declare_function(
-    Function(
-        "sign",
-        np.sign,
-        field=residue_order(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
-        normal=_sign,
-        floats=False,
-        facts=(Fact("rewritten", "f(x) == (x > 0) - (x < 0)"),),
-        cpp="static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
-        triton="tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
-    )
+SIGN = Function(
+    "sign",
+    np.sign,
+    field=residue_order(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
+    normal=_sign,
+    floats=False,
+    facts=(Fact("rewritten", "f(x) == (x > 0) - (x < 0)"),),
+    cpp="static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
+    triton="tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
 )
 
 # ---------------------------------------------------------------- what rounds
@@ -280,45 +254,33 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = declare_function(
-    Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+FLOOR = Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+CEIL = Function(
+    "ceil",
+    np.ceil,
+    normal=lambda algebra, p: algebra.apply(of_floats("floor"), p.scaled(-1)).scaled(-1),
+    facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
+    cpp="std::ceil({})",
+    triton="tl.ceil({})",
 )
-CEIL = declare_function(
-    Function(
-        "ceil",
-        np.ceil,
-        normal=lambda algebra, p: algebra.apply(of_floats("floor"), p.scaled(-1)).scaled(-1),
-        facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
-        cpp="std::ceil({})",
-        triton="tl.ceil({})",
-    )
+RINT = Function(
+    "rint",
+    np.rint,
+    facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS),
+    whole=round,
+    cpp="std::nearbyint({})",
 )
-RINT = declare_function(
-    Function(
-        "rint",
-        np.rint,
-        facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS),
-        whole=round,
-        cpp="std::nearbyint({})",
-    )
+FLOOR_DIVIDE = Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)
+TRUNCATED_DIVIDE = Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False))
+REMAINDER = Function(
+    "remainder",
+    np.remainder,
+    division=Division(rest=True, floors=True),
+    facts=(Fact("small", "x - floor(x / y) * y == x", "0 <= x < y"),),
+    sizes=True,
+    dear=True,
 )
-FLOOR_DIVIDE = declare_function(
-    Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)
-)
-TRUNCATED_DIVIDE = declare_function(
-    Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False))
-)
-REMAINDER = declare_function(
-    Function(
-        "remainder",
-        np.remainder,
-        division=Division(rest=True, floors=True),
-        facts=(Fact("small", "x - floor(x / y) * y == x", "0 <= x < y"),),
-        sizes=True,
-        dear=True,
-    )
-)
-FMOD = declare_function(Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True))
-LEFT_SHIFT = declare_function(Function("left_shift", np.left_shift, free=(1,)))
-RIGHT_SHIFT = declare_function(Function("right_shift", np.right_shift, free=(1,), triton="({} >> {})"))
-BITWISE_AND = declare_function(Function("bitwise_and", np.bitwise_and, triton="({} & {})"))
+FMOD = Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True)
+LEFT_SHIFT = Function("left_shift", np.left_shift, free=(1,))
+RIGHT_SHIFT = Function("right_shift", np.right_shift, free=(1,), triton="({} >> {})")
+BITWISE_AND = Function("bitwise_and", np.bitwise_and, triton="({} & {})")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.functions.record import Comparison, Function, Linear, declare_function
+from taso_mirage.meanings.functions.record import Comparison, Function, Linear
 from taso_mirage.meanings.polynomials import MOST, ONE, ZERO, Poly, constant_poly, infinite
 from taso_mirage.meanings.residues import residue_order, tested
 
@@ -30,7 +30,7 @@ def _compare(real: np.ufunc, code: str, comparison: Comparison, sizes: bool = Fa
         return constant_poly(int(real(a.number, b.number)))
 
     text = f"{{}} {code} {{}}"
-    made = Function(
+    return Function(
         real.__name__,
         real,
         tests=True,
@@ -41,7 +41,6 @@ def _compare(real: np.ufunc, code: str, comparison: Comparison, sizes: bool = Fa
         cpp=text,
         triton=text,
     )
-    return declare_function(made)
 
 
 LESS = _compare(np.less, "<", Comparison("positive", swapped=True))
@@ -61,66 +60,54 @@ def _chosen(ps: Sequence[Poly]) -> Poly | None:
     return None if c is None else ps[1] if c else ps[2]
 
 
-WHERE = declare_function(
-    Function(
-        "where",
-        np.where,
-        free=(0,),
-        field=residue_order(lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2])),
-        normal=_where,
-        floats=False,
-        infinite=_chosen,
-        linear=Linear.CHOICE,
-        sizes=True,
-        cpp="{} ? {} : {}",
-        triton="tl.where({}, {}, {})",
-    )
+WHERE = Function(
+    "where",
+    np.where,
+    free=(0,),
+    field=residue_order(lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2])),
+    normal=_where,
+    floats=False,
+    infinite=_chosen,
+    linear=Linear.CHOICE,
+    sizes=True,
+    cpp="{} ? {} : {}",
+    triton="tl.where({}, {}, {})",
 )
-ISNAN = declare_function(
-    Function(
-        "isnan",
-        np.isnan,
-        tests=True,
-        field=residue_order(lambda order, arrays: np.zeros_like(order[0])[None]),  # a real number is none
-        normal=lambda algebra, p: ZERO,
-        floats=False,
-        cpp="{0} != {0}",
-        triton="{0} != {0}",
-    )
+ISNAN = Function(
+    "isnan",
+    np.isnan,
+    tests=True,
+    field=residue_order(lambda order, arrays: np.zeros_like(order[0])[None]),  # a real number is none
+    normal=lambda algebra, p: ZERO,
+    floats=False,
+    cpp="{0} != {0}",
+    triton="{0} != {0}",
 )
-NEVER = declare_function(Function("never", never, normal=lambda algebra, p: ZERO, floats=False))
-LOGICAL_NOT = declare_function(
-    Function(
-        "logical_not", np.logical_not, normal=lambda algebra, a: ONE - a, floats=False, cpp="!{}", triton="{} == 0"
-    )
+NEVER = Function("never", never, normal=lambda algebra, p: ZERO, floats=False)
+LOGICAL_NOT = Function(
+    "logical_not", np.logical_not, normal=lambda algebra, a: ONE - a, floats=False, cpp="!{}", triton="{} == 0"
 )
-LOGICAL_AND = declare_function(
-    Function(
-        "logical_and",
-        np.logical_and,
-        normal=lambda algebra, a, b: algebra.mul(a, b),
-        floats=False,
-        cpp="{} && {}",
-        triton="{} & {}",
-    )
+LOGICAL_AND = Function(
+    "logical_and",
+    np.logical_and,
+    normal=lambda algebra, a, b: algebra.mul(a, b),
+    floats=False,
+    cpp="{} && {}",
+    triton="{} & {}",
 )
-LOGICAL_OR = declare_function(
-    Function(
-        "logical_or",
-        np.logical_or,
-        normal=lambda algebra, a, b: a + b - algebra.mul(a, b),
-        floats=False,
-        cpp="{} || {}",
-        triton="{} | {}",
-    )
+LOGICAL_OR = Function(
+    "logical_or",
+    np.logical_or,
+    normal=lambda algebra, a, b: a + b - algebra.mul(a, b),
+    floats=False,
+    cpp="{} || {}",
+    triton="{} | {}",
 )
-LOGICAL_XOR = declare_function(
-    Function(
-        "logical_xor",
-        np.logical_xor,
-        normal=lambda algebra, a, b: a + b - algebra.mul(a, b).scaled(2),
-        floats=False,
-        cpp="{} != {}",
-        triton="{} ^ {}",
-    )
+LOGICAL_XOR = Function(
+    "logical_xor",
+    np.logical_xor,
+    normal=lambda algebra, a, b: a + b - algebra.mul(a, b).scaled(2),
+    floats=False,
+    cpp="{} != {}",
+    triton="{} ^ {}",
 )

@@ -12,7 +12,7 @@ from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
-from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import Record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from taso_mirage.targets.onnx_runtime import (
     run_of,
     run_session,
 )
-from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.protocol import Arrays, Source, timed
 
 
 class CpuSession:
@@ -40,30 +39,21 @@ class CpuSession:
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
         self.run(inputs)
-        run = run_of(self._session, inputs)
-
-        def timed() -> float:
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
-
-        return timed
+        return partial(timed, run_of(self._session, inputs))
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
-        binding = self._session.io_binding()
+        session, binding = self._session, self._session.io_binding()
         kept = ort_values(inputs)  # the binding does not
         try:
             for name, value in kept.items():
                 binding.bind_ortvalue_input(name, value)
-            for output in self._session.get_outputs():
+            for output in session.get_outputs():
                 binding.bind_output(output.name)
-            self._session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding)
         except Exception as error:
             raise refused("run", error) from None
-        return partial(_timed, self._session, binding, kept)
 
+        def run(kept: Arrays = kept) -> None:
+            session.run_with_iobinding(binding)
 
-def _timed(session: Any, binding: Any, kept: Arrays) -> float:
-    start = time.perf_counter()
-    session.run_with_iobinding(binding)
-    return time.perf_counter() - start
+        return partial(timed, run)

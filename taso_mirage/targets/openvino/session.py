@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
 from taso_mirage.targets.openvino.options import PLACE
-from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.protocol import Arrays, Source, timed
 
 INSTALL = "OpenVINO is not installed: pip install 'taso-mirage[openvino]'"
 LEAVES = frozenset(("Parameter", "Input", "Output", "Result", "Const", "Constant"))
@@ -48,13 +49,7 @@ class OpenVinoSession:
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
         feed = self._feed(inputs)
         self.run(inputs)
-
-        def timed() -> float:
-            start = time.perf_counter()
-            self._request.infer(feed, share_inputs=True, share_outputs=False)
-            return time.perf_counter() - start
-
-        return timed
+        return partial(timed, partial(self._request.infer, feed, share_inputs=True, share_outputs=False))
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
         return _Bound(self._model.create_infer_request(), self._feed(inputs))
@@ -99,11 +94,7 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
 def openvino_nodes(content: bytes, options: Mapping[str, str]) -> int:
     """How many nodes run of a compiled model."""
     found = compiled_model(content, options).get_runtime_model().get_ops()
-    return sum(str(_kind(each)) not in LEAVES for each in found)
-
-
-def _kind(operation: Any) -> str:
-    return str(operation.get_rt_info()["layerType"].astype(str))
+    return sum(str(each.get_rt_info()["layerType"].astype(str)) not in LEAVES for each in found)
 
 
 def openvino_version() -> str:

@@ -15,7 +15,7 @@ from math import prod
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor
+from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.bodies import LoweredBody
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, memory_type, phase_lines
@@ -212,20 +212,14 @@ def _tile(
     start = x.name
     for g, axis in enumerate(imap):
         if axis >= 0:
-            extent[axis] = _cut(extent[axis], leaf.shape[axis], grid[g])
+            extent[axis] = tile_stride(extent[axis], leaf.shape[axis], grid[g])
             if grid[g] != 1:
                 start += f" + g{g} * {product_factor(extent[axis] * x.strides[axis])}"
     step = ""
     if fmap >= 0 and loop != 1:
-        extent[fmap] = _cut(extent[fmap], leaf.shape[fmap], loop)
+        extent[fmap] = tile_stride(extent[fmap], leaf.shape[fmap], loop)
         step = f" + iteration * {product_factor(extent[fmap] * x.strides[fmap])}"
     return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, step
-
-
-def _cut(extent: Dim, tile: Dim, count: Dim) -> Dim:
-    """How far apart tiles begin."""
-    found = part_of(tile)
-    return extent // count if found is None else found[1]
 
 
 def _result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso_mirage.ir.dims import Dim, Shape, bind, symbol, symbols
-from taso_mirage.ir.mugraph import LoopPhase, Overlap, part_of, usual_size
+from taso_mirage.ir.mugraph import LoopPhase, Overlap, tile_stride, usual_size
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.kernels.codegen.gpu.tiles import Tiles, known_count
 
@@ -31,7 +31,7 @@ def place(
         share, starts = buffer.shape[dim], list[str]()
         for cut, count, overlap, variable in cuts:
             if cut == dim and count != 1:
-                share = _share(share, tile[dim], count) if overlap is None else overlap[1]
+                share = tile_stride(share, tile[dim], count) if overlap is None else overlap[1]
                 start = variable if share == 1 else f"{variable} * {_wide(tiles, share)}"
                 starts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
         lanes = [_times([tiles.index(present, axis)], step) for axis, step in axes[dim]]
@@ -80,12 +80,6 @@ def _product(parts: Sequence[str], factor: str) -> str:
     total = " + ".join(parts)
     single = len(parts) == 1 and " * " not in total
     return f"{total if single else f'({total})'} * {factor}"
-
-
-def _share(whole: Dim, tile: Dim, count: Dim) -> Dim:
-    """How far apart the equal parts of a dim begin, or tiles of which the last is what is left."""
-    found = part_of(tile)
-    return whole // count if found is None else found[1]
 
 
 def inner(groups: Groups, shape: Shape, axes: Sequence[int | None]) -> list[list[tuple[int, int]]]:
