@@ -29,7 +29,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
-from taso_mirage.system.terminal import counted
+from taso_mirage.system.terminal import plural
 from taso_mirage.system.toml import read_json
 from taso_mirage.version import __version__
 
@@ -301,7 +301,7 @@ class Folder:
     def plan(self) -> str:
         """What is left to do, and the time that it may take."""
         count, left = len(self.rows), len(self.waiting)
-        said = f"{counted(count, 'model')}, {count - left} of them done before; {left} to do, "
+        said = f"{plural(count, 'model')}, {count - left} of them done before; {left} to do, "
         if math.isinf(self.budget):
             return f"{said}without a limit of time"
         total = left * self.budget
@@ -311,7 +311,7 @@ class Folder:
     def said(self) -> list[str]:
         """What became of all, as lines."""
         states = ", ".join(f"{count} {state}" for state, count in self.counts().items())
-        gained = f"{counted(len(self.rows), 'model')}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
+        gained = f"{plural(len(self.rows), 'model')}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
         return [gained, f"wrote {self.output / PAGE}"]
 
     def as_data(self) -> FolderReport:

@@ -18,9 +18,8 @@ from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.derivations import DerivationEdge, DerivationKind
-from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, NEG, SQRT_KIND, SUB, Elementwise
-from taso_mirage.kernels.derivations.folds import MAX_KIND, MEAN_KIND, SUM_KIND
+from taso_mirage.kernels.derivations.folds import DOT, MAX_KIND, MEAN_KIND, SUM_KIND
 from taso_mirage.kernels.derivations.leaf import Input
 from taso_mirage.kernels.derivations.variance import MERGED, ONE_PASS
 from taso_mirage.kernels.field_check import Field32, refuted_derivations

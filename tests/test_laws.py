@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzzed import Fuzzed, fuzz
 
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
@@ -16,7 +17,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
-from taso_mirage.prove.rules.fuzz import Fuzzed, fuzz, typings
+from taso_mirage.prove.rules.fuzz import typings
 from taso_mirage.prove.rules.hostile import legal
 from taso_mirage.prove.rules.ladder import proved_at
 from taso_mirage.rewriting.equation import Equation, apply_equation, match

@@ -7,11 +7,11 @@ import ast
 from itertools import chain, combinations
 
 import pytest
+from fuzzed import fuzz
 
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import Op, get, load_specs, term
-from taso_mirage.prove.rules.fuzz import fuzz
 from taso_mirage.prove.rules.recheck import law_rules, verdict_of
 from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.index import Rules

@@ -15,8 +15,9 @@ from taso_mirage.operators.ops import term
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.rules.fuzz import Typing, typings
-from taso_mirage.prove.rules.ladder import climb, different, proved_at
+from taso_mirage.prove.rules.ladder import different, evidence, examined, failure, proved_at
 from taso_mirage.prove.rules.lift import lift
+from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
@@ -370,6 +371,13 @@ def rule(given: str, attributes: str, text: str) -> Rule:
     return Rule("test.rule", 2, parse_given(given), parse_attributes(attributes), parse_equation(text))
 
 
+def climbed(rule: Rule) -> Evidence | Failure:
+    """What is said of a rule as it is stated, by 60 typings."""
+    proofs = Proofs()
+    found = examined(rule, proofs, 1, 60)
+    return evidence(found, proofs) if found.holds else failure(rule, found)
+
+
 def test_climb_gives_evidence_or_a_counterexample() -> None:
     merge = rule(
         "x: (n, c, h, w), v: (o, c, 3, 3), w: (p, c, 3, 3)",
@@ -378,7 +386,7 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
         "group=1, **a) where shape(v)[1:] == shape(w)[1:]",
     )
     assert isinstance(prove_symbolic(*merge.instance()), Proved)
-    found = climb(merge, 1, 60)
+    found = climbed(merge)
     assert isinstance(found, Evidence)
     assert found.proof is not None
     assert found.proof.steps > 0
@@ -386,8 +394,8 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
     kinds = {proved_at(t.lhs, t.rhs).kind for t in different(agreed) if lift(t.lhs, t.rhs) is not None}
     assert kinds == {"symbolic"}  # where no size can vary (an image of one pixel), the proof is at that size
     assert found.typings == 60
-    assert found == climb(merge, 1, 60)
-    wrong = climb(rule("x: (n, m), y: (n, m)", "", "relu(add(x, y)) == add(relu(x), relu(y))"), 1, 60)
+    assert found == climbed(merge)
+    wrong = climbed(rule("x: (n, m), y: (n, m)", "", "relu(add(x, y)) == add(relu(x), relu(y))"))
     assert isinstance(wrong, Failure)
     assert wrong.counterexample is not None
     assert wrong.counterexample.left != wrong.counterexample.right

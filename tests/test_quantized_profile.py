@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from commandline import run
+from fuzzed import fuzz
 from onnx import numpy_helper
 
 from taso_mirage.errors import RunFailed
@@ -19,7 +20,6 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import UNOPTIMIZED
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.ops import get
-from taso_mirage.prove.rules.fuzz import fuzz
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.report.quantized import runtime_profile
 from taso_mirage.rewriting.equation import instantiate

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzzed import fuzz
 from partial_programs import graph, image, kernel
 from test_ops import build, uses
 from test_partial import differing
@@ -22,7 +23,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import REGISTRY, Op, get, load_specs, term
 from taso_mirage.operators.slicing import cut
 from taso_mirage.prove.rules.attributes import DRAWN
-from taso_mirage.prove.rules.fuzz import fuzz, typings
+from taso_mirage.prove.rules.fuzz import typings
 from taso_mirage.rewriting.derived_traits import elementwise, multiplies, selects
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.search.partial.agreement import agreement

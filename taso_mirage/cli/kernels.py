@@ -15,7 +15,7 @@ import typer
 from taso_mirage.cli.interrupt import FOUND, interruptible
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
-from taso_mirage.system.terminal import counted, say
+from taso_mirage.system.terminal import plural, say
 
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
@@ -181,7 +181,7 @@ def _lines(
 ) -> Iterator[str]:
     shown = f" at {', '.join(f'{k}={v}' for k, v in sizes.items())}" if sizes else ""
     places = sum(len(each.region.places) for each in found)
-    yield f"{model.name}{shown}: {counted(len(found), 'region')} in {counted(places, 'place')}"
+    yield f"{model.name}{shown}: {plural(len(found), 'region')} in {plural(places, 'place')}"
     for i, each in enumerate(found):
         yield ""
         yield from _region(i, each)
@@ -211,7 +211,7 @@ def _region(i: int, each: Surveyed) -> Iterator[str]:
     region = each.region
     yield f"{i + 1}. {' '.join(n.op for n in region.operators)}"
     names = [names[0] for names in region.places[:PLACES]] + ["..."] * (len(region.places) > PLACES)
-    yield f"    {counted(len(region.places), 'place')}, from {', '.join(names)}"
+    yield f"    {plural(len(region.places), 'place')}, from {', '.join(names)}"
     yield (
         f"    {quantity(region.flops, 'flop')}; {quantity(region.bytes, 'B')} moved operator by operator, "
         f"{quantity(region.least, 'B')} at least"

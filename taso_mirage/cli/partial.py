@@ -16,7 +16,7 @@ import typer
 
 from taso_mirage.cli.interrupt import FOUND, interruptible
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
-from taso_mirage.system.terminal import counted, say
+from taso_mirage.system.terminal import plural, say
 from taso_mirage.verdicts import Evidence, Failure
 
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ class _Listed:
             (p, s) for p, s in self.parts if len(begins(p.program.outputs[0])) == 1
         ]  # else its operands are parts, too
         yield (
-            f"{self.about.title}: {counted(len(self.parts), 'costly part')} in "
-            f"{counted(sum(len(p.nodes) for p, _ in self.parts), 'place')}, {sum(self.share(*r) for r in apart):.0%} of "
+            f"{self.about.title}: {plural(len(self.parts), 'costly part')} in "
+            f"{plural(sum(len(p.nodes) for p, _ in self.parts), 'place')}, {sum(self.share(*r) for r in apart):.0%} of "
             f"{duration(self.total)} ({self.about.how}, each operator alone)"
         )
         if self.estimated:
-            yield f"It was late: {counted(self.estimated, 'operator')} estimated, not measured."
+            yield f"It was late: {plural(self.estimated, 'operator')} estimated, not measured."
         for part, seconds in self.parts[: self.about.limit]:
             first, *others = self.about.places(part)
             count = f"{len(part.nodes)} x " if others else ""
@@ -255,7 +255,7 @@ class _Found:
         total = sum(each.total for each in self.mutants)
         left = f"; {self.left} more were not looked at (--budget, or Ctrl-C)" if self.left else ""
         text = (
-            f"{counted(len(self.mutants), 'mutant')}: {total} right everywhere, {len(self.mutants) - total - refused} corrected, "
+            f"{plural(len(self.mutants), 'mutant')}: {total} right everywhere, {len(self.mutants) - total - refused} corrected, "
             f"{refused} without a correction{left}."
         )
         return text + (" In pictures . is right, # is wrong." if refused + total < len(self.mutants) else "")
@@ -324,7 +324,7 @@ def _right(each: Ranked) -> str:
     if each.corrected is None:
         return text
     one = ", joined to one operator" if each.joined else ""
-    return f"{text}; the original corrects {counted(each.pieces, 'box', 'boxes')}{one}"
+    return f"{text}; the original corrects {plural(each.pieces, 'box', 'boxes')}{one}"
 
 
 def _evidence(each: Ranked) -> str:

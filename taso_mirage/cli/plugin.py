@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from taso_mirage.cli.options import JsonOption, ShapeOption
-from taso_mirage.system.terminal import counted, say
+from taso_mirage.system.terminal import plural, say
 
 
 def export_plugin(
@@ -40,7 +40,7 @@ def export_plugin(
         say(json.dumps(said, indent=2))
         return
     say(
-        f"{output}: {counted(len(made.kernels), 'plugin')}, {', '.join(made.kernels)}; README.md says how to build and run them"
+        f"{output}: {plural(len(made.kernels), 'plugin')}, {', '.join(made.kernels)}; README.md says how to build and run them"
     )
     if made.foreign:
         say(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.generate.enumeration import INPUT, Group, Table
-from taso_mirage.generate.family import Assignment, Family, TermKind
+from taso_mirage.generate.family import Assignment, TermKind
 from taso_mirage.generate.values import TermValues
 from taso_mirage.ir.terms import topological
 from taso_mirage.operators.expressions import Expr
@@ -342,11 +342,3 @@ def _namings(groups: list[list[int]]) -> list[dict[int, int]]:
     for choice in product(*[permutations(g) for g in groups]):
         names.append({v: i for i, v in enumerate(v for group in choice for v in group)})
     return names
-
-
-def family_symbols(family: Family) -> dict[str, list[int]]:
-    """The operators by symbol."""
-    found: dict[str, list[int]] = {}
-    for i, operator in enumerate(family.operators):
-        found.setdefault(operator.symbol, []).append(i)
-    return found

@@ -155,8 +155,12 @@ OperatorCount = Callable[..., int]
 """How many operators some trees have together (`Trees.operators`)."""
 
 
+SMALL = 2
+"""Operators of a side up to which an equation is derived by one step alone."""
+
+
 def minimise(
-    equations: Iterable[Equality], derivation: Derivation, operators: OperatorCount, always: int = 2
+    equations: Iterable[Equality], derivation: Derivation, operators: OperatorCount
 ) -> tuple[list[Equality], Derivation]:
     """The equations that smaller kept ones do not derive, and what they derive.
 
@@ -165,7 +169,7 @@ def minimise(
     """
     kept: list[Equality] = []
     for left, right in sorted(equations, key=partial(order, operators)):
-        small = max(operators(left), operators(right)) <= always
+        small = max(operators(left), operators(right)) <= SMALL
         if not derivation.derives(left, right, 1 if small else None):
             kept.append((left, right))
             derivation.learn(left, right)

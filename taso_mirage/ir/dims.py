@@ -285,10 +285,10 @@ def bind(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
             return sizes.get(factor, symbol(factor))
         return bind(factor.numerator, sizes) // bind(factor.denominator, sizes)
 
-    return mapped(dim, value)
+    return replaced_factors(dim, value)
 
 
-def mapped(dim: Symbolic, value: Callable[[DimFactor], Dim]) -> Dim:
+def replaced_factors(dim: Symbolic, value: Callable[[DimFactor], Dim]) -> Dim:
     """`dim` with every factor of its products replaced by what `value` gives for it."""
     total: Dim = 0
     for monomial, coefficient in dim.terms:

@@ -20,10 +20,9 @@ from taso_mirage.kernels import derivations
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm
 from taso_mirage.kernels.derivations.base import DerivationEdge, DerivationKind
-from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
-from taso_mirage.kernels.derivations.function import OpaqueKind
-from taso_mirage.kernels.derivations.leaf import Input
+from taso_mirage.kernels.derivations.folds import DOT
+from taso_mirage.kernels.derivations.leaf import Input, OpaqueKind
 from taso_mirage.kernels.derivations.variance import Variances
 from taso_mirage.kernels.field_check import refuted_derivations
 from taso_mirage.kernels.goal import Labelled

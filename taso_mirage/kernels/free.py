@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
 from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
@@ -249,11 +249,3 @@ def _names(graph: Graph) -> set[str]:
         }
         found |= {name for _, value in node.attrs if isinstance(value, Graph) for name in _names(value)}
     return found
-
-
-def is_instance(free: Graph, graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Whether a muGraph is what the free one is at these sizes."""
-    try:
-        return at_sizes(free, part_sizes(free, sizes)) == graph
-    except TasoMirageError:
-        return False

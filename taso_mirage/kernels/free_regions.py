@@ -78,7 +78,7 @@ def free_kind(
     if free is None:
         return None
     try:
-        measured = _measured(spot, free, sizes)
+        measured = tuple((name, evaluate(dim, sizes)) for name, dim in _dims(spot, free).items())
         whole = resized(spot, sizes)
         if prepared is not None and prepared.prepared(whole, spot.inputs) is not None:
             with_free_names(whole, free)
@@ -107,10 +107,6 @@ def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
     pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
     known = set(size_names(free.inputs))
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
-
-
-def _measured(spot: RegionSite, free: FreeSizes, sizes: SymbolSizes) -> tuple[tuple[str, int], ...]:
-    return tuple((name, evaluate(dim, sizes)) for name, dim in _dims(spot, free).items())
 
 
 def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:

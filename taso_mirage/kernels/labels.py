@@ -18,9 +18,8 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_st
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.axes import AxisLabels, Unifier
-from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, MUL, SUB, Elementwise
-from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
+from taso_mirage.kernels.derivations.folds import DOT, SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors

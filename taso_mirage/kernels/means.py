@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from taso_mirage.ir.terms import Node, numpy_dtype, topological
+from taso_mirage.ir.terms import numpy_dtype, topological
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.folds import SUM_KIND
+from taso_mirage.kernels.derivations.folds import DOT, SUM_KIND
 from taso_mirage.kernels.stabilised import Stabilisation
 from taso_mirage.rewriting.derived_traits import exponentiates, multiplies
 
@@ -60,11 +59,7 @@ def _multiplied(closure: Closure, view: str, dtype: str) -> bool:
     known = {each.node: each.sketch for each in goal.known}
     products = [each.node for each in goal.known if multiplies(each.node.op) and each.node.dtype == dtype]
     return any(
-        known.get(value) in views and _hangs_on_powers(weight)
+        known.get(value) in views and any(exponentiates(each.op) for each in topological([weight]) if each.args)
         for node in products
         for weight, value in (node.args[:2], node.args[1::-1])
     )
-
-
-def _hangs_on_powers(node: Node) -> bool:
-    return any(exponentiates(each.op) for each in topological([node]) if each.args)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import largest_operand
-from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree
-from taso_mirage.kernels.derivations.overflow import OverflowEffect
+from taso_mirage.kernels.derivations.overflow import NO_DEGREE, Degree, OverflowEffect
 from taso_mirage.kernels.structures import KernelBody, Plan
 from taso_mirage.verdicts import Failure, FailureKind
 

@@ -19,7 +19,7 @@ from itertools import chain, count, islice
 
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
-from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.folds import DOT
 
 STEPS = 6_000
 """Partial bodies looked at for one kernel, at most."""

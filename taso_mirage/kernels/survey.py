@@ -62,8 +62,6 @@ def survey(
     budget: float,
     known: Mapping[Graph, Mapping[str, Any]],
     stop: Callable[[], bool] = lambda: False,
-    device: Device = H100,
-    seed: int = 0,
 ) -> Iterator[Surveyed]:
     """Every region with what was found; what one leaves of its share of `budget`, in seconds, is
     for those after it.
@@ -79,14 +77,12 @@ def survey(
             continue
         share = max(end - time.monotonic(), 0.0) / (len(regions) - place)
         try:
-            yield _searched(region, share, single, stop, device, seed)
+            yield _searched(region, share, single, stop)
         except SurveyStopped:
             yield Surveyed(region, None, "its search was interrupted", 0.0, 0.0, {})
 
 
-def _searched(
-    region: KernelRegion, budget: float, single: dict[Graph, float], stop: Callable[[], bool], device: Device, seed: int
-) -> Surveyed:
+def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], stop: Callable[[], bool]) -> Surveyed:
     def progress(stage: str, done: int, total: int) -> None:
         if stop():
             raise SurveyStopped
@@ -95,7 +91,7 @@ def _searched(
     progress("start", 0, 0)
     found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
     try:
-        search = Search(region.graph, SearchOptions(), device, seed)
+        search = Search(region.graph, SearchOptions(), H100, 0)
         found = next(iter(search.run(1, budget, progress)), None)
         statistics = asdict(search.statistics)
     except SurveyStopped:
@@ -104,7 +100,7 @@ def _searched(
         problem = str(error)
     except Exception as error:  # a bug; it must not cost what is found for the other regions
         problem = f"internal error, please report it: {type(error).__name__}: {error}"
-    apart = sum(_single(node, single, progress, device) for node in region.operators)
+    apart = sum(_single(node, single, progress, H100) for node in region.operators)
     return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)
 
 
@@ -149,13 +145,13 @@ def survey_data(each: Surveyed) -> dict[str, Any]:
     }
 
 
-def known_regions(rows: Any, device: Device = H100) -> dict[Graph, Mapping[str, Any]]:
+def known_regions(rows: Any) -> dict[Graph, Mapping[str, Any]]:
     """The regions of an earlier survey for which a muGraph was found.
 
     Raises SyntaxProblem for what is no such survey.
     """
     try:
-        done = [row for row in rows if row["mugraph"] is not None and row["device"] == device.name]
+        done = [row for row in rows if row["mugraph"] is not None and row["device"] == H100.name]
         return {from_json(row["goal"]): row for row in done}
     except (TypeError, LookupError) as error:
         raise SyntaxProblem(f"no survey of regions: {type(error).__name__}: {error}") from None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
-from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.folds import DOT
 from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases, labels_of
 from taso_mirage.targets.device import Device
 

@@ -18,7 +18,6 @@ from taso_mirage.ir.terms import Literal, Node, Tensor, is_computed
 from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes, Unifier
 from taso_mirage.kernels.derivations.base import DerivationKind
-from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import (
     ADD_KIND,
     ARITHMETIC,
@@ -29,7 +28,7 @@ from taso_mirage.kernels.derivations.elementwise import (
     SQUARE,
     SUB,
 )
-from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND
+from taso_mirage.kernels.derivations.folds import DOT, MEAN_KIND, SUM_KIND
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.integers import SUMMED
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from taso_mirage.ir.dims import Dim, Floor, Symbolic, mapped, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, replaced_factors, symbol
 
 Conditions = tuple[Dim, ...]
 """A conjunction: each polynomial is >= 0."""
@@ -78,7 +78,7 @@ def of_sizes_nonnegative(e: Dim) -> bool:
         return e >= 0
     if any(not isinstance(atom, str) for monomial, _ in e.terms for atom, _ in monomial):
         return False
-    total = mapped(e, lambda name: symbol(str(name)) + 1)
+    total = replaced_factors(e, lambda name: symbol(str(name)) + 1)
     return total >= 0 if isinstance(total, int) else all(c >= 0 for _, c in total.terms)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import gcd
 from typing import Any
 
-from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, mapped, symbol, uneven
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, replaced_factors, symbol, uneven
 from taso_mirage.meanings.conditions import (
     Conditions,
     Unprovable,
@@ -62,7 +62,7 @@ class Indices:
                 return self.divide(self.bind(atom.numerator, mapping), self.bind(atom.denominator, mapping))
             return atom.value.position(mapping)
 
-        return mapped(e, value)
+        return replaced_factors(e, value)
 
     # ------------------------------------------------------------ order
 
@@ -195,9 +195,9 @@ class Indices:
             self._known[key] = follows(self, given, [e])
         return self._known[key]
 
-    def contradictory(self, given: Conditions, e: Dim, deep: bool = False) -> bool:
+    def contradictory(self, given: Conditions, e: Dim) -> bool:
         """Whether e >= 0 cannot hold under `given`."""
-        return self.entails(given, -e - 1, deep)
+        return self.entails(given, -e - 1)
 
     def joined(self, given: Conditions, more: Iterable[Dim]) -> Conditions | None:
         """The conjunction without what is implied; None where it cannot hold."""

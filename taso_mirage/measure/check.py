@@ -54,7 +54,6 @@ from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import (
-    Magnitudes,
     epsilon,
     equal_values,
     least,
@@ -196,13 +195,9 @@ def _plausible(case: CheckCase) -> bool:
     for old, exact in zip(case.original, case.reference, strict=True):
         if rounds(old) and exact.shape == old.shape:
             most = magnitudes(old, old, exact)
-            if most is None or _implausible(most, old.dtype):
+            if most is None or most.own > max(_explained(old.dtype, most.target), least_normal(old.dtype)):
                 return False
     return True
-
-
-def _implausible(most: Magnitudes, dtype: Any) -> bool:
-    return most.own > max(_explained(dtype, most.target), least_normal(dtype))
 
 
 def _explained(dtype: Any, target: float) -> float:
@@ -257,7 +252,7 @@ def compare(
     if fine is not None:
         cases = [(each, each.fine) for each in prepared]
         found += compare(model, fine, [_finely(case, o, share) for case, o in cases if o is not None])
-    usual = cache(partial(_usual, prepared))
+    usual = cache(lambda output: max((_own(case, output) for case in prepared), default=0.0))
     for case in prepared:
         try:
             outputs = session.run(case.inputs)
@@ -267,11 +262,6 @@ def compare(
         for i, new in enumerate(outputs):
             found.append(_compared(case, i, model.output_names[i], new, usual))
     return found
-
-
-def _usual(prepared: Sequence[CheckCase], output: int) -> float:
-    """The largest error of the original over all cases."""
-    return max((_own(case, output) for case in prepared), default=0.0)
 
 
 def _own(case: CheckCase, output: int) -> float:
@@ -407,7 +397,7 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
     return bad
 
 
-def passes_checker(model: Model, target: Target) -> bool:
+def passes_checker(model: Model) -> bool:
     """Whether onnx's checker takes the model as it was read, which the runtime does."""
     try:
         check_source(model)

@@ -47,7 +47,7 @@ def relations(model: Model) -> list[SizeRelation]:
         if each.left != each.right and 1 not in (each.left, each.right)
     )
     known = {*model.symbols()}
-    return [each for each in found if _names(each) <= known]
+    return [each for each in found if (symbols(each.left) | symbols(each.right)) <= known]
 
 
 def agreed(sizes: Mapping[str, int], asked: Sequence[SizeRelation], held: Collection[str]) -> dict[str, int]:
@@ -86,10 +86,6 @@ def _linear(dim: Dim) -> dict[str, int]:
 
 def _is_name(dim: Dim) -> bool:
     return isinstance(dim, Symbolic) and len(dim.terms) == 1
-
-
-def _names(relation: SizeRelation) -> set[str]:
-    return symbols(relation.left) | symbols(relation.right)
 
 
 def _asked(node: Node) -> Iterator[SizeRelation]:

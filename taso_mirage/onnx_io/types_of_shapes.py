@@ -75,14 +75,10 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     have = (1,) * (rank - len(have)) + have
     want = [*(1,) * (rank - len(want)), *want]
     known = [
-        broadcast((n,), (m,))[0] if m is not None else n if _is_many(n) else None
+        broadcast((n,), (m,))[0] if m is not None else n if isinstance(n, int) and n != 1 else None
         for n, m in zip(have, want, strict=True)
     ]
     return [(dtype, tuple(f"size_{i}" if n is None or isinstance(n, str) else n for i, n in enumerate(known)))]
-
-
-def _is_many(dim: Dim) -> bool:
-    return isinstance(dim, int) and dim != 1
 
 
 @SHAPE_TYPES("ConstantOfShape")
@@ -215,12 +211,12 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(dtype, tuple(shape[i] for i in asked.attr("perm", range(len(shape))[::-1])))]
 
 
-def axes_of(asked: AskedNode, since: int, i: int = 1) -> Sequence[Dim] | None:
+def axes_of(asked: AskedNode, since: int) -> Sequence[Dim] | None:
     """The axes of a node, an attribute or from an opset on an operand; None where only a run can
     tell."""
     if asked.opset < since:
         return tuple(asked.attr("axes", ()))
-    return asked.integers(i) if asked.given(i) else ()
+    return asked.integers(1) if asked.given(1) else ()
 
 
 @SHAPE_TYPES("Squeeze")

@@ -71,16 +71,12 @@ def join(parts: Sequence[Node], axis: int) -> Node:
     """The concatenation of `parts`; neighbours that are slices of one tensor are one slice, and one
     part is itself."""
     found: list[Node] = []
-    for part in _flat(parts, axis):
+    for part in [p for each in parts for p in (each.args if joined(each) == axis else [each])]:
         if found and (merged := _merged(found[-1], part, axis)) is not None:
             found[-1] = merged
         else:
             found.append(part)
     return found[0] if len(found) == 1 else term("concat", *found, axis=axis)
-
-
-def _flat(parts: Sequence[Node], axis: int) -> list[Node]:
-    return [p for part in parts for p in (part.args if joined(part) == axis else [part])]
 
 
 def _merged(left: Node, right: Node, axis: int) -> Node | None:

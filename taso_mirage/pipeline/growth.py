@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taso_mirage.ir.model import Model
-from taso_mirage.operators.work import size
+from taso_mirage.measure.session import weight_bytes
 from taso_mirage.pipeline.choice import KEPT
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
@@ -37,8 +37,7 @@ def within_growth(job: Job, result: Result) -> Result:
 def stored_bytes(model: Model) -> int:
     """Of weights, of metadata (the C++ of kernels), and of texts in functions (their plans and
     compiled images)."""
-    weights = sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
     metadata = sum(map(len, model.header.metadata_props.values()))
     nodes = (node for function in model.header.functions.values() for node in function)
     texts = (a.value for node in nodes for a in node.attributes.values() if isinstance(a.value, str | bytes))
-    return weights + metadata + sum(map(len, texts))
+    return weight_bytes(model) + metadata + sum(map(len, texts))

@@ -118,7 +118,7 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     target = job.config.target
-    return runtime.original(model, target), passes_checker(model, target)
+    return runtime.original(model, target), passes_checker(model)
 
 
 def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase], list[Arrays]]:

@@ -314,10 +314,6 @@ def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     return algebra.poly(conversion(old, new), p)
 
 
-def _sizes(algebra: ScalarAlgebra, p: Poly) -> bool:
-    return p.number is None and algebra.as_dim(p) is not None
-
-
 def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
     found, span = value_bounds(algebra, p), limits(dtype) or Interval()
     if found.low is None or found.high is None or span.low is None or span.high is None:
@@ -331,7 +327,7 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     the same from all floats)."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
-        exact = old == "bool" or _sizes(algebra, p) or representable(algebra, p, new)
+        exact = old == "bool" or (p.number is None and algebra.as_dim(p) is not None) or representable(algebra, p, new)
         return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):
         return p

@@ -119,7 +119,9 @@ class _Book:
         for each in topological([node], stop=self._numbers):
             like = self._like.get((each.op, each.attrs))
             if like is None or not each.args:
-                self.records.append(["leaf", *_leaf(each, [self._numbers[a] for a in each.args])])
+                # like none before: a constant or sizes, as text
+                known = [each.op, [self._numbers[a] for a in each.args]]
+                self.records.append(["leaf", known if each.args else show_graph(Graph((), (each,)))])
             else:
                 self.records.append(["term", like, [self._numbers[a] for a in each.args]])
             self._number(each)
@@ -217,8 +219,3 @@ def _cut(region: ChangedRegion, leaves: frozenset[Node]) -> dict[Node, Node]:
         if node in leaves and node.op not in BARE and node is not ABSENT and isinstance(node.type, Tensor):
             cut.setdefault(node, variable(f"x{len(cut)}", node.type))
     return cut
-
-
-def _leaf(node: Node, args: list[int]) -> Iterator[Any]:
-    """A term like none before: a constant or sizes, as text."""
-    yield show_graph(Graph((), (node,))) if not node.args else [node.op, args]

@@ -16,6 +16,7 @@ from typing import NotRequired, cast
 from typing_extensions import TypedDict
 
 from taso_mirage.kernels.packaging.register import FORMAT_KEY
+from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
@@ -207,7 +208,7 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
         ],
         "integers": dict(result.original.integers),
         "equations": dict(result.equations),
-        "check": _check_data(result),
+        "check": check_data(result.differences),
         "let_through": None if result.let_through is None else _rounding_data(result.let_through),
         "search": _search_data(result.statistics),
         "partial": _mutants_data(result),
@@ -227,7 +228,8 @@ def times_data(timing: Timing) -> Times:
     }
 
 
-def _check_data(result: Result) -> list[CheckData]:
+def check_data(differences: Sequence[Difference]) -> list[CheckData]:
+    """Every output on every set of inputs."""
     return [
         {
             "case": d.case,
@@ -237,7 +239,7 @@ def _check_data(result: Result) -> list[CheckData]:
             "bound": or_null(d.bound),
             "passed": d.passed,
         }
-        for d in result.differences
+        for d in differences
     ]
 
 

@@ -20,6 +20,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
+from taso_mirage.report.data import check_data
 from taso_mirage.search.config import Config, settled_sizes
 
 SHOWN = 20
@@ -233,19 +234,7 @@ def diff_data(found: Structure, differences: Sequence[Difference] | None) -> dic
                 for kind in ("inputs", "outputs", "opsets", "weights")
             },
         },
-        "numeric": None
-        if differences is None
-        else [
-            {
-                "case": d.case,
-                "output": d.output,
-                "error": d.error if np.isfinite(d.error) else None,
-                "own_error": d.own,
-                "bound": d.bound,
-                "passed": d.passed,
-            }
-            for d in differences
-        ],
+        "numeric": None if differences is None else check_data(differences),
         "equal": bool(differences) and all(d.passed for d in differences or ()),
     }
 

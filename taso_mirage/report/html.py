@@ -17,10 +17,10 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.measure.timing import Timing
-from taso_mirage.report.charts import RooflinePoint, operator_bars, roofline_chart, roofline_points, whole_bars
+from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
-from taso_mirage.report.explanation import Explanation, MeasuredPeaks, StatedEquation
+from taso_mirage.report.explanation import Explanation, StatedEquation
 from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.notation import Formula, conditions, formula
@@ -280,17 +280,13 @@ def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
             p.kind,
             f"{p.intensity:.3g}",
             quantity(p.reached, "FLOP/s"),
-            f"{_share(p, peaks):.0%}",
+            f"{p.reached / min(peaks.flops, p.intensity * peaks.bandwidth):.0%}",
             duration(p.seconds),
         ]
         for p in points
     ]
     shown = quantity(peaks.flops, "FLOP/s"), quantity(peaks.bandwidth, "B/s"), peaks.dtype
     return {"roofline": roofline_chart(points, peaks), "no_roofline": "", "reached": rows, "peaks": shown}
-
-
-def _share(point: RooflinePoint, peaks: MeasuredPeaks) -> float:
-    return point.reached / min(peaks.flops, point.intensity * peaks.bandwidth)
 
 
 def _operators(result: Result, pairs: Sequence[OperatorPair]) -> list[list[str]]:

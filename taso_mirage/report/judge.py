@@ -9,7 +9,10 @@ import numpy as np
 
 from taso_mirage import checker
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir.terms import Node, is_computed
+from taso_mirage.ir.model import random_array
+from taso_mirage.ir.terms import is_computed
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import BUDGET, proof
 from taso_mirage.report.certificate import CHECK
@@ -45,24 +48,13 @@ class CaseJudge:
 
 def _agree(instance: Instance, text: str) -> None:
     """Raise CheckFailed where random inputs tell the sides apart in float64."""
-    from taso_mirage.meanings.reals import EXACT
-    from taso_mirage.operators.interpret import interpret
-
     rng = np.random.default_rng(0)
     sizes = {name: 3 + i for i, name in enumerate(sorted(instance.letters))}
     for _ in range(TRIALS):
-        env = {n: EXACT.load(_drawn(n, sizes, rng)) for n in instance.leaves}
+        env = {n: EXACT.load(random_array(n, rng, sizes)) for n in instance.leaves}
         values = interpret((*instance.lhs, *instance.rhs), EXACT, env, sizes=dict(sizes))
         if not all(_near(values[a], values[b]) for a, b in zip(instance.lhs, instance.rhs, strict=True)):
             raise CheckFailed(f"the sides of an equality differ on random inputs:\n{text}")
-
-
-def _drawn(
-    node: Node, sizes: dict[str, int], rng: np.random.Generator
-) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    from taso_mirage.ir.model import random_array
-
-    return random_array(node, rng, sizes)
 
 
 def _near(a: object, b: object) -> bool:

@@ -159,10 +159,6 @@ def _quotient(node: Node, args: Sequence[MathTree]) -> MathTree:
     return MathTree("fraction", "", (over, args[-1]), TIGHT)
 
 
-def _root(node: Node, args: Sequence[MathTree]) -> MathTree:
-    return MathTree("root", "", tuple(args))
-
-
 def _power(node: Node, args: Sequence[MathTree]) -> MathTree:
     base, exponent = (MathTree("name", "e"), args[0]) if len(args) == 1 else (_at(ATOM, args[0]), args[1])
     return MathTree("above", "", (base, exponent), TIGHT)
@@ -173,18 +169,7 @@ def _turned(node: Node, args: Sequence[MathTree]) -> MathTree:
     return MathTree("above", "", (_at(ATOM, args[0]), power), TIGHT)
 
 
-def _joined(node: Node, args: Sequence[MathTree]) -> MathTree:
-    return _indexed(_row("[", *_listed(args), "]"), node)
-
-
-def _part(node: Node, args: Sequence[MathTree]) -> MathTree:
-    return _indexed(args[0], node)
-
-
-def _total(node: Node, args: Sequence[MathTree]) -> MathTree:
-    return _row(_indexed(MathTree("sign", "\N{N-ARY SUMMATION}"), node), _at(PRODUCT, args[0]), binds=PRODUCT)
-
-
+SUMMATION = MathTree("sign", "\N{N-ARY SUMMATION}")
 FORMS: Mapping[str, tuple[int, Form]] = {
     "x, y -> x + y": (2, partial(_infix, "+", SUM)),
     "x, y -> x - y": (2, partial(_infix, "\N{MINUS SIGN}", SUM)),
@@ -203,13 +188,19 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     "c, x, y -> x where c, else y": (3, partial(_around, ("1", " where ", "0", ", else ", "2"), LOOSE, SUM)),
     "x, y -> x / y": (2, _quotient),
     "x -> 1 / x": (1, _quotient),
-    "x -> sqrt(x)": (1, _root),
+    "x -> sqrt(x)": (1, lambda node, args: MathTree("root", "", tuple(args))),
     "x -> e^x": (1, _power),
     "x, y -> x^y": (2, _power),
     "axis i of the result is axis perm[i] of the operand": (1, _turned),
-    "(...,n,...), (...,m,...), ... -> (...,n+m+...,...) along `axis`": (0, _joined),
-    "(a, b, ...) -> the part at `index`": (1, _part),
-    "x -> the sum over `axes`": (1, _total),
+    "(...,n,...), (...,m,...), ... -> (...,n+m+...,...) along `axis`": (
+        0,
+        lambda node, args: _indexed(_row("[", *_listed(args), "]"), node),
+    ),
+    "(a, b, ...) -> the part at `index`": (1, lambda node, args: _indexed(args[0], node)),
+    "x -> the sum over `axes`": (
+        1,
+        lambda node, args: _row(_indexed(SUMMATION, node), _at(PRODUCT, args[0]), binds=PRODUCT),
+    ),
 }
 """How a term is written by what its operator's docstring says; for how many operands (0: any)."""
 

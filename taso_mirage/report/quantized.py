@@ -222,7 +222,10 @@ def _repairs(group: QuantizedGroup, node: Any) -> Iterable[tuple[str, Repair]]:
         if place is not None and not place.scale and place.dtype in FLOATS:
             yield f"its operand {node.input[i]} is not quantized", _at("operands", i, _quantized)
         if place is not None and place.scales and not place.held:
-            yield f"its operand {node.input[i]} has scales along an axis", _at("operands", i, _of_one_scale)
+            yield (
+                f"its operand {node.input[i]} has scales along an axis",
+                _at("operands", i, lambda p: replace(p, scales=0)),
+            )
     for i, place in enumerate(group.results):
         if place is not None and not place.scale and place.dtype in FLOATS:
             yield f"its result {node.output[i]} is not quantized", _result_quantized(i)
@@ -232,7 +235,7 @@ def _repairs(group: QuantizedGroup, node: Any) -> Iterable[tuple[str, Repair]]:
         if place is not None and place.dtype == "int32" and place.scale and not place.product:
             yield (
                 f"the scale of {node.input[i]} is not the product of the operands' scales",
-                _at("operands", i, _of_product),
+                _at("operands", i, lambda p: replace(p, product=True)),
             )
     if any(p.dtype == "int8" for p in _activations(group)):
         yield "its activations are in int8; in uint8 it runs in integers", _every(_unsigned)
@@ -250,28 +253,17 @@ def _quantized(place: GroupValue) -> GroupValue:
     return replace(place, dtype="uint8", scale=1, value=b"")
 
 
-def _of_product(place: GroupValue) -> GroupValue:
-    return replace(place, product=True)
-
-
 def _unsigned(place: GroupValue) -> GroupValue:
     return replace(place, dtype="uint8" if place.dtype == "int8" else place.dtype)
 
 
-def _of_one_scale(place: GroupValue) -> GroupValue:
-    return replace(place, scales=0)
-
-
 def _at(part: str, i: int, change: Callable[[GroupValue], GroupValue]) -> Repair:
-    def changed(group: QuantizedGroup) -> QuantizedGroup:
-        def one(places: Sequence[GroupValue | None]) -> tuple[GroupValue | None, ...]:
-            return tuple(change(p) if j == i and p is not None else p for j, p in enumerate(places))
+    def at_one(group: QuantizedGroup) -> QuantizedGroup:
+        places: Sequence[GroupValue | None] = getattr(group, part)
+        changed: dict[str, Any] = {part: tuple(change(p) if j == i and p else p for j, p in enumerate(places))}
+        return replace(group, **changed)
 
-        if part == "operands":
-            return replace(group, operands=one(group.operands))
-        return replace(group, results=one(group.results))
-
-    return changed
+    return at_one
 
 
 def _result_quantized(i: int) -> Repair:

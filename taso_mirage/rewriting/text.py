@@ -191,13 +191,9 @@ def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation
     lhs, rhs = _side(first), _side(second)
     if len(lhs) != len(rhs):
         raise SyntaxProblem(f"{text!r}: {len(lhs)} outputs on the left, {len(rhs)} on the right")
-    left = _pattern_graph(lhs)
+    left = Graph(tuple(n for n in topological(lhs) if n.op == "input"), lhs)
     unnamed = " ".join(text.split()).partition(" where ")[0].strip()
     return Equation(name or unnamed, left, Graph(left.inputs, rhs), Expr(guard) if guard else None, evidence)
-
-
-def _pattern_graph(outputs: tuple[Node, ...]) -> Graph:
-    return Graph(tuple(n for n in topological(outputs) if n.op == "input"), outputs)
 
 
 def _side(tree: ast.expr) -> tuple[Node, ...]:

@@ -83,7 +83,7 @@ def fold_weights(
     outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
-    return _renamed(folded, names), steps
+    return replace(folded, names=names), steps
 
 
 def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
@@ -105,10 +105,6 @@ def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
     return all(
         (error.max(axis=s, initial=0) <= unit * np.abs(exact).max(axis=s, initial=0)).all() for s in slices or [()]
     )
-
-
-def _renamed(model: Model, names: dict[Node, str]) -> Model:
-    return replace(model, names=names)
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:

@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def counted(count: int, noun: str, many: str = "") -> str:
+def plural(count: int, noun: str, many: str = "") -> str:
     """`1 box`, `2 boxes`."""
     return f"{count} {noun if count == 1 else many or noun + 's'}"
 

@@ -163,7 +163,7 @@ class CppProgram:
         blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else "1"
         tensors = f"tensors_{len(self.functions) - 1}"
         self.calls += [
-            f"void* {tensors}[] = {{{pointers}{self._sizes()}}};",
+            f"void* {tensors}[] = {{{pointers}{', const_cast<size_t*>(sizes)' if self.names else ''}}};",
             f"run({function}, {blocks}, {tensors}, {self._threads(node, [t for _, t in where])}, pool);",
         ]
 
@@ -176,9 +176,6 @@ class CppProgram:
         ):
             return "parallel_for"
         return "nullptr" if isinstance(moved, int) else f"{moved} <= {ALONE} ? nullptr : parallel_for"
-
-    def _sizes(self) -> str:
-        return ", const_cast<size_t*>(sizes)" if self.names else ""
 
     def _by_class(self, node: Node) -> None:
         """Its blocks are those of the class that a header has for it; they run before what reads

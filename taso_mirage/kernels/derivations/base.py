@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree
-from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs, joined
+from taso_mirage.kernels.derivations.overflow import NO_DEGREE, Degree, OverflowEffect, Signs, joined
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.targets.device import Device

@@ -19,8 +19,16 @@ from taso_mirage.kernels.derivations.base import (
     halved,
     largest_operand,
 )
-from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree, total
-from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs, joined, product_ill, product_signs
+from taso_mirage.kernels.derivations.overflow import (
+    NO_DEGREE,
+    Degree,
+    OverflowEffect,
+    Signs,
+    joined,
+    product_ill,
+    product_signs,
+    total,
+)
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.field import Residues
 from taso_mirage.operators.ops import term

@@ -1,4 +1,5 @@
-"""Reductions over one label: sums, means, maxima. A new one is a `FoldKind`, in `REDUCTIONS`."""
+"""Reductions over one label: sums, means, maxima, and sums of products. A new one is a `FoldKind`, in
+`REDUCTIONS`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,16 @@ import numpy as np
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
-from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
-from taso_mirage.kernels.derivations.degrees import Degree
-from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
+from taso_mirage.kernels.derivations.base import (
+    BodyWriter,
+    Costing,
+    DerivationEdge,
+    DerivationKind,
+    DerivationValues,
+    TileCounts,
+    Written,
+)
+from taso_mirage.kernels.derivations.overflow import Degree, OverflowEffect, Signs, product_ill, product_signs, total
 from taso_mirage.meanings.field import Residues
 from taso_mirage.operators.ops import term
 
@@ -126,9 +134,42 @@ class Max(FoldKind):
         return ""
 
 
+class Dot(DerivationKind):
+    """The sum of a product: what a matrix unit computes, where both operands have a label that the other lacks."""
+
+    __slots__ = ()
+    name, accumulates = "dot", True
+
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
+        return values.contracted(edge.args, edge.folds)
+
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
+        value = body.contracted(made, edge.args)
+        return body.written(made, body.accumulated(made, edge, value, "sum"))
+
+    def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
+        a, b = (model.labels(c) for c in edge.args)
+        volume, device = model.volume(model.labels(made) | a | b), model.device
+        for side in (a - b, b - a):
+            volume = volume * np.maximum(device.padded / model.volume(side), 1)
+        if a - b and b - a:
+            batch = model.volume(a & b & model.labels(made))
+            volume = np.where(batch > 1, volume * device.batched, volume) * model.pace(edge.args, edge.folds)
+        return np.asarray(2 * volume)
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return total(below[0], below[1])
+
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
+        return product_signs(below)
+
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
+        return product_ill(below)
+
+
 def mean_of(x: Node, axis: int, body: BodyWriter, keepdims: int = 0) -> Node:
     """The mean over all elements of a tile along one axis."""
     return term("div", term("reduce_sum", x, axes=(axis,), keepdims=keepdims), body.constant(int(x.shape[axis])))
 
 
-SUM_KIND, MEAN_KIND, MAX_KIND = Sum(), Mean(), Max()
+SUM_KIND, MEAN_KIND, MAX_KIND, DOT = Sum(), Mean(), Max(), Dot()

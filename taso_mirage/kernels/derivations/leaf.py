@@ -1,4 +1,5 @@
-"""What has no operands: a view of an input, or a constant of the goal."""
+"""What a goal has under a name: a view of an input, a constant, or an opaque function, which is an
+operator that is elementwise, and no arithmetic."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ from taso_mirage.kernels.derivations.base import (
     Costing,
     DerivationEdge,
     DerivationKind,
+    DerivationValues,
     TileCounts,
     Written,
 )
 from taso_mirage.kernels.derivations.overflow import OverflowEffect
+from taso_mirage.kernels.functions import applied, with_operands
 from taso_mirage.kernels.goal import Labelled
+from taso_mirage.meanings.field import Residues
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,21 @@ class Input(DerivationKind):
     ) -> OverflowEffect:
         above = number is not None and number > 0
         return OverflowEffect(positive=above, floor=above)
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueKind(DerivationKind):
+    """The function of that name in `Labelled.functions`; it may have several operands."""
+
+    name: str
+
+    def example(self, goal: Labelled) -> Node | None:
+        return goal.functions[self.name]
+
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
+        return applied(values.goal.functions[self.name], values.xp, values.aligned(edge.args))
+
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
+        operands = [body.aligned(x, made) for x in edge.args]
+        made_of = with_operands(body.goal.functions[self.name], operands, body.converted)
+        return body.written(made, body.converted(made_of))

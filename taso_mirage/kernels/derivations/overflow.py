@@ -1,5 +1,7 @@
-"""Exponentials as a model writes them: what an overflow of one does to the values that are made of
-it.
+"""What a value owes to exponentials: its degree in each, and what an overflow of one does to it as a
+model writes it.
+
+exp(s) has degree 1 in s; products add degrees, quotients subtract them.
 
 exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a
 number. So a value grows, or is within range, or is ill, which no result may be made of. What each
@@ -8,9 +10,13 @@ derivation kind makes of its operands is beside its definition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
+Degree = Mapping[int, Fraction]
+"""The degree of a value in exp of each class that it hangs on; 0 is left out."""
+NO_DEGREE: Degree = {}
 PRODUCT = (
     "an exponential that may overflow is multiplied with, or divided by, another: write it relative to its maximum"
 )
@@ -54,3 +60,9 @@ def product_signs(below: Sequence[OverflowEffect]) -> Signs:
 def product_ill(below: Sequence[OverflowEffect]) -> str:
     """Of a product or a quotient in which something may overflow."""
     return PRODUCT if all(v.exponential for v in below) else ""
+
+
+def total(a: Degree, b: Degree, sign: int = 1) -> Degree:
+    """The degree of a product; of a quotient for the sign -1."""
+    found = {k: a.get(k, Fraction(0)) + sign * b.get(k, Fraction(0)) for k in (*a, *b)}
+    return {k: d for k, d in found.items() if d}

@@ -18,9 +18,8 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
-from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import MUL, SQUARE, SUB
-from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND, mean_of
+from taso_mirage.kernels.derivations.folds import DOT, MEAN_KIND, SUM_KIND, mean_of
 from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
 from taso_mirage.kernels.derivations.terms import ScalarTerm, seen
 from taso_mirage.kernels.goal import Labelled

@@ -41,10 +41,6 @@ def error_function(x: Any) -> Any:
     return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
 
 
-def _tanh(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    return ONE - algebra.inverse(ONE + algebra.exp(p.scaled(2))).scaled(2)
-
-
 def _hyperbolic(sign: int) -> Normal:
     def built(algebra: ScalarAlgebra, p: Poly) -> Poly:
         return (algebra.exp(p) + algebra.exp(p.scaled(-1)).scaled(sign)).scaled(Fraction(1, 2))
@@ -108,7 +104,7 @@ TAN = Function("tan", np.tan, facts=(ODD,), dear=True)
 TANH = Function(
     "tanh",
     np.tanh,
-    normal=_tanh,
+    normal=lambda algebra, p: ONE - algebra.inverse(ONE + algebra.exp(p.scaled(2))).scaled(2),
     facts=(Fact("rewritten", "f(x) == 1 - 2 / (1 + exp(2 * x))"),),
     cpp="tangent({})",
     triton=SERIES_OF_TANH,

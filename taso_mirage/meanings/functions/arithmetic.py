@@ -59,14 +59,6 @@ def _maximum(algebra: ScalarAlgebra, a: Poly, b: Poly) -> Poly:
     return algebra.largest([((), (), a), ((), (), b)])
 
 
-def _minimum(algebra: ScalarAlgebra, a: Poly, b: Poly) -> Poly:
-    return _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1)
-
-
-def _absolute(algebra: ScalarAlgebra, a: Poly) -> Poly:
-    return _maximum(algebra, a, a.scaled(-1))
-
-
 def _power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
     n = q.number
     if n == 0.5:
@@ -76,10 +68,6 @@ def _power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
     if n is not None and n == int(n) and -8 <= n < 0:
         return algebra.inverse(algebra.power(p, -int(n)))
     return algebra.poly(of_floats("power"), p, q)
-
-
-def _sign(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    return algebra.sign("positive", p) - algebra.sign("positive", p.scaled(-1))
 
 
 # ---------------------------------------------------------------- ring arithmetic
@@ -217,7 +205,7 @@ MINIMUM = Function(
     "minimum",
     np.minimum,
     field=residue_order(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied_residues),
-    normal=_minimum,
+    normal=lambda algebra, a, b: _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1),
     floats=False,
     infinite=_largest_of_infinite(MOST, LEAST),
     cpp="minimum({}, {})",
@@ -231,7 +219,7 @@ ABSOLUTE = Function(
         lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % moduli(order[0].ndim - 1),
         lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
     ),
-    normal=_absolute,
+    normal=lambda algebra, a: _maximum(algebra, a, a.scaled(-1)),
     floats=False,
     cpp="std::fabs({})",
     triton="tl.abs({})",
@@ -240,7 +228,7 @@ SIGN = Function(
     "sign",
     np.sign,
     field=residue_order(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
-    normal=_sign,
+    normal=lambda algebra, p: algebra.sign("positive", p) - algebra.sign("positive", p.scaled(-1)),
     floats=False,
     facts=(Fact("rewritten", "f(x) == (x > 0) - (x < 0)"),),
     cpp="static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions.record import Comparison, Function, Linear
 from taso_mirage.meanings.polynomials import MOST, ONE, ZERO, Poly, constant_poly, infinite
 from taso_mirage.meanings.residues import residue_order, tested
@@ -51,10 +50,6 @@ EQUAL = _compare(np.equal, "==", Comparison("zero"), sizes=True)
 NOT_EQUAL = _compare(np.not_equal, "!=", Comparison("zero", holds=False), sizes=True)
 
 
-def _where(algebra: ScalarAlgebra, c: Poly, a: Poly, b: Poly) -> Poly:
-    return algebra.mul(c, a) + algebra.mul(ONE - c, b)
-
-
 def _chosen(ps: Sequence[Poly]) -> Poly | None:
     c = ps[0].number
     return None if c is None else ps[1] if c else ps[2]
@@ -65,7 +60,7 @@ WHERE = Function(
     np.where,
     free=(0,),
     field=residue_order(lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2])),
-    normal=_where,
+    normal=lambda algebra, c, a, b: algebra.mul(c, a) + algebra.mul(ONE - c, b),
     floats=False,
     infinite=_chosen,
     linear=Linear.CHOICE,

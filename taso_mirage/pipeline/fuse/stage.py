@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 
@@ -34,7 +34,6 @@ from taso_mirage.measure.check import compare, passes_checker
 from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.channels_last import ChannelsLastModel, with_channels_last
@@ -138,7 +137,7 @@ class _Stage:
         }
         self.original = original
         self.comparisons = Comparisons(
-            [self._inputs(sizes) for sizes, _ in result.workloads],
+            [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
             [share for _, share in result.workloads],
             config.seconds,
         )
@@ -406,14 +405,11 @@ class _Stage:
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
 
-    def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
-        return feed(self.result.original, self.config.inputs, sizes)
-
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
         original = self.original or runtime.open_in_child(result.original, self.target, source=True)
-        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
+        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
         without = runtime.open_in_child(model, self.target, library=False)
         fine = Fine.of(result.original)
         differences = []

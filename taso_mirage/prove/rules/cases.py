@@ -21,8 +21,6 @@ from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_graph
 
-Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:

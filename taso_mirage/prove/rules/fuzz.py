@@ -19,14 +19,13 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topologi
 from taso_mirage.meanings.field import Field
 from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import Example, get, traits
-from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.rules.attributes import REGROUPED
 from taso_mirage.prove.rules.draws import NUMBERS, EquationDraws, VariableTypes
 from taso_mirage.rewriting.equation import Equation, apply_equation, instantiate, match
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_type
-from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed
+from taso_mirage.verdicts import Failure
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 """What typing raises where a drawn typing is none."""
@@ -288,16 +287,6 @@ def _resizing(rng: np.random.Generator) -> dict[int, int]:
     return dict.fromkeys(sizes, int(rng.integers(2, 5)))
 
 
-@dataclass(frozen=True, slots=True)
-class Fuzzed:
-    """The verdict over many typings; `counterexample` is the typing that refutes, with concrete
-    values."""
-
-    typings: int
-    unknown: int
-    counterexample: Counterexample | None = None
-
-
 def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[Typing, Agreed | Failure]]:
     """The fingerprint of every typing; those without a legal run (an index beyond its dim) are left
     out."""
@@ -307,28 +296,6 @@ def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[
             yield typing, fingerprint(typing.lhs, typing.rhs, xp=xp)
         except (IndexError, ValueError):
             continue
-
-
-def fuzz(
-    equation: Equation,
-    wanted: int = 20,
-    seed: int = 0,
-    tries: int = 2000,
-    trials: int = 4,
-    given: VariableTypes = (),
-    attributes: Iterable[tuple[str, Any]] = (),
-) -> Fuzzed:
-    """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that
-    refutes it."""
-    tested = unknown = 0
-    for typing, verdict in verdicts(typings(equation, seed, tries, given, attributes), trials, seed):
-        if failed(verdict, FailureKind.REFUTED):
-            return Fuzzed(tested, unknown, find_counterexample(typing.lhs, typing.rhs, verdict, seed))
-        unknown += isinstance(verdict, Failure)
-        tested += isinstance(verdict, Agreed)
-        if tested >= wanted:
-            break
-    return Fuzzed(tested, unknown)
 
 
 @cache

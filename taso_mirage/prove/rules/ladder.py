@@ -48,16 +48,6 @@ class _Found:
     largest: int
 
 
-def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Failure:
-    """Every case of a rule as it is stated.
-
-    What is refuted has a counterexample; what is unproved says which case has no proof.
-    """
-    proofs = Proofs()
-    found = examined(rule, proofs, seed, typings)
-    return evidence(found, proofs) if found.holds else failure(rule, found)
-
-
 def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -> Examined:
     """The cases of a rule, that of its own typing first."""
     found = examine(RuleStatement(rule.equation, rule.given, rule.attributes), proofs, seed, typings)

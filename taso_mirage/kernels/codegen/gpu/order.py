@@ -4,7 +4,7 @@ OSDI'25, section 6)."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from taso_mirage.ir.mugraph import LoopPhase
@@ -60,8 +60,4 @@ def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size
             if n in done or not needs[n] <= done or after in seen:
                 continue
             heapq.heappush(heap, (max(peak, live(done) + size(n), live(after)), left - 1, (*path, place[n])))
-    return Order(terms, _peak(terms, live, size), False)
-
-
-def _peak(terms: Sequence[Node], live: Callable[[frozenset[Node]], int], size: Callable[[Node], int]) -> int:
-    return max(live(frozenset(terms[:i])) + size(n) for i, n in enumerate(terms))
+    return Order(terms, max(live(frozenset(terms[:i])) + size(n) for i, n in enumerate(terms)), False)

@@ -65,7 +65,8 @@ def loaded_words(
     buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
     axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
     present = [a for a in axes if a is not None]
-    order = _outermost(present)
+    # as it is loaded: Triton spreads threads over the last axis, and then over the first
+    order = [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
     at = place(tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, cuts)
     padded = [a for a in present if tiles.axes_of.padded(a)]
     mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
@@ -77,12 +78,6 @@ def loaded_words(
         code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
     words = tiles.lines.let(stage, f"{name}_words", code)
     return Tile(words, shape, axes, "int32", "int32", stage, zero=True)
-
-
-def _outermost(present: Sequence[int]) -> list[int]:
-    """The axes of a tile in the order in which it is loaded: Triton spreads threads over the last
-    one, and then over the first."""
-    return [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
 
 
 def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
