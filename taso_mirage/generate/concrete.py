@@ -3,6 +3,7 @@ equation with others in their place."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -10,7 +11,6 @@ from string import ascii_lowercase
 from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.generate.shapes import in_dims
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr, names_in_expression
@@ -144,14 +144,14 @@ class Concrete:
         forms: dict[Spot, Any] = {}
         for slot in self.slots():
             value = self.values[slot.left[0]] if slot.left else None
-            if slot.left and _symbolic(value) and in_dims(value, places) is None:
+            if slot.left and _symbolic(value) and _in_dims(value, places) is None:
                 name = self.name(slot.left[0], forms)
                 forms |= dict.fromkeys((*slot.left, *slot.right), Expr(name))
                 parts = value if isinstance(value, tuple) else ()
                 places = {**{str(v): f"{name}[{i}]" for i, v in enumerate(parts)}, **places}
         for spot, value in self.values.items():
             if spot not in forms:
-                forms[spot] = (self._stated(spot) or in_dims(value, places)) if _symbolic(value) else value
+                forms[spot] = (self._stated(spot) or _in_dims(value, places)) if _symbolic(value) else value
                 if forms[spot] is None and value is not None:
                     raise Undecidable(f"no variable of the left side has the sizes in {value}")
         return forms
@@ -293,3 +293,38 @@ def partly(value: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(value, Symbolic):
         return bind(value, sizes)
     return tuple(partly(v, sizes) for v in value) if isinstance(value, tuple) else value
+
+
+# ---------------------------------------------------------------- sizes as expressions over the dims of variables
+
+
+def _in_dims(value: Any, places: Mapping[str, str]) -> Expr | None:
+    """An attribute's value as an expression, given where sizes are: `c*h` is "dim(x, 1)".
+
+    None where a letter is nowhere.
+    """
+    parts = [_dim_text(v, places) for v in (value if isinstance(value, tuple) else (value,))]
+    known = [p for p in parts if p is not None]
+    if len(known) < len(parts):
+        return None
+    return Expr(f"({', '.join(known)}{',' if len(known) == 1 else ''})" if isinstance(value, tuple) else known[0])
+
+
+def _dim_text(dim: Any, places: Mapping[str, str]) -> str | None:
+    if not isinstance(dim, Symbolic):
+        return repr(dim)
+    if str(dim) in places:
+        return places[str(dim)]
+    if symbols(dim) - places.keys():
+        return None
+    return ast.unparse(_Places(places).visit(ast.parse(str(dim), mode="eval").body))
+
+
+class _Places(ast.NodeTransformer):
+    """Letters become what they are the sizes of."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self.places = places
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self.places[node.id], mode="eval").body

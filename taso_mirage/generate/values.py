@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from taso_mirage.generate.family import Assignment, Family, TermKind
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.terms import Node, Tensor, is_float, topological
-from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.meanings.field import Field, Residues, mixed_bits
 from taso_mirage.meanings.residues import MODULI
 from taso_mirage.operators.interpret import interpret
 
@@ -94,19 +94,10 @@ class TermValues:
         sides = 2 if kind.full else 1
         flat = data[:sides].transpose(1, 0, 2, 3).reshape(data.shape[1], -1)
         form = self._form(flat.shape[1])
-        return _mix((flat.astype(np.uint64) * form).sum(axis=1, dtype=np.uint64))
+        return mixed_bits((flat.astype(np.uint64) * form).sum(axis=1, dtype=np.uint64))
 
     def _form(self, n: int) -> NDArray[np.uint64]:
         if n not in self._forms:
             rng = np.random.default_rng((self._seed, n))
             self._forms[n] = rng.integers(0, 1 << 63, n, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         return self._forms[n]
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-    return mixed

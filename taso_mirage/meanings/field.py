@@ -122,9 +122,9 @@ class Field(Meaning[Residues]):
         shape = np.broadcast_shapes(*[a.shape[1:] for a in arrays])
         state = np.full(shape, crc32(f"{name}:{dtype}:{self.key}".encode()), np.uint64)
         for a in arrays:
-            state = _mix(state ^ _mix(a[0].astype(np.uint64)))
+            state = mixed_bits(state ^ mixed_bits(a[0].astype(np.uint64)))
         data = np.stack(
-            [(_mix(state + np.uint64(i)) >> np.uint64(20)).astype(np.int64) % m for i, m in enumerate(MODULI)]
+            [(mixed_bits(state + np.uint64(i)) >> np.uint64(20)).astype(np.int64) % m for i, m in enumerate(MODULI)]
         )
         return self._make(data % 2 if dtype == "bool" else data, dtype, True, valid)
 
@@ -287,7 +287,7 @@ def _rational(value: float, modulus: int) -> int:
     return numerator % modulus * pow(denominator, modulus - 2, modulus) % modulus
 
 
-def _mix(x: Array) -> Array:
+def mixed_bits(x: Array) -> Array:
     """splitmix64's finaliser."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

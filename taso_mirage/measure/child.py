@@ -24,11 +24,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, TypeVar
 
 from taso_mirage.errors import OutOfTime, RunFailed, RuntimeCrashed
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 
+R = TypeVar("R")
 LIMIT = 300.0
 """Seconds that a call may take: loading a model, a run, or one measurement."""
 LOOK = 0.2
@@ -51,7 +52,7 @@ class Child:
         self._connection: Connection[Any, Any] | None = None
         self._dropped: deque[tuple[int, int]] = deque()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., R], *args: Any) -> R:
         """What a function of a module gives there.
 
         Raises what it raises; RuntimeCrashed where the process ended, RunFailed where it took
@@ -71,7 +72,8 @@ class Child:
                 raise
         if raised:
             raise answer
-        return answer
+        result: R = answer
+        return result
 
     def _wait(self, connection: Connection[Any, Any]) -> None:
         """Until there is an answer, which may never come."""
@@ -150,7 +152,7 @@ def child() -> Child:
     return found
 
 
-def in_child(function: Callable[..., Any], *args: Any) -> Any:
+def in_child(function: Callable[..., R], *args: Any) -> R:
     """`function(*args)` in the child; see `Child.call`."""
     return child().call(function, *args)
 

@@ -51,13 +51,11 @@ class Session:
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
-        found: list[Any] = in_child(native.run_prepared, self._number(), fed(inputs))
-        return found
+        return in_child(native.run_prepared, self._number(), fed(inputs))
 
     def inputs(self) -> dict[str, Tensor]:
         """The types of the inputs; dims that are not fixed are refused."""
-        found: dict[str, Tensor] = in_child(native.input_types, self._number())
-        return found
+        return in_child(native.input_types, self._number())
 
     def prepared(self, inputs: Arrays) -> PreparedRun:
         """A function that runs the model on these inputs and returns the wall seconds; on CUDA they
@@ -74,7 +72,7 @@ class Session:
     def _open(self) -> int:
         with self._source() as (source, apart):
             number, self.captures = in_child(native.open_session, source, self.target, *self._options, dict(apart))
-        return int(number)
+        return number
 
 
 def fed(inputs: Arrays) -> dict[str, Any]:
@@ -95,16 +93,14 @@ class PreparedRun:
         self._number()
 
     def __call__(self) -> float:
-        return float(in_child(native.once, self._number()))
+        return in_child(native.once, self._number())
 
     def turn(self) -> float:
         """As one turn of `interleaved`, all of it in the child process."""
-        return float(in_child(native.turn_of, self._number()))
+        return in_child(native.turn_of, self._number())
 
     def _number(self) -> int:
-        return self._place.number(
-            lambda: int(in_child(native.prepare, self._session._number(), self._inputs, self._bound))
-        )
+        return self._place.number(lambda: in_child(native.prepare, self._session._number(), self._inputs, self._bound))
 
 
 class _Place:
@@ -155,8 +151,7 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
     """What the runtime makes of the model as it was read, and the time of each of its nodes; see
     `targets.profile`."""
     with _content(model, True) as (content, _):
-        found: list[RunNode] = in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
-    return found
+        return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
 
 
 def seconds_by_operator(
@@ -166,14 +161,12 @@ def seconds_by_operator(
     a target that `profiles`; see `targets.profile`. With `source` of the model as it was read."""
     with _content(model, source) as (content, _):
         asked = content, target.stamp.providers(), fed(inputs), seconds
-        found: tuple[dict[str, float], float] = in_child(profiled_seconds, *asked)
-    return found
+        return in_child(profiled_seconds, *asked)
 
 
 def operators(content: bytes, target: Target = CPU) -> list[str]:
     """The operators that the runtime makes of a small model."""
-    found: list[str] = in_child(optimized_operators, content, target.stamp.providers())
-    return found
+    return in_child(optimized_operators, content, target.stamp.providers())
 
 
 def check_source(model: Model) -> None:
@@ -273,8 +266,7 @@ def pause_between(count: int, target: Target) -> float:
 @cache
 def child_providers() -> list[str]:
     """The execution providers that this ONNX Runtime was built with."""
-    found: list[str] = in_child(native.installed_providers)
-    return found
+    return in_child(native.installed_providers)
 
 
 def working_providers() -> list[str]:
@@ -298,4 +290,4 @@ def device(target: Target = CPU) -> str:
 @cache
 def child_version() -> str:
     """ONNX Runtime's version."""
-    return str(in_child(native.onnx_runtime_version))
+    return in_child(native.onnx_runtime_version)

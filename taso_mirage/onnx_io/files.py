@@ -276,8 +276,6 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
                 proto = onnx.load(folder / path.name, load_external_data=False)
                 onnx.save(restore(proto, made), folder / path.name)
             names = [data] if external and (folder / data).exists() else []
-            for name in [*names, path.name]:
-                _flush(folder / name)
             _replace(folder, path.parent, [*names, path.name])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
@@ -293,10 +291,13 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
 
 
 def _replace(folder: Path, target: Path, names: list[str]) -> None:
-    """Move the new files over the old ones, data first.
+    """Move the new files, once they are on the disk, over the old ones, data first.
 
     If one cannot be moved, the old ones are back.
     """
+    for name in names:
+        with (folder / name).open("rb+") as handle:
+            os.fsync(handle.fileno())
     kept = folder / "previous"
     kept.mkdir()
     moved: list[str] = []
@@ -329,11 +330,6 @@ def _workspace(path: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
     finally:  # an interrupt may come at any moment, while the folder is removed, too
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb+") as handle:
-        os.fsync(handle.fileno())
 
 
 def check_writable(path: Path) -> None:
@@ -389,8 +385,6 @@ def save_proto(proto: onnx.ModelProto, path: Path, external: bool) -> None:
         with _workspace(path) as folder:
             onnx.save(proto, folder / path.name, save_as_external_data=external, location=data if external else None)
             names = [data] if external else []
-            for name in [*names, path.name]:
-                _flush(folder / name)
             _replace(folder, path.parent, [*names, path.name])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -53,62 +53,51 @@ def _library() -> Callable[..., ir.Model]:
 
     logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
     registry.collect()
-    theirs = registry.get(MICROSOFT, "QGemm", 1)
-
-    def q_gemm(context: Any, node: ir.Node) -> None:
-        """Its result has the dtype of its zero point; the library says that of its scale
-        (0.4.0)."""
-        theirs(context, node)
-        zero_point = node.inputs[8] if len(node.inputs) > 8 else None
-        if zero_point is not None and zero_point.type is not None:
-            node.outputs[0].type = ir.TensorType(zero_point.type.dtype)
-
-    if theirs is not None:
-        registry.register(MICROSOFT, "QGemm", 1)(q_gemm)
-    _mend_slices(registry)
-    _mend_expand(registry)
+    for (domain, op_type, opset), mend in MENDED.items():
+        if (theirs := registry.get(domain, op_type, opset)) is not None:
+            registry.register(domain, op_type, opset)(partial(_mended, theirs, mend))
     library: Callable[..., ir.Model] = infer_symbolic_shapes
     return library
 
 
-def _mend_slices(registry: Any) -> None:
+def _mended(theirs: Callable[..., None], mend: Callable[..., None], context: Any, node: ir.Node) -> None:
+    theirs(context, node)
+    mend(context, node)
+
+
+def _quantized_product(context: Any, node: ir.Node) -> None:
+    """Its result has the dtype of its zero point; the library says that of its scale (0.4.0)."""
+    zero_point = node.inputs[8] if len(node.inputs) > 8 else None
+    if zero_point is not None and zero_point.type is not None:
+        node.outputs[0].type = ir.TensorType(zero_point.type.dtype)
+
+
+def _sliced(context: Any, node: ir.Node) -> None:
     """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the
     library takes the number for the size (0.4.0): a gigabyte where an exporter writes 1000000000
     for "to the end"."""
-    theirs = registry.get("", "Slice", 10)
-    if theirs is None:
+    data, output = node.inputs[0], node.outputs[0]
+    if data is None or data.shape is None or output.shape is None:
         return
-
-    def sliced(context: Any, node: ir.Node) -> None:
-        theirs(context, node)
-        data, output = node.inputs[0], node.outputs[0]
-        if data is None or data.shape is None or output.shape is None:
-            return
-        dims = [
-            new if isinstance(old, int) or not isinstance(new, int) or new == 0 else context.new_symbolic_dim()
-            for old, new in zip(data.shape, output.shape, strict=True)
-        ]
-        if dims != list(output.shape):
-            output.shape = ir.Shape(dims)
-
-    registry.register("", "Slice", 10)(sliced)
+    dims = [
+        new if isinstance(old, int) or not isinstance(new, int) or new == 0 else context.new_symbolic_dim()
+        for old, new in zip(data.shape, output.shape, strict=True)
+    ]
+    if dims != list(output.shape):
+        output.shape = ir.Shape(dims)
 
 
-def _mend_expand(registry: Any) -> None:
+def _expanded(context: Any, node: ir.Node) -> None:
     """An Expand to a shape that is computed has the rank that the shape's length tells; the library
     says nothing (0.4.0), and all that hangs on it stays without a rank."""
-    theirs = registry.get("", "Expand", 8)
-    if theirs is None:
+    data, target = node.inputs[:2]
+    if node.outputs[0].shape is not None or data is None or data.shape is None:
         return
+    length = None if target is None or target.shape is None or len(target.shape) != 1 else target.shape[0]
+    if isinstance(length, int):
+        rank = max(len(data.shape), length)
+        context.set_shape(node.outputs[0], ir.Shape([context.new_symbolic_dim() for _ in range(rank)]))
 
-    def expanded(context: Any, node: ir.Node) -> None:
-        theirs(context, node)
-        data, target = node.inputs[:2]
-        if node.outputs[0].shape is not None or data is None or data.shape is None:
-            return
-        length = None if target is None or target.shape is None or len(target.shape) != 1 else target.shape[0]
-        if isinstance(length, int):
-            rank = max(len(data.shape), length)
-            context.set_shape(node.outputs[0], ir.Shape([context.new_symbolic_dim() for _ in range(rank)]))
 
-    registry.register("", "Expand", 8)(expanded)
+MENDED = {(MICROSOFT, "QGemm", 1): _quantized_product, ("", "Slice", 10): _sliced, ("", "Expand", 8): _expanded}
+"""What is done after the library's own rule, by domain, operator and opset."""

@@ -33,7 +33,7 @@ class Available:
     @cached_property
     def _device(self) -> str:
         """Without the target's options, which choose among kernels that are there."""
-        return str(in_child(native.device_key, self.context.target, False))
+        return in_child(native.device_key, self.context.target, False)
 
     def _keys(self, node: Node) -> tuple[str, ...]:
         """By what is asked, the narrowest first: what is there by one of these is there.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.derivations.overflow import NO_DEGREE, Degree, OverflowEffect, Signs, joined
+from taso_mirage.kernels.derivations.overflow import NO_DEGREE, Degree, OverflowEffect, Signs, joined, product_ill
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.targets.device import Device
@@ -170,6 +170,13 @@ class DerivationKind:
     maximum: ClassVar[bool] = False
     """Whether it is the largest of its operand's elements over its label."""
     exponential: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = False
+    """Whether it is a product, a quotient, or a sum of products."""
+    keeps_signs: ClassVar[bool] = False
+    """Whether it is positive, and far from 0, where its operand is."""
+    harm: ClassVar[str | None] = None
+    """What is wrong with it if an operand overflows; "" for nothing, None where it is to be relative
+    to its maximum."""
 
     def __repr__(self) -> str:
         return self.name
@@ -223,11 +230,14 @@ class DerivationKind:
 
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         """Whether it is positive, and whether it is far from 0; no, unless the kind knows."""
-        return False, False
+        return (below[0].positive, below[0].floor) if self.keeps_signs else (False, False)
 
     def ill(self, below: Sequence[OverflowEffect]) -> str:
         """What is wrong with it if an operand overflows."""
-        return f"{self.name} of an exponential that may overflow: write it relative to its maximum"
+        if self.multiplies:
+            return product_ill(below)
+        said = f"{self.name} of an exponential that may overflow: write it relative to its maximum"
+        return said if self.harm is None else self.harm
 
     def bounded(self, edge: DerivationEdge, chosen: Mapping[int, DerivationEdge]) -> bool:
         """Whether it is never above 0."""

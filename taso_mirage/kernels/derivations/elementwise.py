@@ -25,7 +25,6 @@ from taso_mirage.kernels.derivations.overflow import (
     OverflowEffect,
     Signs,
     joined,
-    product_ill,
     product_signs,
     total,
 )
@@ -54,6 +53,7 @@ class Binary(Elementwise):
     """An operator of two operands."""
 
     __slots__ = ()
+    harm: ClassVar[str | None] = ""
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.xp.map(self.scalar, *values.aligned(edge.args))
@@ -62,14 +62,12 @@ class Binary(Elementwise):
         a, b = (body.aligned(x, made) for x in edge.args)
         return body.written(made, term(self.name, a, b))
 
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return ""
-
 
 class Unary(Elementwise):
     """An operator of one operand."""
 
     __slots__ = ()
+    harm: ClassVar[str | None] = ""
     as_written: ClassVar[bool] = False
     """Whether a closure has it where the goal is written with it: its normal form does not show
     it."""
@@ -85,16 +83,13 @@ class Unary(Elementwise):
         value, axes = body.taken(edge.args[0])
         return term(self.name, value), axes
 
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return ""
-
 
 # ---------------------------------------------------------------- of two operands
 
 
 class Mul(Binary):
     __slots__ = ()
-    name, scalar, units = "mul", np.multiply, (1.0, -1.0)
+    name, scalar, units, multiplies = "mul", np.multiply, (1.0, -1.0), True
 
     sketch = staticmethod(Algebra.mul)
 
@@ -108,9 +103,6 @@ class Mul(Binary):
         if len(set(edge.args)) == 1:
             return True, below[0].floor and not below[0].grows
         return product_signs(below)
-
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return product_ill(below)
 
 
 class Add(Binary):
@@ -147,7 +139,7 @@ class Sub(Binary):
 
 class Div(Binary):
     __slots__ = ()
-    name, scalar, units = "div", np.divide, (1.0, -1.0)
+    name, scalar, units, multiplies = "div", np.divide, (1.0, -1.0), True
 
     sketch = staticmethod(Algebra.div)
 
@@ -169,9 +161,6 @@ class Div(Binary):
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return all(v.positive for v in below), False
 
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return product_ill(below)
-
 
 # ---------------------------------------------------------------- of one operand
 
@@ -180,7 +169,7 @@ class Exp(Unary):
     """Relative to a maximum where a kernel keeps one, else as the model writes it."""
 
     __slots__ = ()
-    name, scalar, exponential = "exp", np.exp, True
+    name, scalar, exponential, harm = "exp", np.exp, True, None
 
     sketch = staticmethod(Algebra.exp)
 
@@ -194,13 +183,13 @@ class Exp(Unary):
     def bare(
         self, edge: DerivationEdge, below: Sequence[OverflowEffect], number: float | None, bounded: bool
     ) -> OverflowEffect:
-        ill = DerivationKind.ill(self, below) if any(v.grows for v in below) else ""
+        ill = self.ill(below) if any(v.grows for v in below) else ""
         return OverflowEffect(True, not bounded, True, False, joined(below, False, (True, False), ill).ill)
 
 
 class Sqrt(Unary):
     __slots__ = ()
-    name, scalar = "sqrt", np.sqrt
+    name, scalar, keeps_signs = "sqrt", np.sqrt, True
 
     sketch = staticmethod(Algebra.sqrt)
 
@@ -209,9 +198,6 @@ class Sqrt(Unary):
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return halved(below[0])
-
-    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
-        return below[0].positive, below[0].floor
 
 
 class Neg(Unary):

@@ -1,5 +1,7 @@
-"""Reductions over one label: sums, means, maxima, and sums of products. A new one is a `FoldKind`, in
-`REDUCTIONS`."""
+"""Reductions over one label: sums, means, maxima, and sums of products.
+
+A new one is a `FoldKind`, in `REDUCTIONS`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from taso_mirage.kernels.derivations.base import (
     TileCounts,
     Written,
 )
-from taso_mirage.kernels.derivations.overflow import Degree, OverflowEffect, Signs, product_ill, product_signs, total
+from taso_mirage.kernels.derivations.overflow import Degree, OverflowEffect, Signs, product_signs, total
 from taso_mirage.meanings.field import Residues
 from taso_mirage.operators.ops import term
 
@@ -77,6 +79,7 @@ class FoldKind(DerivationKind):
 class Sum(FoldKind):
     __slots__ = ()
     name, operator, over, accumulates, combines = "sum", "reduce_sum", "sum", True, True
+    keeps_signs, harm = True, ""
     fold: ClassVar[np.ufunc | None] = np.add
 
     def sketch(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
@@ -87,12 +90,6 @@ class Sum(FoldKind):
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0]
-
-    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
-        return below[0].positive, below[0].floor
-
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return ""
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         (of,) = edge.args
@@ -125,20 +122,15 @@ class Mean(Sum):
 class Max(FoldKind):
     __slots__ = ()
     name, fold, operator, over, maximum = "max", np.maximum, "reduce_max", "max", True
-    accumulates, combines = True, True
-
-    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
-        return below[0].positive, below[0].floor
-
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return ""
+    accumulates, combines, keeps_signs, harm = True, True, True, ""
 
 
 class Dot(DerivationKind):
-    """The sum of a product: what a matrix unit computes, where both operands have a label that the other lacks."""
+    """The sum of a product: what a matrix unit computes, where both operands have a label that the
+    other lacks."""
 
     __slots__ = ()
-    name, accumulates = "dot", True
+    name, accumulates, multiplies = "dot", True, True
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.contracted(edge.args, edge.folds)
@@ -162,9 +154,6 @@ class Dot(DerivationKind):
 
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return product_signs(below)
-
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return product_ill(below)
 
 
 def mean_of(x: Node, axis: int, body: BodyWriter, keepdims: int = 0) -> Node:

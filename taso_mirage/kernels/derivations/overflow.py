@@ -1,5 +1,5 @@
-"""What a value owes to exponentials: its degree in each, and what an overflow of one does to it as a
-model writes it.
+"""What a value owes to exponentials: its degree in each, and what an overflow of one does to it as
+a model writes it.
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them.
 

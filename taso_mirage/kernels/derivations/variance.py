@@ -39,7 +39,7 @@ class OnePass(DerivationKind):
     """The variance of the elements along a label."""
 
     __slots__ = ()
-    name, operators, accumulates, one_pass = "variance", 2, True, True
+    name, operators, accumulates, one_pass, harm = "variance", 2, True, True, OVERFLOWS
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         (of,) = edge.args
@@ -56,9 +56,6 @@ class OnePass(DerivationKind):
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return True, False
 
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return OVERFLOWS
-
 
 class Merged(DerivationKind):
     """The mean of equal parts from their means, or the variance from their variances and means.
@@ -67,7 +64,7 @@ class Merged(DerivationKind):
     """
 
     __slots__ = ()
-    name, combines, accumulates, singly = "merged", True, True, True
+    name, combines, accumulates, singly, harm = "merged", True, True, True, OVERFLOWS
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         xp, axis = values.xp, values.axis(edge.args[-1], edge.folds)
@@ -101,9 +98,6 @@ class Merged(DerivationKind):
             return body.written(made, mean_of(value, axis, body))
         total = body.accumulated(made, edge, term("reduce_sum", value, axes=(axis,), keepdims=0), "sum")
         return body.written(made, term("div", total, body.count(edge.folds)))
-
-    def ill(self, below: Sequence[OverflowEffect]) -> str:
-        return OVERFLOWS
 
 
 ONE_PASS, MERGED = OnePass(), Merged()
