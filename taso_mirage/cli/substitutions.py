@@ -167,7 +167,7 @@ def verify(
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or
     refuted. Exit code 5 if one fails."""
     from taso_mirage.generate.readme import recorded_laws, write_laws
-    from taso_mirage.prove.rules.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
+    from taso_mirage.prove.rules.recheck import failures, law_rules, recheck_bar, recheck_rules, verdict_table
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
@@ -175,7 +175,7 @@ def verify(
         raise InvalidOption("--record is for laws: with --laws")
     stated = law_rules() if laws else None
     rules = _selected(files or [], rule or [], stated)
-    with RecheckBar(len(rules), quiet=as_json) as progress:
+    with recheck_bar(len(rules), quiet=as_json) as progress:
         verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress))
     bad = failures(verdicts)
     if record is not None and stated is not None:

@@ -55,7 +55,7 @@ def operands(model: Model, terms: Sequence[Node], runs: Sequence[Arrays]) -> lis
 def body_runs(model: Model, term: Node, body: Body, seen: Sequence[Operands]) -> list[BodyRun]:
     """The runs of a body, those first that a run of the model makes; of each kind a few, of
     different sizes where there are some."""
-    found = [run for values in seen for run in _runs(model, term, body, {**_weights(model, term), **values})]
+    found = [run for values in seen for run in _runs(term, body, {**_weights(model, term), **values})]
     found.sort(key=lambda run: not run.reached)
     kept: list[BodyRun] = []
     shapes: list[Any] = []
@@ -77,7 +77,7 @@ def _weights(model: Model, term: Node) -> dict[Node, Any]:
     return {a: model.weights[a.attr("name")].numpy() for a in term.args if a.op == "weight"}
 
 
-def _runs(model: Model, term: Node, body: Body, values: Operands) -> Iterator[BodyRun]:
+def _runs(term: Node, body: Body, values: Operands) -> Iterator[BodyRun]:
     captured = {name: values[arg] for name, arg in body.inputs.items()}
     if not all(isinstance(each, np.ndarray) for each in captured.values()):
         return

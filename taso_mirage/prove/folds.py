@@ -223,7 +223,7 @@ def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
 def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
     """The atom, its bound integers named by their place, so that equal folds built alike are one
     atom."""
-    mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
+    mapping = renaming(algebra, bound, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
     if len(poly.terms) != 1 or next(iter(poly.terms.values())) != 1:
         moved = tuple(algebra.indices.bind(e, mapping) for e in conditions)
@@ -233,7 +233,7 @@ def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: lis
     return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
 
 
-def renaming(algebra: ScalarAlgebra, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
+def renaming(algebra: ScalarAlgebra, bound: list[str], body: Poly) -> dict[str, Dim]:
     indices = algebra.indices
     level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
     order: list[str] = []

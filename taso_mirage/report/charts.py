@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taso_mirage.report.explanation import MeasuredPeaks
 from taso_mirage.report.explanations import duration
@@ -163,9 +163,7 @@ def roofline_chart(points: Sequence[RooflinePoint], peaks: MeasuredPeaks) -> Roo
     def y(value: float) -> float:
         return (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - 8) * (math.log10(value) - up[0]) / (up[-1] - up[0])
 
-    placed = [
-        RooflinePoint(p.kind, p.name, p.intensity, p.reached, p.seconds, x(p.intensity), y(p.reached)) for p in points
-    ]
+    placed = [replace(p, x=x(p.intensity), y=y(p.reached)) for p in points]
     begin = max(10.0 ** across[0], 10.0 ** up[0] / peaks.bandwidth)
     roof = [(begin, begin * peaks.bandwidth), (ridge, peaks.flops), (10.0 ** across[-1], peaks.flops)]
     return RooflineChart(

@@ -139,7 +139,7 @@ def cuda_kernel(
         places = _places(each, len(scratch))
         scratch += [_type(b, free) for b in each.buffers if b.role == "scratch"]
         first = sum(line.startswith("kernel") for line in launches)
-        launches += [_launch(launch, each, places, free) for launch in each.launches]
+        launches += [_launch(launch, places, free) for launch in each.launches]
         launches += [f"range {most}"] if most is not None else []
         coded += [replace(image, kernel=image.kernel + first) for image in own]
     lines = [f"taso_mirage {PLAN_FORMAT} cuda", *_lines("input", types[0]), *_lines("output", types[1])]
@@ -162,7 +162,7 @@ def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
     return found
 
 
-def _launch(launch: TritonLaunch, program: TritonProgram, places: Mapping[str, str], free: Sequence[str]) -> str:
+def _launch(launch: TritonLaunch, places: Mapping[str, str], free: Sequence[str]) -> str:
     x, y, z = launch.launched
     grid = "*".join([*free, str(x).replace(" ", "")])
     kernel = f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"

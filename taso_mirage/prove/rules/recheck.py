@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 from textwrap import indent
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
@@ -194,33 +194,17 @@ def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
     return "\n".join(lines)
 
 
-class RecheckBar:
-    """A bar on stderr with the rules done; silent when stderr is no terminal."""
+@contextmanager
+def recheck_bar(total: int, quiet: bool = False) -> Iterator[Callable[[RuleVerdict], None]]:
+    """A bar on stderr with the rules done, which is told each verdict; silent when stderr is no
+    terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
-    def __init__(self, total: int, quiet: bool = False) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+    from taso_mirage.system.console import Console
 
-        from taso_mirage.system.console import Console
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bar = Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
-        self.task = self.bar.add_task("rules", total=total)
-
-    def __enter__(self) -> RecheckBar:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def __call__(self, verdict: RuleVerdict) -> None:
-        self.bar.update(self.task, advance=1)
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times
+    with Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as bar:
+        task = bar.add_task("rules", total=total)
+        yield lambda verdict: bar.update(task, advance=1)

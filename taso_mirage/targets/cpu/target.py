@@ -28,6 +28,8 @@ class Cpu:
     repeats = True
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.targets.cpu.lowering"
+    variants = ()
+    stamp = Stamp(name)
 
     @property
     def machine(self) -> str:
@@ -38,16 +40,8 @@ class Cpu:
         return f"onnxruntime {onnx_runtime.onnx_runtime_version()}"
 
     @property
-    def variants(self) -> tuple[Cpu, ...]:
-        return ()
-
-    @property
     def plain(self) -> Cpu:
         return self
-
-    @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.name)
 
     def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
         return CpuSession(source, alone, library, apart, self.options != WITHOUT_OPTIMIZATIONS)

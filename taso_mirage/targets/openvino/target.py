@@ -31,6 +31,7 @@ class OpenVino:
     repeats = False
     domains = STANDARD
     lowering = None
+    variants = ()
 
     @property
     def machine(self) -> str:
@@ -39,10 +40,6 @@ class OpenVino:
     @property
     def runtime(self) -> str:
         return f"openvino {session.openvino_version()}"
-
-    @property
-    def variants(self) -> tuple[OpenVino, ...]:
-        return ()
 
     @property
     def plain(self) -> OpenVino:
