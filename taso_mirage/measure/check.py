@@ -53,15 +53,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.magnitudes import (
-    epsilon,
-    equal_values,
-    least,
-    least_normal,
-    magnitudes,
-    most_of,
-    rounds,
-)
+from taso_mirage.measure.magnitudes import epsilon, equal_values, least, least_normal, magnitudes, most_of, rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, open_in_child

@@ -4,6 +4,7 @@ input shapes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,10 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
-from taso_mirage.onnx_io.originals import (
-    as_tensor,
-    copy_attribute,
-    copy_model,
-    copy_value,
-    placed_devices,
-    recapture,
-)
+from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.walk import (
-    bodies,
-    defined_values,
-    values_by_name,
-)
+from taso_mirage.onnx_io.walk import bodies, defined_values, values_by_name
 from taso_mirage.operators.ops import Call, get
 
 ANNOTATION = "quant_parameter_tensor_names"
@@ -317,10 +307,7 @@ class _Writer:
         if dim in self.sources:
             return self._read_size(*self.sources[dim])
         terms = [self._monomial(monomial, coefficient) for monomial, coefficient in dim.terms]
-        total = terms[0]
-        for term in terms[1:]:
-            total = self._arithmetic("Add", total, term)
-        return total
+        return reduce(partial(self._arithmetic, "Add"), terms)
 
     def _read_size(self, value: ir.Value, axis: int, rank: int) -> ir.Value:
         if self.model.opset >= 15:
@@ -340,10 +327,7 @@ class _Writer:
                 values.append(self._size(symbol(atom)))
             else:
                 raise Unsupported(f"no tensor that is computed before has a dimension {atom}")
-        product = values[0]
-        for value in values[1:]:
-            product = self._arithmetic("Mul", product, value)
-        return product
+        return reduce(partial(self._arithmetic, "Mul"), values)
 
     def _floor(self, atom: Floor) -> ir.Value:
         """ONNX's Div rounds to zero, so where the numerator may be negative one is taken off for a

@@ -20,14 +20,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.bodies import LoweredBody
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, memory_type, phase_lines
 from taso_mirage.kernels.codegen.cpu.schedule import LoopSchedule, Memory
-from taso_mirage.kernels.codegen.cpu.values import (
-    BufferSizes,
-    CppBuffer,
-    LazyMeaning,
-    LoopValue,
-    Strides,
-    contiguous,
-)
+from taso_mirage.kernels.codegen.cpu.values import BufferSizes, CppBuffer, LazyMeaning, LoopValue, Strides, contiguous
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
 

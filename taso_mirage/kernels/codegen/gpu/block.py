@@ -9,15 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import (
-    LoopPhase,
-    Lowering,
-    is_free_kernel,
-    loop_phases,
-    overlaps,
-    parts_in,
-    usual_size,
-)
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, is_free_kernel, loop_phases, overlaps, parts_in, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.block_products import (
