@@ -28,8 +28,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import CHECK, certificate
-from taso_mirage.report.follow import Followed, follow
-from taso_mirage.report.judge import AGAIN, CHECKED, CaseJudge
+from taso_mirage.report.follow import AGAIN, CHECKED, CaseJudge, Followed, follow
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import rules

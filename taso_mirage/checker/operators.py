@@ -150,33 +150,23 @@ def per_channel(v: Tensor, x: Tensor) -> Tensor:
 
 def max_pool(x: Tensor, *, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
     need(all(p < k for p, k in zip(pads, kernel * 2, strict=True)) and x.dtype in FLOATS, "windows of padding only")
-    return windows(
-        x,
-        dims(kernel),
-        strides,
-        pads,
-        dilations,
-        None,
-        lambda i, at, k, where: greatest(x.dtype, summed(where * valued(x.dtype, x.at(*i[:2], *at)), frozenset(k))),
-    )
+
+    def how(i: Any, at: Any, k: Any, where: Poly) -> Poly:
+        return greatest(x.dtype, summed(where * valued(x.dtype, x.at(*i[:2], *at)), frozenset(k)))
+
+    return windows(x, dims(kernel), strides, pads, dilations, None, how)
 
 
 def average_pool(
     x: Tensor, *, kernel: Any, strides: Any, pads: Any, dilations: Any, extra: Any, count_include_pad: int
 ) -> Tensor:
     need(not any(extra) and x.dtype in FLOATS and count_include_pad in (0, 1), "windows beyond the padding")
-    return windows(
-        x,
-        dims(kernel),
-        strides,
-        pads,
-        dilations,
-        None,
-        lambda i, at, k, where: (
-            summed(where * x.at(*i[:2], *at), frozenset(k))
-            * inverse(summed(ONE if count_include_pad else where, frozenset(k)))
-        ),
-    )
+
+    def how(i: Any, at: Any, k: Any, where: Poly) -> Poly:
+        count = summed(ONE if count_include_pad else where, frozenset(k))
+        return summed(where * x.at(*i[:2], *at), frozenset(k)) * inverse(count)
+
+    return windows(x, dims(kernel), strides, pads, dilations, None, how)
 
 
 def pad(x: Tensor, *, pads: Any, value: float, mode: str) -> Tensor:

@@ -32,8 +32,7 @@ def verify(
     Exit code 5 where one does not hold.
     """
     from taso_mirage.onnx_io import load
-    from taso_mirage.report.follow import follow
-    from taso_mirage.report.judge import CaseJudge
+    from taso_mirage.report.follow import CaseJudge, follow
 
     first, last = load(original), load(optimized)
     found = follow(first, last, _read(certificate), CaseJudge(strict))

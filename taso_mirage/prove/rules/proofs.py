@@ -74,8 +74,7 @@ class Proofs:
     neither laws nor of the library (mutants, whose boxes are verified as they are made) pass.
     """
 
-    def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
-        self.budget = budget
+    def __init__(self, path: Path | None = None) -> None:
         self.asked = self.proofs = self.steps = 0
         """How many different instances were asked about, how many proofs were tried for them, and
         the work of them."""
@@ -129,7 +128,7 @@ class Proofs:
         known = self._kept.get(case.key)
         if known is None:
             self.proofs += 1
-            known, steps = _proof_of(case, self.budget, spelled_out)
+            known, steps = _proof_of(case, BUDGET, spelled_out)
             self.steps += steps
             self._kept.put(case.key, known)
         return known
@@ -189,7 +188,6 @@ class _Kept:
     never read."""
 
     def __init__(self, path: Path | None) -> None:
-        self._memory: dict[str, bool] = {}
         self._store = Store(path, "verdict", ("prover TEXT", "key TEXT", "proved INT"), 2)
         self._memory = {str(key): bool(found) for _, key, found in self._store.rows(prover())}
 
