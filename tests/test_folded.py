@@ -11,8 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 import taso_mirage
-from taso_mirage.onnx_io.counted import reads_smaller
 from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.onnx_io.write import reads_smaller
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 RNG = np.random.default_rng(0)

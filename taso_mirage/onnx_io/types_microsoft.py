@@ -18,6 +18,7 @@ MICROSOFT_TYPES.table(
             "Gelu FastGelu BiasGelu QuickGelu BiasAdd BiasSoftmax GroupNorm RotaryEmbedding QLinearSigmoid "
             "QLinearLeakyRelu QLinearSoftmax Inverse Trilu MoE QMoE NGramRepeatBlock"
         ): lambda asked: [asked.like(0)],
+        "BiasSplitGelu": lambda asked: [(asked.dtype(0), (*asked.shape(0)[:-1], asked.shape(0)[-1] // 2))],
         "SkipGroupNorm": lambda asked: [asked.like(0), asked.like(0)],
     }
 )
@@ -28,12 +29,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """The result, two statistics, and the sum that was normalized."""
     statistics = "float32", (*asked.shape(0)[:-1], 1)
     return [asked.like(0), statistics, statistics, asked.like(0)]
-
-
-@MICROSOFT_TYPES("BiasSplitGelu")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, (*shape[:-1], shape[-1] // 2))]
 
 
 @MICROSOFT_TYPES("EmbedLayerNormalization")
@@ -60,6 +55,7 @@ MICROSOFT_TYPES.table(
         "FusedMatMul TransposeMatMul FusedGemm": lambda asked: [(asked.dtype(0), _product(asked))],
         "MatMulIntegerToFloat": lambda asked: [(asked.dtype(2), matrix_product(asked.shape(0), asked.shape(1)))],
         "DynamicQuantizeMatMul": lambda asked: [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))],
+        "MatMulNBits MatMulBnb4": lambda asked: [(asked.dtype(0), (*asked.shape(0)[:-1], asked.attr("N")))],
         "FusedConv": lambda asked: [(asked.dtype(0), convolved(asked, 1))],
         "QLinearAdd QLinearMul": lambda asked: [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(3)))],
         "QuantizeLinear": lambda asked: [(asked.dtype(2) if asked.given(2) else "uint8", asked.shape(0))],
@@ -85,12 +81,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     past = asked.shape(8)[3] if asked.given(8) else 0
     dtype = asked.dtype(2)
     return [(dtype, (batch, length, hidden)), (dtype, (2, batch, heads, past + length, hidden // heads))]
-
-
-@MICROSOFT_TYPES("MatMulNBits", "MatMulBnb4")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, (*shape[:-1], asked.attr("N")))]
 
 
 @MICROSOFT_TYPES("QLinearConcat")

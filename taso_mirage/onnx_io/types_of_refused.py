@@ -66,6 +66,9 @@ REFUSED_TYPES.table(
     {
         "MatMul": lambda asked: [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))],
         "Conv": lambda asked: [(asked.dtype(0), convolved(asked, 1))],
+        "GlobalAveragePool GlobalMaxPool GlobalLpPool": lambda asked: [
+            (asked.dtype(0), (*asked.shape(0)[:2], *(1,) * (asked.rank(0) - 2)))
+        ],
         REDUCTIONS: lambda asked: _reduced(asked, asked.dtype(0), axes_of(asked, 18)),
         "ReduceSum": lambda asked: _reduced(asked, asked.dtype(0), axes_of(asked, 13)),
         "ArgMax ArgMin": lambda asked: _reduced(asked, "int64", (asked.attr("axis", 0),)),
@@ -100,12 +103,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     found = (*shape[:2], *spatial(asked, asked.attr("kernel_shape")))
     return [(dtype, found), ("int64", found)]
-
-
-@REFUSED_TYPES("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, (*shape[:2], *(1,) * (len(shape) - 2)))]
 
 
 def _reduced(asked: AskedNode, dtype: str, axes: Sequence[Dim] | None) -> Sequence[TypedOutput]:

@@ -96,15 +96,14 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), ("count",))]
 
 
-@SHAPE_TYPES("Shape")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    kept = asked.shape(0)[asked.attr("start", 0) : asked.attr("end")]
-    return [("int64", (len(kept),))]
-
-
 SHAPE_TYPES.table(
     {
+        "Shape": lambda asked: [("int64", (len(asked.shape(0)[asked.attr("start", 0) : asked.attr("end")]),))],
         "Size": lambda asked: [("int64", ())],
+        "GatherElements": lambda asked: [(asked.dtype(0), asked.shape(1))],
+        "Transpose": lambda asked: [
+            (asked.dtype(0), tuple(asked.shape(0)[i] for i in asked.attr("perm", range(asked.rank(0))[::-1])))
+        ],
         "EyeLike": lambda asked: [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))],
     }
 )
@@ -193,22 +192,11 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(dtype, (*shape[:axis], *asked.shape(1), *shape[axis + 1 :]))]
 
 
-@SHAPE_TYPES("GatherElements")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    return [(asked.dtype(0), asked.shape(1))]
-
-
 @SHAPE_TYPES("GatherND")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     *outer, depth = asked.shape(1)
     return [(dtype, (*outer, *shape[asked.attr("batch_dims", 0) + int(depth) :]))]
-
-
-@SHAPE_TYPES("Transpose")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, tuple(shape[i] for i in asked.attr("perm", range(len(shape))[::-1])))]
 
 
 def axes_of(asked: AskedNode, since: int) -> Sequence[Dim] | None:

@@ -49,6 +49,9 @@ ONNX_TYPES.table(
             (numbered(asked, "dtype", "int32"), (asked.shape(0)[0], int(asked.attr("sample_size", 1))))
         ],
         "SwiGLU": lambda asked: [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(1)))],
+        "QuantizeLinear": lambda asked: [
+            (numbered(asked, "output_dtype", asked.dtype(2) if asked.given(2) else "uint8"), asked.shape(0))
+        ],
         "DequantizeLinear": lambda asked: [(numbered(asked, "output_dtype", asked.dtype(1)), asked.shape(0))],
         "DynamicQuantizeLinear": lambda asked: [("uint8", asked.shape(0)), ("float32", ()), ("uint8", ())],
         "StringConcat": lambda asked: [("string", broadcast(asked.shape(0), asked.shape(1)))],
@@ -59,12 +62,6 @@ ONNX_TYPES.table(
         "SequenceLength": lambda asked: [("int64", ())],
     }
 )
-
-
-@ONNX_TYPES("QuantizeLinear")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    default = asked.dtype(2) if asked.given(2) else "uint8"
-    return [(numbered(asked, "output_dtype", default), asked.shape(0))]
 
 
 # ------------------------------------------------------------ sizes that values tell
@@ -120,12 +117,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 # ------------------------------------------------------------ images
 
 
-@ONNX_TYPES("GridSample")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, (*shape[:2], *asked.shape(1)[1:-1]))]
-
-
 @ONNX_TYPES("AffineGrid")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """theta is (batch, axes, axes + 1), the size (batch, channels, one for each axis)."""
@@ -136,16 +127,21 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), (asked.shape(0)[0], *spatial, axes))]
 
 
-@ONNX_TYPES("RoiAlign")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    size = (asked.attr("output_height", 1), asked.attr("output_width", 1))
-    return [(asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *size))]
-
-
 ONNX_TYPES.table(
     {
+        "GridSample": lambda asked: [(asked.dtype(0), (*asked.shape(0)[:2], *asked.shape(1)[1:-1]))],
+        "RoiAlign": lambda asked: [
+            (
+                asked.dtype(0),
+                (asked.shape(1)[0], asked.shape(0)[1], asked.attr("output_height", 1), asked.attr("output_width", 1)),
+            )
+        ],
         "MaxRoiPool": lambda asked: [
             (asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *asked.attr("pooled_shape")))
+        ],
+        "CausalConvWithState": lambda asked: [
+            asked.like(0),
+            (asked.dtype(0), (*asked.shape(0)[:2], asked.shape(1)[2] - 1)),
         ],
         "ConvInteger": lambda asked: [("int32", convolved(asked, 1))],
         "QLinearConv": lambda asked: [(asked.dtype(7), convolved(asked, 3))],
@@ -257,12 +253,6 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
         return [(dtype, (first, second, directions, hidden)), last, last]
     last = dtype, (directions, second, hidden)
     return [(dtype, (first, directions, second, hidden)), last, last]
-
-
-@ONNX_TYPES("CausalConvWithState")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, shape = asked.like(0)
-    return [(dtype, shape), (dtype, (*shape[:2], asked.shape(1)[2] - 1))]
 
 
 # ------------------------------------------------------------ signals

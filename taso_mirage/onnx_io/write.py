@@ -24,6 +24,28 @@ ANNOTATION = "quant_parameter_tensor_names"
 """Where onnx-ir keeps a value's quantization annotation in `meta`."""
 
 
+FREE = frozenset({"Constant", "Identity"})
+"""Standard operators that the runtime does not run."""
+
+
+def reads_smaller(model: Model) -> bool:
+    """Whether what was read has fewer nodes when it is written again (sizes and constants are
+    folded, dead nodes gone), or fewer inputs: the runtime computes ahead of weights, and of no
+    inputs."""
+    if has_fixed_inputs(model):
+        return True
+    after, before = (
+        sum(not (node.domain == "" and node.op_type in FREE) for node in each.graph)
+        for each in (to_ir(model), model.header)
+    )
+    return after < before
+
+
+def has_fixed_inputs(model: Model) -> bool:
+    """Whether inputs of what was read are weights."""
+    return model.source is not None and len(model.header.graph.inputs) < len(model.source.graph.inputs)
+
+
 def to_ir(model: Model) -> ir.Model:
     """A new ONNX model; nothing of it is shared with `model.header` but the bytes of weights."""
     return _Writer(model).write()

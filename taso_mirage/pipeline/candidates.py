@@ -9,7 +9,7 @@ from functools import partial
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.target import Target
-from taso_mirage.onnx_io.counted import reads_smaller
+from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.shares import DECIDING, search_seconds

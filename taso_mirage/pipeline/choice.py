@@ -14,7 +14,7 @@ from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.timing import AS_FAST, Timing, compared_times
-from taso_mirage.onnx_io.counted import has_fixed_inputs
+from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
