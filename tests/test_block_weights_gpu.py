@@ -24,7 +24,7 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.codegen.triton import program
 from taso_mirage.kernels.codegen.tune import overlapped
-from taso_mirage.kernels.derivations import DerivationEdge
+from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.derivations.elementwise import MUL, SUB
 from taso_mirage.kernels.field_check import Field32, refuted_derivations
 from taso_mirage.kernels.labels import label

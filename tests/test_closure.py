@@ -17,7 +17,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topo
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.closure import Closure, close
-from taso_mirage.kernels.derivations import DerivationEdge, DerivationKind
+from taso_mirage.kernels.derivations.base import DerivationEdge, DerivationKind
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, NEG, SQRT_KIND, SUB, Elementwise
 from taso_mirage.kernels.derivations.folds import DOT, MAX_KIND, MEAN_KIND, SUM_KIND
 from taso_mirage.kernels.derivations.leaf import Input

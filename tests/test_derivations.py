@@ -17,7 +17,7 @@ import pytest
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
-from taso_mirage.kernels import derivations
+from taso_mirage.kernels.derivations import folds
 from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.derivations.folds import FoldKind
 from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
@@ -27,7 +27,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs, term
 
-FOLDER = Path(derivations.__file__).parent.parent
+FOLDER = Path(folds.__file__).parent.parent
 OTHER_ROOMS = {"codegen", "packaging", "tensorrt"}
 """Rooms inside that are no part of the search."""
 TOLD = frozenset({"op", "kind", "name", "form"})
@@ -172,7 +172,7 @@ def test_without_its_object_there_is_no_kernel() -> None:
 
 
 def test_a_product_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(derivations, "REDUCTIONS", [*derivations.REDUCTIONS, Product()])
+    monkeypatch.setattr(folds, "REDUCTIONS", [*folds.REDUCTIONS, Product()])
     found = superoptimize(PRODUCT, best=3)
     assert len(found) == 3
     assert all("reduce_prod" in operators(kernels(each.graph.outputs)[0]) for each in found)

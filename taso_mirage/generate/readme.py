@@ -122,15 +122,12 @@ def _by_proof(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
 def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
     """How many cases of the rules were met and judged."""
     evidence = [(r.family, r.evidence) for r in rules]
-    rows = {
-        f: [
-            sum(e.cases - e.bounded for family, e in evidence if family == f),
-            sum(e.bounded for family, e in evidence if family == f),
-            sum(e.excluded for family, e in evidence if family == f),
-        ]
-        for f in families
-    }
-    return _table(["family", "proved for every size", "bounded", "excluded", "all"], families, rows.__getitem__)
+
+    def row(f: str) -> list[int]:
+        own = [(e.cases - e.bounded, e.bounded, e.excluded) for family, e in evidence if family == f]
+        return [sum(column) for column in zip(*own, strict=True)]
+
+    return _table(["family", "proved for every size", "bounded", "excluded", "all"], families, row)
 
 
 def _of_laws(laws: _Counts) -> list[str]:

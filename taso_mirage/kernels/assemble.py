@@ -19,8 +19,7 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import DerivationEdge
-from taso_mirage.kernels.derivations.base import Written
+from taso_mirage.kernels.derivations.base import DerivationEdge, Written
 from taso_mirage.kernels.derivations.folds import DOT, SUM_KIND
 from taso_mirage.kernels.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
 from taso_mirage.kernels.means import NONE, weights

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.kernels import derivations
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm
+from taso_mirage.kernels.derivations import folds
 from taso_mirage.kernels.derivations.base import DerivationEdge, DerivationKind
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
 from taso_mirage.kernels.derivations.folds import DOT
@@ -214,7 +214,7 @@ class _Closing:
 
     def _reduced(self, i: int) -> None:
         for label in sorted(self.free[i] & self.wanted.reduced):
-            for kind in derivations.REDUCTIONS:
+            for kind in folds.REDUCTIONS:
                 made = kind.derived(self.wanted, self.classes[i], label)
                 if made is not None:
                     self.put(made, DerivationEdge(kind, (i,), label), self.free[i] - {label})

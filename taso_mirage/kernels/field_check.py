@@ -21,7 +21,7 @@ import numpy as np
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_computed, is_float, topological
 from taso_mirage.kernels.atoms import AbstractExpression
-from taso_mirage.kernels.derivations import DerivationEdge
+from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
 from taso_mirage.kernels.goal import BYTES, Labelled, LabelNames, is_packed, whole_leaf
 from taso_mirage.meanings.arrays import Array

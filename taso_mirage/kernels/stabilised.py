@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import DerivationEdge
-from taso_mirage.kernels.derivations.base import largest_operand
+from taso_mirage.kernels.derivations.base import DerivationEdge, largest_operand
 from taso_mirage.kernels.derivations.overflow import NO_DEGREE, Degree, OverflowEffect
 from taso_mirage.kernels.structures import KernelBody, Plan
 from taso_mirage.verdicts import Failure, FailureKind

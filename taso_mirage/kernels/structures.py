@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import chain, count, islice
 
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import DerivationEdge
+from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.derivations.folds import DOT
 
 STEPS = 6_000

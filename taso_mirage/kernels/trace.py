@@ -15,8 +15,8 @@ import numpy as np
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Node, Tensor, is_computed
-from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes, Unifier
+from taso_mirage.kernels.derivations import folds
 from taso_mirage.kernels.derivations.base import DerivationKind
 from taso_mirage.kernels.derivations.elementwise import (
     ADD_KIND,
@@ -225,7 +225,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
                 raise Unsupported("a fold of minimum over truth values")
             largest = self.reduce(np.maximum, self.map(np.negative, a), axes, keepdims)
             return self.map(np.negative, largest)
-        kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
+        kind = next((each for each in folds.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])

@@ -237,7 +237,7 @@ class _Reader:
         here."""
         here: dict[str, Node] = {}
         for name, array in self.weights.items():
-            here.setdefault(_digest(array), weight(name, _type(array)))
+            here.setdefault(_digest(array), weight(name, Tensor(array.dtype.name, array.shape)))
         for node in [n for n in self.terms if n.op == "weight"]:
             self._equal.append((node, here[_digest(self.weights[node.attr("name")])]))
         self._add(list(here.values()))
@@ -270,10 +270,6 @@ def _instance(lhs: str, rhs: str) -> Instance:
 def _digest(array: Array) -> str:
     content = np.ascontiguousarray(array)
     return hashlib.sha256(f"{content.dtype.name} {content.shape} ".encode() + content.tobytes()).hexdigest()
-
-
-def _type(array: Array) -> Tensor:
-    return Tensor(array.dtype.name, tuple(int(n) for n in array.shape))
 
 
 def _constant(node: Node) -> Node:

@@ -162,3 +162,5 @@ def mean_of(x: Node, axis: int, body: BodyWriter, keepdims: int = 0) -> Node:
 
 
 SUM_KIND, MEAN_KIND, MAX_KIND, DOT = Sum(), Mean(), Max(), Dot()
+REDUCTIONS: list[FoldKind] = [SUM_KIND, MEAN_KIND, MAX_KIND]
+"""The reductions over one label, in the order in which a closure tries them."""
