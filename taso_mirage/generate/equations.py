@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import TypeAlias
 
 import numpy as np
@@ -338,7 +338,5 @@ def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]
 
 
 def _namings(groups: list[list[int]]) -> list[dict[int, int]]:
-    names = []
-    for choice in product(*[permutations(g) for g in groups]):
-        names.append({v: i for i, v in enumerate(v for group in choice for v in group)})
-    return names
+    choices = product(*[permutations(g) for g in groups])
+    return [{v: i for i, v in enumerate(chain.from_iterable(choice))} for choice in choices]

@@ -17,10 +17,6 @@ __all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "UNOPTIMIZED", "Target", "targe
 def target_for(target: Target, operators: Iterable[str]) -> Target:
     """The target without the options that change nothing for these operators, so that variants
     share what is measured."""
-    return target if _vary(operators) else target.plain
-
-
-def _vary(operators: Iterable[str]) -> bool:
-    """Whether a variant of a target runs any of these operators in another way."""
     specs = load_specs()
-    return any(name in specs and specs[name].traits.layout for name in operators)
+    vary = any(name in specs and specs[name].traits.layout for name in operators)
+    return target if vary else target.plain

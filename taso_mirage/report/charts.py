@@ -57,7 +57,7 @@ class LegendEntry:
 def whole_bars(result: Result) -> list[TimeBar]:
     """Both models, as they were measured or else predicted, one below the other."""
     timing = result.timing
-    before, after = (result.cost_before, result.cost_after) if timing is None else (timing.original, timing.optimized)
+    before, after = result.seconds_before_after
     spread = None if timing is None else (timing.original / timing.high, timing.original / timing.low)
     scale = FULL / max(before, after, *(spread or ()), 1e-12)
     ends = None if spread is None else (spread[0] * scale, spread[1] * scale)

@@ -251,8 +251,9 @@ def structure_lines(found: Structure) -> Iterator[str]:
             yield f"  {op}: {a} -> {b} ({b - a:+d})"
     for kind in ("inputs", "outputs", "opsets", "weights"):
         rows = list(getattr(found, kind).items())
-        for name, (a, b) in rows[:SHOWN]:
-            yield f"  {kind[:-1]} {name or 'ai.onnx'}: {_or_none(a)} -> {_or_none(b)}"
+        for name, pair in rows[:SHOWN]:
+            old, new = ("none" if each is None else each for each in pair)
+            yield f"  {kind[:-1]} {name or 'ai.onnx'}: {old} -> {new}"
         if len(rows) > SHOWN:
             yield f"  and {len(rows) - SHOWN} more {kind}"
     for side, which in zip(found.first, ("first", "second"), strict=True):
@@ -260,10 +261,6 @@ def structure_lines(found: Structure) -> Iterator[str]:
             yield f"where the {which} model begins to differ:"
             yield from (f"  {term}" for term in side[:SHOWN])
             yield from [f"  and {len(side) - SHOWN} more"] if len(side) > SHOWN else []
-
-
-def _or_none(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def number_lines(differences: Sequence[Difference]) -> Iterator[str]:

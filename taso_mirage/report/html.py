@@ -16,7 +16,6 @@ from typing import Any
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
-from taso_mirage.measure.timing import Timing
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
@@ -95,9 +94,9 @@ def headline(result: Result) -> str:
     said = f"The model is {_verdict(result)}" if result.failure is None else f"The {_verdict(result)}"
     if not result.changed:
         return f"{said}."
-    timing = result.timing
-    before, after = (result.cost_before, result.cost_after) if timing is None else _seconds(timing)
-    how = f"measured on {result.target.name}" if timing is not None else "by prediction alone: nothing was measured"
+    before, after = result.seconds_before_after
+    measured = f"measured on {result.target.name}"
+    how = "by prediction alone: nothing was measured" if result.timing is None else measured
     return f"{said}: {duration(after)} instead of {duration(before)}, {how}."
 
 
@@ -119,12 +118,8 @@ def _standing(result: Result) -> str:
     """How the first fact looks: as something `won`, as a `failed` check, or as neither."""
     if result.failure is not None:
         return "failed"
-    before, after = (result.cost_before, result.cost_after) if result.timing is None else _seconds(result.timing)
+    before, after = result.seconds_before_after
     return "won" if result.changed and after <= before else "kept"
-
-
-def _seconds(timing: Timing) -> tuple[float, float]:
-    return timing.original, timing.optimized
 
 
 def _verdict(result: Result) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,8 @@ def diagnosis() -> dict[str, Any]:
 def _entries(path: Path) -> int:
     from taso_mirage.measure.cost_cache import CostCache
 
-    cache = CostCache(path if path.exists() else None)
-    try:
+    with closing(CostCache(path if path.exists() else None)) as cache:
         return cache.entries()
-    finally:
-        cache.close()
 
 
 def show_diagnosis(found: Mapping[str, Any]) -> None:

@@ -101,6 +101,12 @@ class Result:
         return (*self.remarks, *failure, *kept, *map(str, self.kernels))
 
     @property
+    def seconds_before_after(self) -> tuple[float, float]:
+        """Of the original and of the model, as they were measured or else predicted."""
+        timing = self.timing
+        return (self.cost_before, self.cost_after) if timing is None else (timing.original, timing.optimized)
+
+    @property
     def searched(self) -> float:
         """Seconds of the passes, of the mutants and of the search together."""
         return sum(self.seconds.get(name, 0.0) for name in SEARCHES)

@@ -36,9 +36,8 @@ class FusionContext:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_hash", hash((self.node, self.producers))
-        )  # once: settings are what a search looks up most
+        # once: settings are what a search looks up most
+        object.__setattr__(self, "_hash", hash((self.node, self.producers)))
 
     def __hash__(self) -> int:
         return self._hash
