@@ -37,11 +37,8 @@ def joined_runs(
     sets = [{names[i] for i in unifier.axis(t.labels)} for t in terms if t.labels]
     apart = {names[i] for t in terms for pair in t.pairs for i in unifier.axis(pair)}
     apart |= {names[i] for n, v in values.items() if is_packed(n) for axis in v.axes for i in unifier.axis(axis)}
-    after: dict[str, str] = {}
-    for tensor in tensors:
-        for x, y in pairwise(tensor):
-            if {x, y}.isdisjoint(apart) and _side_by_side(x, y, tensors) and all((x in s) == (y in s) for s in sets):
-                after[x] = y
+    pairs = [pair for tensor in tensors for pair in pairwise(tensor) if apart.isdisjoint(pair)]
+    after = {x: y for x, y in pairs if _side_by_side(x, y, tensors) and all((x in s) == (y in s) for s in sets)}
     return tuple(_chained(after))
 
 

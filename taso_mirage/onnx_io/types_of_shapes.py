@@ -252,15 +252,10 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(dtype, resized_at(shape, axis, min(size, max(n - i * size, 0)))) for i in range(parts)]
 
 
-@SHAPE_TYPES("DepthToSpace")
+@SHAPE_TYPES("DepthToSpace", "SpaceToDepth")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (n, c, h, w) = asked.like(0)
     block = asked.attr("blocksize")
-    return [(dtype, (n, c // block**2, h * block, w * block))]
-
-
-@SHAPE_TYPES("SpaceToDepth")
-def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    dtype, (n, c, h, w) = asked.like(0)
-    block = asked.attr("blocksize")
-    return [(dtype, (n, c * block**2, h // block, w // block))]
+    deeper = asked.call.op_type == "SpaceToDepth"
+    sizes = (c * block**2, h // block, w // block) if deeper else (c // block**2, h * block, w * block)
+    return [(dtype, (n, *sizes))]

@@ -81,13 +81,10 @@ def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], ju
 def _same_border(original: Model, optimized: Model) -> None:
     a, b = ([(n.attr("name"), n.type) for n in m.graph.inputs] for m in (original, optimized))
     if a != b:
-        raise CheckFailed(f"the models have different inputs: {_border(a)} against {_border(b)}")
+        first, second = (", ".join(f"{name}: {type}" for name, type in each) for each in (a, b))
+        raise CheckFailed(f"the models have different inputs: {first} against {second}")
     if original.output_names != optimized.output_names:
         raise CheckFailed(f"the models have different outputs: {original.output_names} and {optimized.output_names}")
-
-
-def _border(inputs: Sequence[tuple[str, Any]]) -> str:
-    return ", ".join(f"{name}: {type}" for name, type in inputs)
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.refusals import shown_sizes
-from taso_mirage.operators.work import sized, work
+from taso_mirage.operators.work import size, sized, work
 from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
@@ -61,8 +61,6 @@ def counted_work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _bytes(node: Node) -> int:
-    from taso_mirage.operators.work import size
-
     try:
         return size(sized(node.type, {}))
     except TypeError:
