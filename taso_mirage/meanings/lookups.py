@@ -1,0 +1,46 @@
+"""The meaning `lookups`: which inputs' integers a value holds, and how many rows the tables have
+that they index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.meanings.typed import Typed
+
+MOVES = frozenset("cast reshape transpose expand concat slice".split())
+"""Primitives whose results hold the integers of their operands, and no others."""
+INDICES = ("int32", "int64")
+InputNames = frozenset[str]
+NO_NAMES: InputNames = frozenset()
+_Value = tuple[Tensor, InputNames]
+
+
+class IndexMeaning(Typed[InputNames]):
+    """A note names the inputs whose integers a value holds; `rows` are those of the smallest table
+    that they index."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+
+    def note(
+        self, primitive: str, fn: Any, notes: Sequence[InputNames], operands: Sequence[Tensor], result: Tensor
+    ) -> InputNames:
+        if primitive in MOVES or (primitive == "map" and fn is np.where):
+            return NO_NAMES.union(*notes) if result.dtype in INDICES else NO_NAMES
+        return NO_NAMES
+
+    def take(self, a: _Value, indices: _Value, axis: int) -> _Value:
+        return self._looked_up(a, indices, axis, super().take(a, indices, axis))
+
+    def take_along(self, a: _Value, indices: _Value, axis: int) -> _Value:
+        return self._looked_up(a, indices, axis, super().take_along(a, indices, axis))
+
+    def _looked_up(self, a: _Value, indices: _Value, axis: int, result: _Value) -> _Value:
+        rows = self.shape(a)[axis]
+        if isinstance(rows, int) and rows > 0:
+            self.rows |= {name: min(rows, self.rows.get(name, rows)) for name in indices[1]}
+        return result
