@@ -107,12 +107,7 @@ class _Reading:
     """Names for the labels, views for the inputs, and the sketch of every term."""
 
     def __init__(
-        self,
-        graph: Graph,
-        unifier: Unifier,
-        values: Mapping[Node, LabelledValue],
-        split: str | None,
-        joined: LabelRuns,
+        self, graph: Graph, unifier: Unifier, values: Mapping[Node, LabelledValue], split: str | None, joined: LabelRuns
     ) -> None:
         self.graph, self.unifier, self.values, self.split = graph, unifier, values, split
         self.algebra = Algebra()

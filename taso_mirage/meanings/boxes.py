@@ -152,12 +152,7 @@ class Boxes(Meaning[Cut]):
         return Cut(result, tuple(_seen(s, positions) if i == axis else s for i, s in enumerate(a.splits)), a.known)
 
     def pad(
-        self,
-        a: Cut,
-        low: Sequence[Dim],
-        high: Sequence[Dim],
-        value: float = 0,
-        interior: Sequence[int] | None = None,
+        self, a: Cut, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
     ) -> Cut:
         """The border is another box; between copies of a value every position is one of its own."""
         result = SHAPES.pad(a.type, low, high, value, interior)
