@@ -24,18 +24,19 @@ def kernelbench(found: Sequence[Row]) -> list[str]:
         "compiled, in parts, eager as that is faster",
         "refused",
         "failed or wrong",
-        "faster than eager",
     ]
-    heads += ["than Inductor", "mean over eager", "over Inductor", "fast_1, fast_2 over eager", "over Inductor"]
+    if any("times" in row for row in rows):
+        heads += ["faster than eager", "than Inductor", "mean over eager", "over Inductor"]
+        heads += ["fast_1, fast_2 over eager", "over Inductor"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     levels = {level: [row for row in rows if row["case"].startswith(f"{level}/")] for level in LEVELS}
-    lines += [_level(f"{level[-1]}", part, LEVELS[level]) for level, part in levels.items() if part]
+    lines += [_level(f"{level[-1]}", part, LEVELS[level], len(heads)) for level, part in levels.items() if part]
     lines += ["", *_setting(rows)]
     lines += [f"- {row['case']}: {row['ended']}: {_said(row)}" for row in rows if row["ended"] not in RIGHT]
     return lines
 
 
-def _level(level: str, rows: Sequence[Row], count: int) -> str:
+def _level(level: str, rows: Sequence[Row], count: int, columns: int) -> str:
     right = [row for row in rows if row["ended"] in RIGHT]
     parts, eager = (sum(row["ended"] == each for row in right) for each in RIGHT[1:])
     refused = sum(row["ended"] == "refused" for row in rows)
@@ -45,7 +46,7 @@ def _level(level: str, rows: Sequence[Row], count: int) -> str:
     ratios = {name: [ratio[name][0] for ratio in timed] for name in ("eager", "inductor")}
     for shown in (_faster, _mean, lambda each: f"{_fast(each, 1, len(rows))}, {_fast(each, 2, len(rows))}"):
         cells += [shown(each) if timed else "" for each in ratios.values()]
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cells[:columns])} |"
 
 
 def _faster(ratios: Sequence[float]) -> str:
