@@ -113,6 +113,7 @@ def test_models_that_end_the_runtime_at_the_command_line(tmp_path: Path) -> None
     options = ["--no-measure", "--budget", "1", "--run-limit", "1", "-o", str(tmp_path / "out.onnx")]
     done = run("optimize", tmp_path / "endless.onnx", *options, check=6)
     assert "ONNX Runtime took longer than 1 s" in done.stderr
+    assert children.child().limit == children.LIMIT  # the next command has its own
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out.onnx").exists()
 

@@ -196,11 +196,17 @@ def optimize_model(
 
     Every step is an equation; the result is checked.
     """
-    stop = stop or Stop()
+    before, child().limit = child().limit, config.run_limit
+    try:
+        return _optimized(without_functions(model), config, progress, stop or Stop(), output)
+    finally:
+        child().limit = before
+
+
+def _optimized(model: Model, config: Config, progress: Progress, stop: Stop, output: Path | None) -> Result:
     around, asked = child().deadline, stop.deadline
     stop.deadline = deadline = Deadline(config.budget, within=around)
-    child().limit, child().deadline = config.run_limit, deadline
-    model = without_functions(model)
+    child().deadline = deadline
     try:
         with measuring(config) as (cache, executor):
             job = Job(config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model)
