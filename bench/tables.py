@@ -313,6 +313,7 @@ TABLES = {
     "kernels_h100-H200": kernels_h100,
     "kernels_h100-H200 roles": roles,
     "quantized_h100-H100": quantized_h100,
+    "quantized_h100-H100-integers": quantized_h100,
     "quantized_h100-H200": quantized_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
