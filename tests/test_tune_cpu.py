@@ -3,8 +3,11 @@ comes first."""
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from scripts import ROOT
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
+from taso_mirage.kernels.codegen.cpu import tune
 from taso_mirage.kernels.codegen.cpu.tune import FILE, different, tuned_native
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
@@ -70,6 +74,33 @@ def test_equal_programs_are_one_and_what_has_no_program_is_left_out(tmp_path: Pa
         tuned_native([none], 1)
     with pytest.raises(Unsupported, match="budget"):
         tuned_native([], 1)
+
+
+def test_large_kernels_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that calls alone move: of many that take seconds the first has its turn."""
+    now = 0.0
+
+    def call(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
+    assert tune._quickest([partial(call, 3.0)] * 8, 0.5) == [3.0, *[inf] * 7]
+    assert now == 3.0
+    assert tune._quickest([partial(call, seconds) for seconds in (2**-5, 2**-6, 2**-7)], 0.0) == [2**-5, 2**-6, 2**-7]
+
+
+def test_free_sizes_are_measured_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones always; what had no turn at later ones says nothing."""
+    given: list[list[float]] = []
+    monkeypatch.setattr(tune, "compiled", lambda graphs, *rest: [SimpleNamespace(graph=graph) for graph in graphs])
+    monkeypatch.setattr(tune, "different", list)
+    monkeypatch.setattr(tune, "layout", lambda graph: 0)
+    monkeypatch.setattr(tune, "_calls", lambda made, sizes: [])
+    monkeypatch.setattr(tune, "_quickest", lambda calls, seconds: given.pop(0))
+    for first, second, last in (([2.0, 1.0], [1.0, inf], 1), ([2.0, inf], [1.0, 1.0], 0)):
+        given[:] = [first, second]
+        assert tune.tuned_ranges([0, 1], 1, [{"n": 8}, {"n": 1}], 1.0) == (last, [])  # type: ignore[list-item]
 
 
 def test_a_cpu_has_few_blocks_of_any_size() -> None:

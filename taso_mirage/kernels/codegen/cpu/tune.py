@@ -29,6 +29,8 @@ from taso_mirage.operators.ops import traits
 
 FILE = 8
 """Programs of one C++ file; files are compiled at the same time."""
+LEAST = 1.0
+"""Seconds in which muGraphs get a first turn, however little time there is."""
 TURN = 5
 """Counted runs of a program in its turn, after one that finds its data in the caches again."""
 RANGED = 8
@@ -56,11 +58,11 @@ def tuned_native(
     graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None
 ) -> list[TunedNative]:
     """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the
-    fastest first. Those that give the same program are one; those without C++ are left out. Raises
-    Unsupported if all are."""
+    fastest first. Those that give the same program are one; those without C++, or without a turn in
+    time, are left out. Raises Unsupported if all are without C++."""
     made = compiled(different(graphs), threads, folder)
     quickest = _quickest(_calls(made), seconds)
-    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
+    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True) if t < inf), key=_rank)
 
 
 def tuned_ranges(
@@ -74,7 +76,15 @@ def tuned_ranges(
     smaller ones: each was the fastest at one of the `measured` sizes, of which the first are the
     usual ones. Raises as `tuned_native`."""
     made = compiled(different(graphs)[:RANGED], threads, folder)
-    times = [_quickest(_calls(made, sizes), seconds / len(measured)) for sizes in measured]
+    times: list[list[float]] = []
+    end = time.perf_counter() + seconds
+    for sizes in measured:
+        times.append(_quickest(_calls(made, sizes), seconds / len(measured)))
+        if inf in times[-1] or time.perf_counter() > end + LEAST:
+            break
+    if inf in times[-1] and len(times) > 1:  # the time was over before all had run at these sizes
+        times.pop()
+    measured = measured[: len(times)]
     usual = times[0].index(min(times[0]))
     alike = [layout(each.graph) == layout(made[usual].graph) for each in made]  # they read the same prepared weights
     times = [[t if same else inf for t, same in zip(own, alike, strict=True)] for own in times]
@@ -83,14 +93,18 @@ def tuned_ranges(
 
 
 def _quickest(calls: Sequence[Callable[[], None]], seconds: float) -> list[float]:
-    """The least seconds of each, as they run in turn."""
+    """The least seconds of each, as they run in turn; infinity for those that had no turn before
+    twice the time was over, and LEAST."""
     found = [inf for _ in calls]
     racing = list(range(len(calls)))
+    last = time.perf_counter() + max(2 * seconds, LEAST)
     for share in (seconds / 2, seconds / 2):
-        end = time.perf_counter() + share
-        while inf in found or time.perf_counter() < end:
+        end = min(time.perf_counter() + share, last)
+        while (inf in found and time.perf_counter() < last) or time.perf_counter() < end:
             for i in racing:
-                found[i] = min(found[i], *_turn(calls[i]))
+                if found[0] < inf and time.perf_counter() > last:
+                    break
+                found[i] = min(found[i], *_turn(calls[i], last))
         racing = [i for i in racing if found[i] <= CLOSE * min(found)]
     return found
 
@@ -183,9 +197,14 @@ def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArra
     return found
 
 
-def _turn(call: Callable[[], None]) -> Iterator[float]:
-    call()
-    for _ in range(TURN):
+def _turn(call: Callable[[], None], last: float) -> Iterator[float]:
+    """Seconds of some calls; of the first one too, which finds nothing in caches, where the time is
+    over with it."""
+    for i in range(TURN + 1):
         start = time.perf_counter()
         call()
-        yield time.perf_counter() - start
+        now = time.perf_counter()
+        if i or now > last:
+            yield now - start
+        if now > last:
+            return
