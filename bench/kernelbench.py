@@ -115,7 +115,8 @@ def earlier(path: Path, setting: dict[str, Any]) -> set[str]:
     return {line["case"] for line in lines if line["setting"] == setting}
 
 
-def main() -> None:
+def asked() -> argparse.Namespace:
+    """The options of the command line, with the programs that they choose as `chosen`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
@@ -138,10 +139,14 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     if options.jobs > 1 and options.trials and options.device == "cpu":
         parser.error("--jobs is for --trials 0: programs that run at once disturb each other's times")
-    chosen = programs(options.folder, [int(level) for level in options.levels.split(",")], options.names)
-    if not chosen:
+    options.chosen = programs(options.folder, [int(level) for level in options.levels.split(",")], options.names)
+    if not options.chosen:
         parser.error(f"{options.folder} has no such programs in KernelBench/level1 and so on")
-    names = sampled(list(chosen), options.sample, options.seed)
+    return options
+
+
+def main() -> None:
+    options = asked()
     setting = {
         **{name: getattr(options, name) for name in SETTING},
         "machine": runtime.device(),
@@ -164,9 +169,9 @@ def main() -> None:
         gpus = options.gpus.split(",")
         for i in range(options.jobs):
             PLACES.put((gpu := gpus[i % len(gpus)], f"{locks}/gpu{gpu}"))
-        waiting = [name for name in names if name not in done]
+        waiting = [name for name in sampled(list(options.chosen), options.sample, options.seed) if name not in done]
         try:
-            for row in threads.map(lambda name: ran(name, chosen[name], options), waiting):
+            for row in threads.map(lambda name: ran(name, options.chosen[name], options), waiting):
                 lines.write(json.dumps({**row, "setting": setting}) + "\n")
                 lines.flush()
                 ratio = row.get("times", {}).get("ratio", "")
