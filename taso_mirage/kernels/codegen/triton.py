@@ -157,7 +157,7 @@ def options_text(launches: Sequence[TritonLaunch]) -> str:
     """How each launch is tuned, as the module says it."""
     shown = []
     for each in launches:
-        options = ", ".join(f'"{name}": {value}' for name, value in each.options.items())
+        options = ", ".join(f'"{name}": {value!r}' for name, value in each.options.items())
         shown.append(f"    {{{options}}},  # {each.name}")
     return "\n".join(["OPTIONS = (", *shown, ")"])
 

@@ -27,7 +27,13 @@ from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
 from taso_mirage.kernels.codegen.estimates import buffer_bytes, ranked
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
+from taso_mirage.kernels.codegen.gpu.program import (
+    PRECISIONS,
+    LaunchSchedule,
+    TritonBuffer,
+    TritonLaunch,
+    TritonProgram,
+)
 from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.workers import Workers
@@ -138,7 +144,7 @@ def _tuned(
         different.setdefault(tuple((x.grid, x.loop, bool(x.maps)) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
     count = max((len(trial.program.launches) for trial in finalists), default=0)
-    orders = [(i, tries) for i in range(count) for tries in (schedules, earlier)]
+    orders = [(i, tries) for i in range(count) for tries in (schedules, precisions, earlier)]
     again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
     for i, tries in orders + again if count > 1 else orders:
         if late():
@@ -290,6 +296,13 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
     held = REGISTERS if launch.loop != 1 else ONCE * REGISTERS
     found = [LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * held]
     return list(dict.fromkeys([launch.schedule, *found]))
+
+
+def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """Its own schedule, and the same with other ways to multiply in single precision."""
+    own = launch.schedule
+    others = [replace(own, precision=each) for each in PRECISIONS] if launch.single else []
+    return list(dict.fromkeys([own, *others]))
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:

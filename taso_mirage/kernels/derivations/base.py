@@ -143,7 +143,7 @@ class Costing(Protocol):
     def volume(self, labels: Iterable[str]) -> TileCounts:
         """How many elements a block has along some labels."""
 
-    def pace(self, args: Sequence[int], label: str) -> float:
+    def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
         """How many times as long a product of two matrices, summed over a label, takes as one of
         half precision."""
 

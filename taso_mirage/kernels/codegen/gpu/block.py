@@ -37,6 +37,7 @@ from taso_mirage.kernels.codegen.gpu.products import (
     vector_products,
 )
 from taso_mirage.kernels.codegen.gpu.program import (
+    PRECISIONS,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -380,10 +381,11 @@ class TritonBlock:
         later = any(buffer.role == "scratch" for buffer in self.reads)
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
-        guess = replace(guess, warps=warps(self.products) or guess.warps)
+        guess = replace(guess, warps=warps(self.products) or guess.warps, precision=PRECISIONS[0])
         return TritonLaunch(
             *(self.name, self.grid, self.loop, names, schedule or guess),
             *(self._traffic(), self.sizes.given, self.cluster, self.tiles.rows),
+            single=self.tiles.single,
         )
 
     def _traffic(self) -> Traffic:
@@ -404,6 +406,7 @@ class TritonBlock:
     def source(self) -> str:
         own = "STAGES: tl.constexpr" if self.looped else "EARLY: tl.constexpr = False"
         own += ", APART: tl.constexpr = False" if self.tiles.rows else ""
+        own += ", PRECISION: tl.constexpr = 'ieee'" if self.tiles.single else ""
         pointers = [a.name for a in (*self.arguments, *self.results)]
         names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False", "LATE: tl.constexpr = False"]
         sections, last = self.lines.swept()

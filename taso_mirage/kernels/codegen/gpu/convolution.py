@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
@@ -20,6 +21,7 @@ from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
+    PRECISIONS,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -96,6 +98,11 @@ class ConvolutionBlock:
         return taps if self.elementwise else taps * -(-self.deep // self.depth)
 
     @property
+    def single(self) -> bool:
+        """Whether it multiplies matrices in single precision."""
+        return self.buffers[0].dtype == "float32" and not self.elementwise
+
+    @property
     def loop(self) -> int:
         return 1 if self.unrolled else self.steps
 
@@ -117,7 +124,8 @@ class ConvolutionBlock:
         blocks = usual_size(self.grid[0])
         guess = guessed(blocks, self.loop, self.pixels * self.columns, traffic.in_flight, False)
         names = tuple([b.name for b in self.buffers])
-        return TritonLaunch(self.name, self.grid, self.loop, names, schedule or guess, traffic, self.free)
+        schedule = schedule or replace(guess, precision=PRECISIONS[0])
+        return TritonLaunch(self.name, self.grid, self.loop, names, schedule, traffic, self.free, single=self.single)
 
     def _traffic(self) -> Traffic:
         size = numpy_dtype(self.buffers[0].dtype).itemsize
@@ -155,6 +163,7 @@ class ConvolutionBlock:
     def source(self) -> str:
         pointers = ", ".join([*self.names, *self.free])
         own = "STAGES: tl.constexpr" if self.loop != 1 else "EARLY: tl.constexpr = False"
+        own += ", PRECISION: tl.constexpr = 'ieee'" if self.single else ""
         free = f"(do_not_specialize={list(self.free)})" if self.free else ""
         waiting = WAITING if self.loop != 1 else EARLY
         lines = [*self._places(), *waiting, *self._sum(), *self._end()]
@@ -242,8 +251,8 @@ class ConvolutionBlock:
             masks.append(f"((depth // {self.inputs})[:, None] == (column // {self.outputs // self.group})[None, :])")
         mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         yield f"w_tile = tl.load({w} + (({inner}) * {self.outputs})[:, None] + channel[None, :]{mask})"
-        exact = ', input_precision="ieee"' if self.buffers[0].dtype == "float32" else ""
-        yield f"acc = tl.dot(x_tile, w_tile, acc{exact})"
+        precision = ", input_precision=PRECISION" if self.single else ""
+        yield f"acc = tl.dot(x_tile, w_tile, acc{precision})"
 
     def _end(self) -> Iterator[str]:
         """What follows the sum, and the store."""

@@ -230,7 +230,8 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
         code = _arranged(xp, x, own, [c for group in groups for c in group])
         codes.append(_grouped(xp, x, code, [[axes[c] for c in group] for group in groups if group]))
     stage = max(a.stage, b.stage)
-    precision = ', input_precision="ieee"' if wanted == "float32" else ""
+    precision = ", input_precision=PRECISION" if wanted == "float32" else ""
+    xp.single |= wanted == "float32"
     code = xp.lines.let(stage, xp.hint, f"tl.dot({codes[0]}, {codes[1]}{precision})")
     _keep_apart(xp, code, stage, math.prod(xp.axes_of.lanes(axes[c]) for c in rows) if summed == "float32" else 0)
     order = [*batch, *rows, *columns]

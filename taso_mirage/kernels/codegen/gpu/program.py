@@ -70,7 +70,7 @@ class LaunchSchedule:
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
     start before that wait, and not only after it; without a loop. `late`: not before this one
     ends. `specialized`: warps have roles (`specialized.py`); `warps` are then those that load, and
-    `stages` the slots of their ring."""
+    `stages` the slots of their ring. `precision`: one of PRECISIONS."""
 
     warps: int = 4
     stages: int = 1
@@ -78,6 +78,13 @@ class LaunchSchedule:
     early: bool = False
     late: bool = False
     specialized: bool = False
+    precision: str = "ieee"
+
+
+PRECISIONS = ("tf32x3", "bf16x6", "ieee")
+"""How Triton multiplies matrices in single precision: operands in two parts of TF32 or in three of
+bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
+first two sum each tile's products apart, and are as near to float64 as the third or nearer."""
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
@@ -123,7 +130,8 @@ class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
     grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
-    product that goes on to another one; warps that are more than it has rows for share it."""
+    product that goes on to another one; warps that are more than it has rows for share it.
+    `single`: it multiplies matrices in single precision."""
 
     name: str
     grid: Shape
@@ -138,6 +146,7 @@ class TritonLaunch:
     """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
     `registers` when it starts."""
     registers: int | None = None
+    single: bool = False
 
     @property
     def blocks(self) -> int:
@@ -159,16 +168,17 @@ class TritonLaunch:
         return self.grid if self.cluster == 1 else self.grid[:-1] or (1,)
 
     @property
-    def constants(self) -> dict[str, int]:
+    def constants(self) -> dict[str, int | str]:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
-        own = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
+        own: dict[str, int | str] = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
+        own |= {"PRECISION": self.schedule.precision} if self.single else {}
         late = {"LATE": True} if overlap and self.schedule.late else {}
         own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
         return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, int | str]:
         """What a launch is given besides its buffers."""
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
         registers = {} if self.registers is None else {"maxnreg": self.registers}
@@ -331,6 +341,7 @@ RESERVED = frozenset(
         "EARLY",
         "LATE",
         "APART",
+        "PRECISION",
         *SPECIAL,
     }
 ) | frozenset(

@@ -90,6 +90,7 @@ class Tiles(Meaning[Tile]):
         and the code of them less another one, which is taken away with it."""
         self.goes_on, self.rows = False, 0
         """Whether what is written goes on to another product, and the fewest rows of such a one."""
+        self.single = False  # whether matrices are multiplied in single precision
         self.notes: list[str] = []  # why products are computed as they are
 
     def shape(self, a: Tile) -> Shape:
