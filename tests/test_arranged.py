@@ -117,6 +117,25 @@ def test_what_is_multiplied_as_floats_is_not_turned() -> None:
     assert turns(label(product), [x, weight("w", w.tensor), weight("s", s.tensor)]) == {}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "perms"),
+    [("float32", 64, {1: (1, 0)}), ("float32", 8, {}), ("float16", 64, {})],
+)
+def test_weights_of_single_precision_are_turned_for_many_rows(
+    dtype: str, rows: int, perms: dict[int, tuple[int, ...]]
+) -> None:
+    x, w = variable("x", Tensor(dtype, (rows, K))), variable("w", Tensor(dtype, (K, N)))
+    b = variable("b", Tensor(dtype, (N,)))
+    product = Graph((x, w, b), (term("relu", term("add", term("matmul", x, w), b)),))
+    assert turns(label(product), [x, weight("w", w.tensor), weight("b", b.tensor)]) == perms
+    assert turns(label(product), [x, w, weight("b", b.tensor)]) == {}
+    if perms:
+        made = arranged(product, [x, weight("w", w.tensor), b])
+        assert made is not None
+        assert _proved(product, made)
+        assert made.graph.inputs[1].shape == (N, K)
+
+
 def test_a_form_is_proved_and_another_order_is_not() -> None:
     """Of square weights, of which the types say nothing."""
     graph = layer_goal("int8", n=K)

@@ -58,6 +58,7 @@ def made(rows: int | str) -> Result:
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
         patch.setattr(timing, "AS_FAST", 0.0)
+        patch.setattr(timing.Timing, "certain", True)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
         return fused(plain(rows, config), config, "search")
 

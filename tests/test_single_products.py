@@ -29,7 +29,7 @@ MULTIPLIED = {"tf32x3": {"tf32"}, "bf16x6": {"bf16"}, "ieee": set[str]()}
 @cache
 def product(dtype: str = "float32", rows: int = 64) -> TritonProgram:
     x, w = leaf("X", dtype, rows, 128), leaf("W", dtype, 128, 64)
-    goal = Graph((x, w), (term("relu", term("matmul", x, w)),))
+    goal = Graph((x, w), (term("matmul", x, w),))
     return codegen.program(superoptimize(goal, best=1, budget=20.0)[0].graph)
 
 
@@ -88,8 +88,7 @@ def test_on_a_gpu_it_is_as_near_as_pytorch(precision: str, rows: int, tmp_path: 
     program = of_precision(product(rows=rows), precision)
     x, w = (torch.from_numpy(each).cuda() for each in special(rows))
     found = load_source(program.source, tmp_path).launch(x, w).double()
-    wanted = (x @ w).relu()
-    exact = (x.double() @ w.double()).relu()
+    wanted, exact = x @ w, x.double() @ w.double()
     assert torch.equal(found.isfinite(), wanted.isfinite())
     kept = wanted.isfinite()
     scale = (x.double().abs() @ w.double().abs())[kept]

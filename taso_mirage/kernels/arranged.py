@@ -1,13 +1,15 @@
-"""Weights of 8 bits as kernels want them: along their sums, and with their sums beside them.
+"""Weights as kernels want them: along their sums, and those of 8 bits with their sums beside them.
 
-Tensor cores take bytes only where both operands lie along the sum. Where a weight does not, each
-tile of it is turned in registers, in every run; and the zero of the other operand wants the sum of
-each column. Of a weight that a model knows both are computed once, ahead of all runs: the goal is
-written over what is stored then, which is a term over the weight.
+Tensor cores take bytes, and single precision as TF32, only where both operands lie along the sum.
+Where a weight does not, each tile of it is turned in registers, in every run; and the zero of
+another operand of bytes wants the sum of each column. Of a weight that a model knows both are
+computed once, ahead of all runs: the goal is written over what is stored then, which is a term over
+the weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +29,11 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term, traits
 
+ALONG = (*BYTES, "float32")
+"""What is better stored along its sum."""
+MANY = 64
+"""A weight in single precision is multiplied with so many rows at least, else memory is what takes
+the time."""
 Perm = tuple[int, ...]
 """The order of axes that `transpose` takes."""
 
@@ -71,21 +78,34 @@ def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
 
 def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
     """The places of a goal's inputs that are better stored otherwise, each with the order of its
-    axes: of those that are weights of a model (`given`), and bytes that are multiplied with
-    bytes."""
+    axes: of those that are weights of a model (`given`), and are multiplied with what is of bytes
+    like themselves, or with many rows of single precision like themselves."""
     of = [stored_leaf(leaf) for leaf in goal.leaves.values()]
-    axes = {name: own for name, own in goal.inputs.items() if stored_leaf(goal.leaves[name]).dtype in BYTES}
+    axes = {name: own for name, own in goal.inputs.items() if stored_leaf(goal.leaves[name]).dtype in ALONG}
     found = {}
     for name, own in axes.items():
         leaf = goal.leaves[name]
         place = goal.graph.inputs.index(stored_leaf(leaf))
         packed = traits(leaf).lowering is Lowering.UNPACK or of.count(stored_leaf(leaf)) > 1
-        others = {x for other, axis in axes.items() if other != name for each in axis for x in each}
+        others = {
+            x
+            for other, axis in axes.items()
+            if other != name and _multiplies(goal, other, name)
+            for each in axis
+            for x in each
+        }
         summed = [i for i, axis in enumerate(own) if axis and goal.reduced & others >= {*axis}]
         perm = (*(i for i in range(len(own)) if i not in summed), *summed)
         if is_named_weight(given[place]) and not packed and 0 < len(summed) < len(own) and list(perm) != sorted(perm):
             found[place] = perm
     return found
+
+
+def _multiplies(goal: Labelled, other: str, name: str) -> bool:
+    """Whether a view may be what another one is better turned for."""
+    types = [stored_leaf(goal.leaves[x]).dtype in BYTES for x in (other, name)]
+    own, its = ({x for axis in goal.inputs[view] for x in axis} for view in (name, other))
+    return types[0] == types[1] and (types[0] or math.prod(goal.sizes.get(x, 1) for x in its - own) >= MANY)
 
 
 def _turned_back(goal: Graph, perms: Mapping[int, Perm]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -142,9 +162,9 @@ class ArrangedWeight:
 
 
 def is_turned(node: Node) -> bool:
-    """Whether a term is a weight of 8 bits in another order of its axes."""
+    """Whether a term is a weight in another order of its axes, as kernels may want it."""
     moved = traits(node).lowering is Lowering.TRANSPOSE and is_named_weight(node.args[0])
-    return moved and node.dtype in BYTES
+    return moved and node.dtype in ALONG
 
 
 def _is_sum(node: Node) -> bool:

@@ -51,7 +51,8 @@ SymbolSizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
 """A region has at most so many operators, and a lane of it so many inputs."""
 ROWS = 64
-"""A linear layer of floats of more rows is bound by operations."""
+"""A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
+single precision on a GPU, where they leave the tensor cores alone."""
 PRODUCTS = 2
 """Products, one on the result of the other, of a region."""
 
@@ -197,9 +198,18 @@ class _Growing:
 
     def _worth(self, members: Sequence[Node]) -> bool:
         """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
-        product with a weight for few rows, a fold along another axis than the last."""
-        slow = self.lanes > 1 and any(self.kinds[n] in (_Kind.LINEAR, _Kind.FOLD) for n in members)
+        product with a weight for few rows or in single precision, a fold along another axis than
+        the last."""
+        kinds = (_Kind.LINEAR, _Kind.FOLD)
+        slow = self.lanes > 1 and any(
+            self.kinds[n] in kinds or (self.kinds[n] is _Kind.PRODUCT and self._single(n)) for n in members
+        )
         return self._computes(self.fragment(members)) > (0 if slow else 1)
+
+    def _single(self, node: Node) -> bool:
+        """Whether a GPU computes a term in single precision, of fixed sizes."""
+        single = isinstance(node.type, Tensor) and node.dtype == "float32"
+        return self.lanes > 1 and single and all(isinstance(n, int) for n in node.shape)
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
@@ -233,7 +243,7 @@ class _Growing:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
         whole = sums_integers(node)
-        kind = _folding(found, weights, math.inf if whole else ROWS)
+        kind = _folding(found, weights, math.inf if whole or self._single(node) else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is _Kind.LINEAR and self.batched and free and not whole else kind
 

@@ -49,7 +49,7 @@ class Backend(Protocol):
 
     @property
     def arranged(self) -> bool:
-        """Whether kernels may read weights of 8 bits along their sums, and those
+        """Whether kernels may read weights along their sums, and those of bytes
         (`kernels.arranged`)."""
 
     @property

@@ -144,7 +144,7 @@ def _tuned(
         different.setdefault(tuple((x.grid, x.loop, bool(x.maps)) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
     count = max((len(trial.program.launches) for trial in finalists), default=0)
-    orders = [(i, tries) for i in range(count) for tries in (schedules, precisions, earlier)]
+    orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
     again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
     for i, tries in orders + again if count > 1 else orders:
         if late():
