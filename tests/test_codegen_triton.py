@@ -764,7 +764,7 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
         source = job["source"]
         return pool.submit(lambda: source != programs[2].source and (source != programs[0].source or last.wait(30)))
 
-    def seconds(module: object, candidate: TritonProgram, sets: object, check: object) -> float:
+    def seconds(module: object, candidate: TritonProgram, *others: object) -> float:
         measured.append(candidate)
         last.set()
         return 1.0 + len(measured)
@@ -776,7 +776,7 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tune, "_seconds", seconds)
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
     with ThreadPoolExecutor(3) as pool:
-        found = tune.tuned_program(programs[:3], compiler=compiler, late=lambda: True)
+        found = tune.tuned_program(programs[:3], compiler=compiler, late=lambda: len(measured) > 1)
     assert [t.seconds for t in found.trials[:2]] == [3.0, 2.0]
     assert programs[2] not in measured
 
@@ -787,7 +787,7 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     program = codegen.program(mugraphs.attention_split_safe()[0])
     calls: list[TritonProgram] = []
 
-    def seconds(module: object, candidate: TritonProgram, sets: object, check: object) -> float:
+    def seconds(module: object, candidate: TritonProgram, *others: object) -> float:
         calls.append(candidate)
         schedules = [each.schedule for each in candidate.launches]
         return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 + s.late for s in schedules)
@@ -897,7 +897,7 @@ def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
         asked.append(bool(results[0].isnan().all()))
         return False
 
-    assert tune._seconds(cast(ModuleType, Unwritten()), wide, [[None, None]], check) == math.inf
+    assert tune._seconds(cast(ModuleType, Unwritten()), wide, [[None, None]], check, math.inf) == math.inf
     assert asked == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 

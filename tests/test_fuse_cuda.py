@@ -60,6 +60,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result,
         quick(patch)
         result = replace(plain(), target=CUDA)
         patch.setattr(stage, "here", lambda target: GPU)
+        patch.setattr(CudaLowering, "start", lambda self: None)
         patch.setattr(runtime, "open_in_child", on_the_cpu)
         found = fused(result, CONFIG, "search")
         patch.setattr(searches, "Search", None)
@@ -173,6 +174,7 @@ def test_with_free_rows_kernels_run_for_any_number_of_them(
     monkeypatch.setattr(searches, "Search", Search)  # `searched` has left it to be found missing
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(CudaLowering, "start", lambda self: None)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     result = replace(plain("rows"), target=CUDA)
@@ -341,7 +343,7 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
     best."""
     seen: list[TritonProgram] = []
 
-    def seconds(module: Any, program: TritonProgram, sets: Any, check: Any) -> float:
+    def seconds(module: Any, program: TritonProgram, sets: Any, check: Any, enough: float) -> float:
         seen.append(program)
         return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
 

@@ -23,7 +23,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
 LARGEST = 3.38e38
-"""What is larger rounds to no finite number of 8 or 11 digits."""
+"""What is larger rounds to no finite number of 8 binary digits; of what is smaller than 2e-31 the
+last part is no normal number."""
 MULTIPLIED = {"tf32x3": {"tf32"}, "bf16x6": {"bf16"}, "ieee": set[str]()}
 """The types of operands on tensor cores."""
 
@@ -75,7 +76,7 @@ def special(rows: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     x, w = rng.standard_normal((rows, 128)).astype(np.float32), rng.standard_normal((128, 64)).astype(np.float32)
     x[0, 0], x[1, 1], x[2, 2], x[3] = np.inf, np.nan, -np.inf, 0.0
-    x[4], w[:, 5] = x[4] * np.float32(1e37), w[:, 5] * np.float32(1e-37)
+    x[4], w[:, 5] = x[4] * np.float32(1e30), w[:, 5] * np.float32(1e-30)
     x[6, :], x[6, 7] = 0.0, LARGEST
     x[8] *= np.float32(1e-30)
     return x, w

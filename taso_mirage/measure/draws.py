@@ -31,6 +31,8 @@ from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
 from taso_mirage.onnx_io.compared import compared_numbers
 from taso_mirage.operators.exactness import truncates
 
+LARGE = 1 << 20
+"""Elements of a large array."""
 LISTED = 6
 """Sizes that a note lists."""
 
@@ -121,10 +123,20 @@ def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
     rng = np.random.default_rng(seed)
     found = dict(inputs)
     for node in _floats(model):
-        array = np.array(inputs[node.attr("name")])  # a default is read-only
-        mixed = rng.permutation(array.ravel()).reshape(array.shape)
+        array = np.asarray(inputs[node.attr("name")])
+        mixed = _mixed(array, rng)
         found[node.attr("name")] = (mixed.astype(np.float64) * rng.uniform(0.5, 1)).astype(array.dtype)
     return found
+
+
+def _mixed(array: Any, rng: np.random.Generator) -> Any:
+    """The elements in another order; of large arrays, where one by one takes seconds, the slices
+    along each axis."""
+    if array.size <= LARGE:
+        return rng.permutation(array.ravel()).reshape(array.shape)
+    for axis, n in enumerate(array.shape):
+        array = np.take(array, rng.permutation(n), axis)
+    return array
 
 
 def _may_be_extreme(model: Model) -> list[str]:

@@ -36,13 +36,18 @@ class Workers:
 
     def __init__(self, function: str, count: int, limit: float, first: Sequence[str] = ()) -> None:
         self.arguments = [function, str(limit), *first]
-        self._threads = ThreadPoolExecutor(count)
+        self._count, self._threads = count, ThreadPoolExecutor(count)
         self._own = threading.local()
         self._started: list[subprocess.Popen[str]] = []
 
     def __call__(self, job: Mapping[str, Any]) -> Future[Any]:
         """The answer to a job; None if it took too long, or the process ended."""
         return self._threads.submit(self._asked, job)
+
+    def start(self) -> None:
+        """Start all processes now."""
+        for _ in range(self._count):
+            self._threads.submit(self._process)
 
     def close(self) -> None:
         """End all, those that are still at work too."""

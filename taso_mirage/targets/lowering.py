@@ -84,6 +84,9 @@ class Backend(Protocol):
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same for all machines that a model may come to."""
 
+    def start(self) -> None:
+        """Begin what takes a while before the first kernel can be measured."""
+
     def close(self) -> None:
         """End what was started for measuring."""
 

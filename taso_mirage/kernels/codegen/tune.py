@@ -49,6 +49,9 @@ DEPTHS = 5
 CALLS, SPAN = 64, 5e-3
 """So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes
 5 to 7 microseconds (H100)."""
+SLOW, BEHIND = 1e-4, 1.2
+"""Of a call of so many seconds and more that takes so many times as long as the best so far, one
+round is measured."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
@@ -126,7 +129,7 @@ def tuned_program(
     except RuntimeUnavailable:
         return _tuned(programs, lambda each: [ranked([p], device, sizes)[0][0] for p in each], device, False, late)
     with TemporaryDirectory() as folder:
-        bench = _Bench(target, Path(folder), cache, compiler, check, sizes)
+        bench = _Bench(target, Path(folder), cache, compiler, check, sizes, late)
         overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
         return _tuned(overlapping, bench.seconds, device, True, late)
 
@@ -199,12 +202,14 @@ class _Bench:
         compiler: Compiler | None,
         check: Check | None,
         sizes: Mapping[str, int],
+        late: Callable[[], bool],
     ) -> None:
         at = "".join(f" {name}={size}" for name, size in sizes.items())
         self.target, self.folder, self.cache = f"{target} graphs of {CALLS} calls{at}", folder, cache
-        self.compiler, self.check, self.sizes = compiler, check, sizes
+        self.compiler, self.check, self.sizes, self.late = compiler, check, sizes, late
         self.modules: dict[str, ModuleType] = {}
         self.sets: list[list[Any]] = []
+        self.best = math.inf
 
     def overlaps(self) -> bool:
         """Whether a kernel may begin while the one before it ends."""
@@ -213,8 +218,8 @@ class _Bench:
         return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
 
     def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
-        """Seconds of each program: from the cache, else compiled and measured one after the
-        other."""
+        """Seconds of each program: from the cache, else compiled and measured one after the other,
+        until one was measured and it is late."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
@@ -223,6 +228,8 @@ class _Bench:
             found[i] = self._measured(programs[i])
             if self.cache is not None and math.isfinite(found[i]):
                 self.cache.put(self.target, names[i], found[i])
+            if math.isfinite(self.best) and self.late():
+                break
         return found
 
     def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[int]:
@@ -232,16 +239,22 @@ class _Bench:
             yield from which
             return
         futures = {self.compiler(job(programs[i])): i for i in which}
-        for future in as_completed(futures):
-            if future.result():
-                yield futures[future]
+        try:
+            for future in as_completed(futures):
+                if future.result():
+                    yield futures[future]
+        finally:
+            for future in futures:
+                future.cancel()
 
     def _measured(self, program: TritonProgram) -> float:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:
             self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
         self.sets = self.sets or input_sets(program, self.sizes)
-        return _seconds(self.modules[functions], program, self.sets, self.check)
+        found = _seconds(self.modules[functions], program, self.sets, self.check, BEHIND * self.best)
+        self.best = min(self.best, found)
+        return found
 
 
 def job(program: TritonProgram) -> dict[str, Any]:
@@ -340,7 +353,9 @@ def gpu_and_versions() -> str:
     return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
 
 
-def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
+def _seconds(
+    module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None, enough: float
+) -> float:
     """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results
     are refused."""
     options = [each.options for each in program.launches]
@@ -356,7 +371,7 @@ def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence
         return math.inf
     if check is not None and not check(sets[0], results if isinstance(results, tuple) else (results,)):
         return math.inf
-    return measured(call, sets)
+    return measured(call, sets, enough=enough)
 
 
 def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -377,17 +392,22 @@ def _is_triton(error: Exception) -> bool:
     return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)
 
 
-def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
+def measured(
+    call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05, enough: float = math.inf
+) -> float:
     """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that
     goes round `sets` of inputs at least once, and has CALLS calls or as many as take SPAN seconds,
-    replayed for about `seconds`. The first call is outside of the graph, for what compiles then."""
+    replayed for about `seconds`. The first call is outside of the graph, for what compiles then. Of
+    a slow call (SLOW) that takes more than `enough` a single round counts."""
     import torch
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call(*sets[0])
     torch.cuda.synchronize()
-    rounds = _rounds(call, sets)
+    rounds, once = _rounds(call, sets)
+    if SLOW < once > enough:
+        return once
     graph, kept = _captured(call, sets, rounds)
     times: list[float] = []
     while len(times) < 5 or (sum(times) < seconds and len(times) < 1000):
@@ -396,17 +416,18 @@ def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: f
     return sorted(times)[len(times) // 2] / (rounds * len(sets))
 
 
-def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> int:
-    """How often a graph goes round.
+def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[int, float]:
+    """How often a graph goes round, and the seconds of a call in one round, 0 where that is not
+    measured.
 
     A round by the GPU's clock tells: a call by itself takes what the host needs to launch it.
     """
     if len(sets) >= CALLS:
-        return 1
+        return 1, 0.0
     graph, _ = _captured(call, sets, 1)
     _replayed(graph)
     each = max(_replayed(graph), 1e-9) / len(sets)
-    return math.ceil(min(CALLS, max(SPAN / each, 1)) / len(sets))
+    return math.ceil(min(CALLS, max(SPAN / each, 1)) / len(sets)), each
 
 
 def _captured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int) -> tuple[Any, deque[Any]]:

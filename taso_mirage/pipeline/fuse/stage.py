@@ -281,6 +281,8 @@ class _Stage:
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
+        if ahead:
+            self.backend.start()
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
 

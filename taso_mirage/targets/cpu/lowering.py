@@ -66,6 +66,9 @@ class CpuLowering:
         """The same: C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
+    def start(self) -> None:
+        """Nothing takes a while."""
+
     def close(self) -> None:
         """Nothing was started."""
 

@@ -176,6 +176,10 @@ class CudaLowering:
         ]
         return cuda_kernel(made[0].program, made[0].images, made[1:])
 
+    def start(self) -> None:
+        """Processes that compile import PyTorch first, while muGraphs are searched."""
+        self.compiler.start()
+
     def close(self) -> None:
         self.compiler.close()
 
