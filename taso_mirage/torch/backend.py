@@ -123,10 +123,10 @@ class CapturedGraph:
 
     def _computed(self, given: Sequence[Any]) -> Any:
         try:
-            return self._program(given).whole(given)
+            return self._program(given)(given)
         except TooRounded:
             self._rounding, self._programs = False, []
-            return self._program(given).whole(given)
+            return self._program(given)(given)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
         found = self._known(arguments)
@@ -150,7 +150,7 @@ class CapturedGraph:
             return made
 
     def _check_beside_inductor(self, made: Program, arguments: Sequence[Any]) -> None:
-        found = self._fallback.beats(lambda *given: made.whole(given), arguments)
+        found = self._fallback.beats(lambda *given: made(given), arguments)
         if found is not None:
             raise Unsupported(f"it takes {found:.2f} times as long here as Inductor's code")
 

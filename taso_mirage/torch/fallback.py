@@ -67,6 +67,12 @@ class Fallback:
         cuda = any(each.device.type == "cuda" for each in given if isinstance(each, torch.Tensor))
         if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
             return None
+        try:
+            return self._raced(call, given, cuda)
+        except torch.OutOfMemoryError:  # both ways keep memory
+            return None
+
+    def _raced(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> float | None:
         if not self._tried:
             changed = changed_arguments(self._captured, given)
             if changed is None:
@@ -83,11 +89,13 @@ class Fallback:
     def _compile(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
         """Once, where it can matter, and PyTorch does not fail."""
         eager = self._captured.forward
-        if self._tried or both_short(lambda: call(*given), lambda: eager(*given), cuda):
+        if self._tried:
+            return
+        draws = drawing(lambda: eager(*given), cuda)[1]  # Inductor draws others than eager
+        if draws or both_short(lambda: call(*given), lambda: eager(*given), cuda):
+            self._tried = draws
             return
         self._tried = True
-        if drawing(lambda: eager(*given), cuda)[1]:  # Inductor draws others than eager
-            return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

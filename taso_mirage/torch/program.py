@@ -42,9 +42,9 @@ class TooRounded(Unsupported):
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    A call computes what the inner half does. `rounding`: whether operands are rounded to TF32 where
-    PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and Unsupported
-    with the reason where the graph has to stay there.
+    A session computes what the inner half does. `rounding`: whether operands are rounded to TF32
+    where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
+    Unsupported with the reason where the graph has to stay there.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Program:
         sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
         return sized and rounded_now(self._may_round) == self._rounded
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any]) -> Any:
         if self._changed and not are_apart(self._changed, arguments):
             raise Unsupported("it changes an argument in place that shares memory with another")
         given = [arguments[i] for i in self._inputs]
@@ -109,12 +109,7 @@ class Program:
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
             self._compare(found, self._reference(given), given)
             self._compared.add(sizes)
-        return found
-
-    def whole(self, arguments: Sequence[Any]) -> Any:
-        """What both halves give."""
-        computed = self(arguments)
-        return computed if self._outer is None else self._outer(*arguments, *computed)
+        return found if self._outer is None else self._outer(*arguments, *found)
 
     def _compare(self, found: Sequence[Any], reference: Sequence[Any], given: Sequence[Any]) -> None:
         exact = cache(partial(in_float64, self._module, given))
