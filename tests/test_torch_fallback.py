@@ -234,12 +234,18 @@ def test_what_is_changed_and_shares_memory_is_left_to_eager(inductor: Played) ->
     assert len(graphs) == 1
 
 
-def test_what_draws_of_elements_is_not_compiled_by_it(inductor: Played) -> None:
-    ours, graphs = compiled(torch.bernoulli)
-    with pytest.warns(UserWarning, match="runs in eager PyTorch: it draws random numbers"):
-        same(ours, torch.bernoulli, X.sigmoid())
-    assert not inductor.compiled
-    assert ways(graphs) == ["eager"]
+def sampled(x: Any) -> Any:
+    return torch.bernoulli(x.sigmoid() * 0.5).sin() + 1
+
+
+def test_what_draws_of_elements_is_not_compiled_by_it_but_pieces_are(inductor: Played) -> None:
+    inductor.answers = [None, 1.5, 1.5]
+    ours, graphs = compiled(sampled)
+    drawn = pytest.warns(UserWarning, match="1 of the 5 .* runs in eager PyTorch: it draws random numbers")
+    with pytest.warns(UserWarning, match=BY_INDUCTOR), drawn:
+        same(ours, sampled, X)
+    assert ways(graphs) == ["eager", "ours", "inductor"]
+    assert len(inductor.compiled) == 2
 
 
 def test_changes_in_place_are_seen_without_a_run() -> None:

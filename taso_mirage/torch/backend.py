@@ -79,7 +79,7 @@ class CapturedGraph:
 
     def __init__(self, captured: Captured, options: Mapping[str, Any], piece: bool = False) -> None:
         self._captured, self._measured = captured, options.get("measure", True)
-        self._options = {name: each for name, each in options.items() if name != FALLBACK}
+        self._options = options
         self._programs: list[Program] = []
         self._pieces: list[CapturedGraph] = []
         self._plain: Callable[..., Any] = captured.forward
@@ -143,7 +143,8 @@ class CapturedGraph:
             self._programs = [program for program in self._programs if not program.stale()]
             if len(self._programs) >= PROGRAMS:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-            made = Program(self._drawn.rest, self._halves, arguments, self._options, self._rounding)
+            options = {name: each for name, each in self._options.items() if name != FALLBACK}
+            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding)
             if self._measured:
                 self._check_beside_inductor(made, arguments)
             self._programs.append(made)
@@ -163,13 +164,14 @@ class CapturedGraph:
         """Run by PyTorch from now on, all of it or in part."""
         self._stays, self._programs = True, []
         count = staying = sum(node.op in CALLS for node in self._captured.graph.nodes)
-        eager = self._drawn.rest.forward
+        call = self._drawn.rest.forward
+        code = self._fallback.compiled(call, given) if self._measured else None
         if isinstance(refused, StaysInPart) and (found := in_pieces(self._captured, refused.stays, self._piece)):
             self._plain, staying = found
-            eager = self._without_draws(self._plain)
-        by = INDUCTOR if self._measured and self._fallback.beats(eager, given) is not None else EAGER
-        if by == INDUCTOR:
-            self._plain, self._pieces, staying = self._with_draws(self._fallback.code), [], count
+            call = self._without_draws(self._plain)
+        by = EAGER
+        if code is not None and self._fallback.beats(call, given) is not None:
+            self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
         self._way = Way(by, staying, str(refused))
         what = (
             f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
@@ -188,6 +190,7 @@ class CapturedGraph:
         return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:
-        """Measured beside eager PyTorch: all pieces together are, beside Inductor."""
-        self._pieces.append(CapturedGraph(part, {**self._options, FALLBACK: EAGER}, piece=True))
+        """Measured beside eager PyTorch alone where all pieces together are, beside Inductor."""
+        options = self._options if self._fallback.code is None else {**self._options, FALLBACK: EAGER}
+        self._pieces.append(CapturedGraph(part, options, piece=True))
         return self._pieces[-1]

@@ -51,56 +51,48 @@ class Fallback:
 
     def __init__(self, captured: Captured, wanted: str | None) -> None:
         self._captured, self._wanted = captured, wanted
-        self._compiled: GraphCall | None = None
+        self.code: GraphCall | None = None
+        """Inductor's code, once there is one."""
         self._tried = False
         self._changed: frozenset[int] = frozenset()
-
-    @property
-    def code(self) -> GraphCall:
-        """Inductor's code, after a race with it."""
-        assert self._compiled is not None
-        return self._compiled
 
     def beats(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as Inductor's code a call takes on these arguments, where that is
         slower."""
-        cuda = any(each.device.type == "cuda" for each in given if isinstance(each, torch.Tensor))
-        if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
-            return None
         try:
-            return self._raced(call, given, cuda)
+            code = self.compiled(call, given)
+            if code is None:
+                return None
+            copies = self._copies(given)
+            return slower(lambda: call(*copies), lambda: code(*copies), _cuda(given))
         except torch.OutOfMemoryError:  # both ways keep memory
             return None
 
-    def _raced(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> float | None:
-        if not self._tried:
-            changed = changed_arguments(self._captured, given)
-            if changed is None:
-                return None
-            self._changed = changed
-        copies = [each.clone() if i in self._changed else each for i, each in enumerate(given)]
-        if self._compiled is None:
-            self._compile(call, copies, cuda)
-        if self._compiled is None:
+    def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
+        """Inductor's code, if it is wanted for arguments like these, and this call or eager
+        PyTorch is long enough that it can matter."""
+        cuda = _cuda(given)
+        if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
             return None
-        compiled = self._compiled
-        return slower(lambda: call(*copies), lambda: compiled(*copies), cuda)
+        if not self._tried:
+            self._try(call, given, cuda)
+        return self.code
 
-    def _compile(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
-        """Once, where it can matter, and PyTorch does not fail."""
-        eager = self._captured.forward
-        if self._tried:
-            return
-        draws = drawing(lambda: eager(*given), cuda)[1]  # Inductor draws others than eager
-        if draws or both_short(lambda: call(*given), lambda: eager(*given), cuda):
-            self._tried = draws
+    def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
+        """Compile it, once."""
+        eager, changed = self._captured.forward, changed_arguments(self._captured, given)
+        self._changed = changed or frozenset()
+        copies = self._copies(given)
+        # it draws other random numbers than eager
+        self._tried = changed is None or drawing(lambda: eager(*copies), cuda)[1]
+        if self._tried or both_short(lambda: call(*copies), lambda: eager(*copies), cuda):
             return
         self._tried = True
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compiled = compiled_by_inductor(self._captured, given)
-                compiled(*given)
+                found = compiled_by_inductor(self._captured, copies)
+                found(*copies)
         except Exception as error:
             warnings.warn(
                 f"taso_mirage: Inductor does not compile a graph, which is measured beside eager PyTorch alone: "
@@ -108,7 +100,11 @@ class Fallback:
                 stacklevel=2,
             )
             return
-        self._compiled = self._apart(compiled) if self._changed else compiled
+        self.code = self._apart(found) if self._changed else found
+
+    def _copies(self, given: Sequence[Any]) -> list[Any]:
+        """The arguments, with copies of those that change in place."""
+        return [each.clone() if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
         """What is changed in place and shares memory with another argument is left to eager: the
@@ -141,6 +137,10 @@ def _is_fixed(captured: Captured) -> bool:
         isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in (*each.shape, *each.stride()))
         for each in values
     )
+
+
+def _cuda(given: Sequence[Any]) -> bool:
+    return any(each.device.type == "cuda" for each in given if isinstance(each, torch.Tensor))
 
 
 def _is_measurable(given: Sequence[Any]) -> bool:
