@@ -9,6 +9,7 @@ import copy
 import pickle
 import shutil
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -21,7 +22,7 @@ pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption  # noqa: E402
-from taso_mirage.torch import fallback, program, race  # noqa: E402
+from taso_mirage.torch import backend, fallback, program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, checked_options  # noqa: E402
 from taso_mirage.torch.changes import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
@@ -120,6 +121,22 @@ def test_what_inductor_computes_faster_runs_by_it(inductor: Played) -> None:
     same(ours, model, X)
     assert inductor.calls == calls + 2
     assert len(inductor.compiled) == 1
+
+
+def test_a_program_that_was_let_go_has_no_memory(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(program.Program):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.cycle = self  # as calls on a GPU have one
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(backend, "Program", Watched)
+    ours, _ = compiled(torch.sin)
+    with pytest.warns(UserWarning, match=BY_INDUCTOR):
+        same(ours, torch.sin, X)
+    assert [each() for each in made] == [None]
 
 
 def test_what_it_computes_no_faster_does_not(inductor: Played) -> None:

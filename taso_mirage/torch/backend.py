@@ -4,6 +4,7 @@ warning."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class CapturedGraph:
                         self._stay(refused, given)
                 if state is not None:
                     restore_random_state(state)  # eager PyTorch draws the same numbers again
+            gc.collect()  # a program that was let go has memory, and is in cycles
         return self._plain(*arguments)
 
     @property
