@@ -86,7 +86,8 @@ class CapturedGraph:
         self._plain: Callable[..., Any] = captured.forward
         self._stays, self._rounding = only_looks(captured), True
         self._trained = not piece and is_trained(captured)
-        self._drawn, self._refused = DrawnApart(captured, None), None
+        self._drawn = DrawnApart(captured, None)
+        self._refused: Unsupported | None = None
         self._way = None if self._stays else Way(OURS, sum(node.op in CALLS for node in captured.graph.nodes))
         try:
             self._drawn = drawn_before(captured)
@@ -164,7 +165,7 @@ class CapturedGraph:
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
         """Run by PyTorch from now on, all of it or in part."""
-        self._stays, self._programs = True, []
+        self._stays, self._programs, self._refused = True, [], None  # with its traceback it keeps arguments
         count = staying = sum(node.op in CALLS for node in self._captured.graph.nodes)
         call = self._drawn.rest.forward
         code = self._fallback.compiled(call, given) if self._measured else None

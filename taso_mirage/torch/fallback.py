@@ -137,11 +137,10 @@ def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
 
 
 def _is_fixed(captured: Captured) -> bool:
-    values = [value_of(node) for node in captured.graph.nodes if node.op == "placeholder"]
-    return all(
-        isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in (*each.shape, *each.stride()))
-        for each in values
-    )
+    """Whether no size is free, and no number is one that only a run tells."""
+    values = [value_of(node) for node in captured.graph.nodes]
+    sizes = [n for each in values if isinstance(each, torch.Tensor) for n in (*each.shape, *each.stride())]
+    return not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*values, *sizes))
 
 
 def _cuda(given: Sequence[Any]) -> bool:
