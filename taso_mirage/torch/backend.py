@@ -28,7 +28,7 @@ graphs."""
 FALLBACK = "fallback"
 """The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
 OURS = "ours"
-WAYS = (OURS, INDUCTOR, EAGER)
+"""What runs here, beside INDUCTOR and EAGER."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
@@ -67,8 +67,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, of so many operations runs: by one of WAYS, and why
-    it is not `ours`."""
+    """How a captured graph, or a piece of one, of so many operations runs: by OURS, INDUCTOR or
+    EAGER, and why not by ours."""
 
     by: str
     operations: int
