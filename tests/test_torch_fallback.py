@@ -172,6 +172,15 @@ def test_nothing_is_compiled_by_it_where_that_cannot_matter(
     assert ways(graphs) == ["ours"]
 
 
+def test_on_cuda_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str | None] = []
+    monkeypatch.setattr(fallback, "_cuda", lambda given: True)
+    monkeypatch.setattr(fallback.Fallback, "_try", lambda self, *given: tried.append(self._wanted))
+    for wanted in (None, "eager", "inductor"):
+        fallback.Fallback(torch.fx.symbolic_trace(lambda x: x.sin()), wanted).compiled(torch.sin, [X])
+    assert tried == [None, "inductor"]
+
+
 def test_an_unknown_fallback_is_refused() -> None:
     with pytest.raises(InvalidOption, match="fallback='triton': it is one of 'eager', 'inductor'"):
         checked_options({"fallback": "triton"})
