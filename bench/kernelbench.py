@@ -14,6 +14,10 @@ eager of its PyTorch backend come before); five runs to warm up and 100 trials, 
 cache and the time from idle to idle. Unlike there, all three run in turn in one process, and
 medians count.
 
+A program of which nothing is faster than Inductor runs by its code (on a GPU): it ended as
+`inductor`, and its ratio over Inductor is 1 by construction. Ours compiles first, so the seconds of
+Inductor's own compilation are those with a warm cache then.
+
 `--scale S` makes batches S times as small and extents the square root of S times: the sizes are
 meant for GPUs. A program that does not run so has both the square root of S times as small, or
 batches alone, or its own sizes. Each line says what was changed; such times are not figures of

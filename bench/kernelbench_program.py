@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ PIECE = 1 << 24
 """Elements that are compared at a time."""
 CALLS = ("eager", "inductor", "ours")
 SLOW = "times as long here"
-"""In the reason of a graph that was compiled and stays in eager PyTorch, which is faster."""
+"""In the reason of a graph that was compiled and runs by PyTorch, which is faster."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +153,14 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
 
     Where nothing is timed, what is predicted to be faster is taken.
     """
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
-    parted = [str(each.message).partition(" in eager PyTorch: ") for each in said]
-    reasons = [reason for what, _, reason in parted if reason and what.startswith("taso_mirage: ")]
+    ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
+    stay = [way for way in ours.ways if way.by != "ours"]
     kept = [result.kept or "" for result in ours.results]
     graphs = {
         "compiled": len(ours.results),
-        "eager": len(reasons),
-        "reasons": reasons,
+        "eager": sum(way.by == "eager" for way in stay),
+        "inductor": sum(way.by == "inductor" for way in stay),
+        "reasons": [way.reason for way in stay],
         "changed": sum(result.changed for result in ours.results),
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
         "kernels": sum(bool(result.kernels) for result in ours.results),
@@ -239,12 +236,11 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
             start = time.perf_counter()
             ours, row["graphs"] = optimized(model, inputs, options)
             row["seconds"] = {"ours": round(time.perf_counter() - start, 1)}
-        reasons = row["graphs"]["reasons"]
-        eager = bool(reasons) and not row["graphs"]["compiled"] and all(SLOW in each for each in reasons)
+        ended = ending(row["graphs"])
         if not row["graphs"]["compiled"]:
-            row["reason"] = (reasons or ["PyTorch captured no graph in it"])[0]
-            if not eager:
-                return "refused"
+            row["reason"] = (row["graphs"]["reasons"] or ["PyTorch captured no graph in it"])[0]
+            if ended == "refused":
+                return ended
         note("comparing")
         with alone(options):
             row["results"] = compared(plain, ours, draw)
@@ -253,7 +249,17 @@ def phases(row: dict[str, Any], program: Path, options: Options, note: Callable[
             return "wrong"
         if options.trials:
             _time(row, (plain, inductor, ours), inputs, options, note)
-    return "eager" if eager else "partly" if row["graphs"]["eager"] else "whole"
+    return ended
+
+
+def ending(graphs: dict[str, Any]) -> str:
+    """How a program ends that is right: what its graphs run by."""
+    if graphs["compiled"]:
+        return "partly" if graphs["eager"] or graphs["inductor"] else "whole"
+    if graphs["inductor"]:
+        return "inductor"
+    slow = [SLOW in each for each in graphs["reasons"]]
+    return "eager" if slow and all(slow) else "refused"
 
 
 def _time(row: dict[str, Any], calls: Sequence[Any], inputs: Sequence[Any], options: Options, note: Any) -> None:

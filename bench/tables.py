@@ -277,7 +277,9 @@ def extraction(found: dict[str, Any]) -> list[str]:
 def from_torch(found: dict[str, Any]) -> list[str]:
     """Medians, and ratios round by round; the largest difference to eager at any of the sizes."""
     heads = ["model, ms", "eager", "Inductor", "ours", "over eager (quartiles)", "over Inductor (quartiles)"]
-    heads += ["graphs, in eager", "largest difference", "s to compile, Inductor and ours"]
+    counted = {"graphs": "graphs", "eager_graphs": "in eager", "inductor_graphs": "by Inductor"}
+    counted = {key: name for key, name in counted.items() if any(key in row for row in found["rows"])}
+    heads += [", ".join(counted.values()), "largest difference", "s to compile, Inductor and ours"]
     keys = {"ratio": "eager", "ratio_inductor": "Inductor", "ratio_graphs": "Inductor with CUDA graphs"}
     keys = {key: name for key, name in keys.items() if key in found["rows"][0]}
     heads[6:6] = ["over it with CUDA graphs"] if "ratio_graphs" in keys else []
@@ -286,7 +288,8 @@ def from_torch(found: dict[str, Any]) -> list[str]:
         times = [f"{t / 1e3:.2f}" for t in (row["baselines"]["eager"], row["baselines"]["inductor"], row["ours"])]
         ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in keys]
         took = f"{row['seconds']['inductor']:.0f}, {row['seconds']['ours']:.0f}"
-        rest = [f"{row['graphs']}, {row['eager_graphs']}", f"{max(row['differences']):.1g}", took]
+        counts = ", ".join(str(row.get(key, 0)) for key in counted)
+        rest = [counts, f"{max(row['differences']):.1g}", took]
         lines.append(f"| {' | '.join([row['case'], *times, *ratios, *rest])} |")
     means = {key: statistics.geometric_mean(row[key][0] for row in found["rows"]) for key in keys}
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())

@@ -121,6 +121,22 @@ def row(case: str, ended: str, ratios: tuple[float, float] | None = None, reason
     return {"case": case, "ended": ended, "setting": setting, "reason": reason, **timed}
 
 
+def test_a_program_ends_as_what_its_graphs_run_by() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    ending = script("kernelbench_program").ending
+
+    def ended(compiled: int, eager: int, inductor: int, *reasons: str) -> Any:
+        return ending({"compiled": compiled, "eager": eager, "inductor": inductor, "reasons": reasons})
+
+    slow = "it takes 1.50 times as long here"
+    assert ended(1, 0, 0) == "whole"
+    assert ended(1, 1, 0, slow) == ended(1, 0, 1, slow) == "partly"
+    assert ended(0, 2, 0, slow, slow) == "eager"
+    assert ended(0, 1, 1, "it draws", f"{slow} as Inductor's code") == "inductor"
+    assert ended(0, 1, 0, "it draws") == ended(0, 0, 0) == "refused"
+
+
 def test_the_table_counts_what_is_right_and_says_why_the_rest_is_not() -> None:
     rows = [
         row("level1/1_a", "failed while optimizing"),
@@ -129,10 +145,13 @@ def test_the_table_counts_what_is_right_and_says_why_the_rest_is_not() -> None:
         row("level1/3_c", "refused", reason="it draws a|b"),
         row("level1/4_d", "wrong", (9.0, 9.0), "results differ by 2"),
         row("level1/5_f", "eager", (1.0, 1.0), "it takes 2 times as long here"),
+        row("level1/6_g", "inductor", (2.0, 1.01), "it takes 2 times as long here as Inductor's code"),
         row("level3/1_e", "whole"),
     ]
     lines = script("kernelbench_table").kernelbench(rows)
-    assert lines[2] == "| 1 | 5 of 100 | 3, 1, 1 | 1 | 1 | 1 of 3 | 0 of 3 | 1.587 | 0.630 | 0.20, 0.20 | 0.00, 0.00 |"
-    assert lines[3] == "| 3 | 1 of 50 | 1, 0, 0 | 0 | 0 |  |  |  |  |  |  |"
+    assert (
+        lines[2] == "| 1 | 6 of 100 | 3, 1, 1 | 1 | 1 | 1 | 2 of 4 | 0 of 4 | 1.682 | 0.707 | 0.33, 0.17 | 0.00, 0.00 |"
+    )
+    assert lines[3] == "| 3 | 1 of 50 | 1, 0, 0 | 0 | 0 | 0 |  |  |  |  |  |  |"
     assert "no figures of KernelBench" in lines[5]
     assert lines[-2:] == ["- level1/3_c: refused: it draws a/b", "- level1/4_d: wrong: results differ by 2"]

@@ -1,11 +1,13 @@
 """The backend of `torch.compile(model, backend="taso_mirage")`: a captured graph becomes programs,
-one for each set of weights and kind of sizes; what cannot stays in eager PyTorch, with a
+one for each set of weights and kind of sizes; what cannot, or is no faster, runs by PyTorch, with a
 warning."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +17,18 @@ from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
+from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded
 
-OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
+GIVEN = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""
+FALLBACK = "fallback"
+"""The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
+OURS = "ours"
+"""What runs here, beside INDUCTOR and EAGER."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
@@ -46,47 +53,64 @@ def backend(
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, if `optimize` has them.
+    """The options, if `optimize` has them, or `fallback`.
 
     Raises InvalidOption.
     """
-    known = sorted(set(Options.__dataclass_fields__) - OURS)
+    checked_fallback(options)
+    known = sorted({*Options.__dataclass_fields__, FALLBACK} - GIVEN)
     for name in options:
         if name not in known:
             raise InvalidOption(f"the option {name!r} is not known here; the options are: {', '.join(known)}")
     return dict(options)
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a captured graph, or a piece of one, of so many operations runs: by OURS, INDUCTOR or
+    EAGER, and why not by ours."""
+
+    by: str
+    operations: int
+    reason: str = ""
+
+
 class CapturedGraph:
     """A captured graph as a function, or a `piece` of one, whose gradients nobody wants."""
 
     def __init__(self, captured: Captured, options: Mapping[str, Any], piece: bool = False) -> None:
-        self._captured, self._options = captured, options
+        self._captured, self._measured = captured, options.get("measure", True)
+        self._options = options
         self._programs: list[Program] = []
         self._pieces: list[CapturedGraph] = []
         self._plain: Callable[..., Any] = captured.forward
-        self._eager, self._rounding = only_looks(captured), True
+        self._stays, self._rounding = only_looks(captured), True
         self._trained = not piece and is_trained(captured)
         self._drawn = DrawnApart(captured, None)
+        self._refused: Unsupported | None = None
+        self._way = None if self._stays else Way(OURS, sum(node.op in CALLS for node in captured.graph.nodes))
         try:
             self._drawn = drawn_before(captured)
             self._halves = halves(self._drawn.rest, states_of_norms(captured))
         except Unsupported as refused:
-            self._stay(refused)
+            self._refused = refused  # until there are arguments
+        self._fallback = Fallback(self._drawn.rest, checked_fallback(options))
 
     def __call__(self, *arguments: Any) -> Any:
         if self._trained:
             raise InvalidOption(TRAINING)
-        if not self._eager:
+        if not self._stays:
             state = None if self._drawn.draws is None else random_state(torch.cuda.is_initialized())
+            given = self._drawn.arguments(arguments)
             try:
-                return self._computed(self._drawn.arguments(arguments))
+                return self._computed(given)
             except Unsupported as refused:
                 with COMPILING:
-                    if not self._eager:
-                        self._stay(refused)
+                    if not self._stays:
+                        self._stay(refused, given)
                 if state is not None:
                     restore_random_state(state)  # eager PyTorch draws the same numbers again
+            gc.collect()  # a program that was let go has memory, and is in cycles
         return self._plain(*arguments)
 
     @property
@@ -95,15 +119,17 @@ class CapturedGraph:
         own = [result for program in self._programs for result in program.results]
         return own + [result for piece in self._pieces for result in piece.results]
 
+    @property
+    def ways(self) -> list[Way]:
+        """How it runs, and each of its pieces; what only looks at its arguments is not named."""
+        return [*([] if self._way is None else [self._way]), *(way for piece in self._pieces for way in piece.ways)]
+
     def _computed(self, given: Sequence[Any]) -> Any:
         try:
-            program = self._program(given)
-            computed = program(given)
+            return self._program(given)(given)
         except TooRounded:
             self._rounding, self._programs = False, []
-            program = self._program(given)
-            computed = program(given)
-        return computed if program.outer is None else program.outer(*given, *computed)
+            return self._program(given)(given)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
         found = self._known(arguments)
@@ -113,31 +139,61 @@ class CapturedGraph:
             found = self._known(arguments)  # another thread may have made it
             if found is not None:
                 return found
-            if self._eager:
+            if self._stays:
                 raise Unsupported("another thread has tried it")
+            if self._refused is not None:
+                raise self._refused
             self._programs = [program for program in self._programs if not program.stale()]
             if len(self._programs) >= PROGRAMS:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-            made = Program(self._drawn.rest, self._halves, arguments, self._options, self._rounding)
+            options = {name: each for name, each in self._options.items() if name != FALLBACK}
+            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding)
+            if self._measured:
+                self._check_beside_inductor(made, arguments)
             self._programs.append(made)
             return made
+
+    def _check_beside_inductor(self, made: Program, arguments: Sequence[Any]) -> None:
+        found = self._fallback.beats(lambda *given: made(given), arguments)
+        if found is not None:
+            raise Unsupported(f"it takes {found:.2f} times as long here as Inductor's code")
 
     def _known(self, arguments: Sequence[Any]) -> Program | None:
         """The program for these arguments, if there is one."""
         fitting = (program for program in self._programs if program.holds(arguments) and not program.stale())
         return next(fitting, None)
 
-    def _stay(self, refused: Unsupported) -> None:
-        """Run in eager PyTorch from now on, all of it or in part."""
-        self._eager, self._programs = True, []
-        count = sum(node.op in CALLS for node in self._captured.graph.nodes)
+    def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
+        """Run by PyTorch from now on, all of it or in part."""
+        self._stays, self._programs, self._refused = True, [], None  # with its traceback it keeps arguments
+        count = staying = sum(node.op in CALLS for node in self._captured.graph.nodes)
+        call = self._drawn.rest.forward
+        code = self._fallback.compiled(call, given) if self._measured else None
         if isinstance(refused, StaysInPart) and (found := in_pieces(self._captured, refused.stays, self._piece)):
             self._plain, staying = found
-            what = f"{staying} of the {count} operations of a graph {'runs' if staying == 1 else 'run'}"
-        else:
-            what = f"a graph of {count} operations runs"
-        warnings.warn(f"taso_mirage: {what} in eager PyTorch: {refused}", stacklevel=2)
+            call = self._without_draws(self._plain)
+        by = EAGER
+        if code is not None and self._fallback.beats(call, given) is not None:
+            self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
+        self._way = Way(by, staying, str(refused))
+        what = (
+            f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
+        )
+        runs = "run" if 1 < staying < count else "runs"
+        where = "by Inductor" if by == INDUCTOR else "in eager PyTorch"
+        warnings.warn(f"taso_mirage: {what} {runs} {where}: {refused}", stacklevel=2)
+
+    def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the arguments of the graph, of what takes random numbers, too."""
+        drawn = self._drawn
+        return call if drawn.draws is None else lambda *arguments: call(*drawn.arguments(arguments))
+
+    def _without_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        count = sum(node.op == "placeholder" for node in self._captured.graph.nodes)
+        return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:
-        self._pieces.append(CapturedGraph(part, self._options, piece=True))
+        """Measured beside eager PyTorch alone where all pieces together are, beside Inductor."""
+        options = self._options if self._fallback.code is None else {**self._options, FALLBACK: EAGER}
+        self._pieces.append(CapturedGraph(part, options, piece=True))
         return self._pieces[-1]

@@ -3,7 +3,7 @@ inputs, so that they are those of eager PyTorch with the same seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,3 +128,12 @@ def restore_random_state(state: RandomState) -> None:
     torch.set_rng_state(state[0])
     for each in state[1:]:
         torch.cuda.set_rng_state(each, 0)
+
+
+def drawing(call: Callable[[], Any], cuda: bool) -> tuple[Any, bool]:
+    """What a call gives, and whether it draws random numbers; the generators are then as they
+    were."""
+    with torch.random.fork_rng([0] if cuda else []):
+        before = random_state(cuda)
+        found = call()
+        return found, any(not torch.equal(one, other) for one, other in zip(before, random_state(cuda), strict=True))

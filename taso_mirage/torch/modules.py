@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from taso_mirage.report.result import Result
-from taso_mirage.torch.backend import CapturedGraph, checked_options
+from taso_mirage.torch.backend import CapturedGraph, Way, checked_options
 from taso_mirage.torch.halves import Captured
 
 
@@ -58,6 +58,11 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
         """What the optimizer made of each graph, or of each part of one, for each set of weights
         and kind of sizes."""
         return tuple(result for graph in self._graphs for result in graph.results)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How each graph runs, and each piece of one, and why."""
+        return tuple(way for graph in self._graphs for way in graph.ways)
 
 
 def optimized(module: Any, example: Any, dynamic: bool | None = None, **options: Any) -> Optimized:

@@ -13,7 +13,8 @@ import torch
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
-from taso_mirage.torch.draws import random_state
+from taso_mirage.torch.changes import are_apart
+from taso_mirage.torch.draws import drawing
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
@@ -41,9 +42,9 @@ class TooRounded(Unsupported):
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    It computes what the inner half does; `outer` is the other one, if there is any. `rounding`:
-    whether operands are rounded to TF32 where PyTorch's settings say so. Raises TooRounded where
-    eager PyTorch is closer then, and Unsupported with the reason where the graph has to stay there.
+    A session computes what the inner half does. `rounding`: whether operands are rounded to TF32
+    where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
+    Unsupported with the reason where the graph has to stay there.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Program:
     ) -> None:
         self._device = _device(arguments)
         cut, self._module, model = _exported(captured, cut, arguments)
-        self.outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
+        self._outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
         self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
         self._weights = [arguments[i] for i in self._places]
         self._numbers = {i: arguments[i].item() for i in cut.numbers.values()}
@@ -100,15 +101,15 @@ class Program:
         sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
         return sized and rounded_now(self._may_round) == self._rounded
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        if self._changed:
-            _check_apart(self._changed, arguments)
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        if self._changed and not are_apart(self._changed, arguments):
+            raise Unsupported("it changes an argument in place that shares memory with another")
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
             self._compare(found, self._reference(given), given)
             self._compared.add(sizes)
-        return found
+        return found if self._outer is None else self._outer(*arguments, *found)
 
     def _compare(self, found: Sequence[Any], reference: Sequence[Any], given: Sequence[Any]) -> None:
         exact = cache(partial(in_float64, self._module, given))
@@ -138,12 +139,10 @@ class Program:
 
         A graph that draws random numbers is refused.
         """
-        cuda = self._device.type == "cuda"
-        with torch.random.fork_rng([0] if cuda else []), torch.no_grad():
-            before = random_state(cuda)
-            found = self._module(*given)
-            if any(not torch.equal(one, other) for one, other in zip(before, random_state(cuda), strict=True)):
-                raise StaysInPart("it draws random numbers (model.eval() turns dropout off)", _draws)
+        with torch.no_grad():
+            found, drew = drawing(lambda: self._module(*given), self._device.type == "cuda")
+        if drew:
+            raise StaysInPart("it draws random numbers (model.eval() turns dropout off)", _draws)
         return found
 
 
@@ -180,14 +179,6 @@ def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Free
     count = max(sized, key=torch.Tensor.numel).shape[0] if sized else 1
     samples = [isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == count > 1 for each in given]
     return tuple([dims | {0} if dims is not None and one else dims for dims, one in zip(free, samples, strict=True)])
-
-
-def _check_apart(changed: Sequence[int], arguments: Sequence[Any]) -> None:
-    """Refuse what is changed in place and shares memory with another argument."""
-    memories = [each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)]
-    for i in changed:
-        if memories.count(arguments[i].untyped_storage().data_ptr()) > 1:
-            raise Unsupported("it changes an argument in place that shares memory with another")
 
 
 def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> frozenset[int]:

@@ -1,0 +1,154 @@
+"""What PyTorch itself makes of a captured graph: it runs so where it cannot be compiled here, or is
+no faster.
+
+Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
+whole graphs, not halves.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo import lookup_backend
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.targets.onnx_runtime import first_line
+from taso_mirage.torch.changes import are_apart, changed_arguments
+from taso_mirage.torch.draws import drawing
+from taso_mirage.torch.halves import Captured, value_of
+from taso_mirage.torch.race import both_short, slower
+
+EAGER, INDUCTOR = "eager", "inductor"
+FALLBACKS = (EAGER, INDUCTOR)
+"""The ways of PyTorch that a graph is measured beside, by the option `fallback`: eager alone, or
+Inductor, too."""
+DEVICES = frozenset((torch.device("cpu"), torch.device("cuda:0")))
+"""Where times are measured."""
+GraphCall = Callable[..., Any]
+
+
+def checked_fallback(options: Mapping[str, Any]) -> str | None:
+    """The option, None where it hangs on the device.
+
+    Raises InvalidOption.
+    """
+    found = options.get("fallback")
+    if found is not None and found not in FALLBACKS:
+        raise InvalidOption(f"fallback={found!r}: it is one of {', '.join(map(repr, FALLBACKS))}")
+    return found
+
+
+class Fallback:
+    """PyTorch's ways to run a captured graph that draws no random numbers of its own.
+
+    `wanted` is an option of FALLBACKS; None is Inductor on CUDA, eager on a CPU, where Inductor
+    takes as long to compile as all else and is hardly ever faster.
+    """
+
+    def __init__(self, captured: Captured, wanted: str | None) -> None:
+        self._captured, self._wanted = captured, wanted
+        self.code: GraphCall | None = None
+        """Inductor's code, once there is one."""
+        self._tried = False
+        self._changed: frozenset[int] = frozenset()
+
+    def beats(self, call: GraphCall, given: Sequence[Any]) -> float | None:
+        """How many times as long as Inductor's code a call takes on these arguments, where that is
+        slower."""
+        try:
+            code = self.compiled(call, given)
+            if code is None:
+                return None
+            copies = self._copies(given)
+            return slower(lambda: call(*copies), lambda: code(*copies), _cuda(given))
+        except torch.OutOfMemoryError:  # both ways keep memory
+            return None
+
+    def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
+        """Inductor's code, if it is wanted for arguments like these, and this call or eager
+        PyTorch is long enough that it can matter."""
+        cuda = _cuda(given)
+        if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
+            return None
+        if not self._tried:
+            self._try(call, given, cuda)
+        return self.code
+
+    def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
+        """Compile it, once."""
+        eager, changed = self._captured.forward, changed_arguments(self._captured, given)
+        self._changed = changed or frozenset()
+        copies = self._copies(given)
+        # it draws other random numbers than eager
+        self._tried = changed is None or drawing(lambda: eager(*copies), cuda)[1]
+        if self._tried or both_short(lambda: call(*copies), lambda: eager(*copies), cuda):
+            return
+        self._tried = True
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found, _ = drawing(lambda: _ran_once(self._captured, copies), cuda)  # it may tune on random numbers
+        except Exception as error:
+            warnings.warn(
+                f"taso_mirage: Inductor does not compile a graph, which is measured beside eager PyTorch alone: "
+                f"{type(error).__name__}: {first_line(error)}",
+                stacklevel=2,
+            )
+            return
+        self.code = self._apart(found) if self._changed else found
+
+    def _copies(self, given: Sequence[Any]) -> list[Any]:
+        """The arguments, with copies of those that change in place."""
+        return [each.clone() if i in self._changed else each for i, each in enumerate(given)]
+
+    def _apart(self, compiled: GraphCall) -> GraphCall:
+        """What is changed in place and shares memory with another argument is left to eager: the
+        code was made for arguments that do not."""
+        eager, changed = self._captured.forward, self._changed
+
+        def call(*given: Any) -> Any:
+            return compiled(*given) if are_apart(changed, given) else eager(*given)
+
+        return call
+
+
+def _ran_once(captured: Captured, given: Sequence[Any]) -> GraphCall:
+    found = compiled_by_inductor(captured, given)
+    found(*given)  # what is left for the first call is done
+    return found
+
+
+def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
+    """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
+
+    What is fixed in a graph whose sizes are, dynamo has guarded when it calls it. Where sizes are
+    free the code holds for some of them alone: dynamo guards them again.
+    """
+    own = copy.deepcopy(captured)  # Inductor changes what it is given
+    if _is_fixed(captured):
+        found: GraphCall = lookup_backend(INDUCTOR)(own, list(given))
+        return found
+    compiled: GraphCall = torch.compile(own, dynamic=True)
+    return compiled
+
+
+def _is_fixed(captured: Captured) -> bool:
+    """Whether no size is free, and no number is one that only a run tells."""
+    values = [value_of(node) for node in captured.graph.nodes]
+    sizes = [n for each in values if isinstance(each, torch.Tensor) for n in (*each.shape, *each.stride())]
+    return not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*values, *sizes))
+
+
+def _cuda(given: Sequence[Any]) -> bool:
+    return any(each.device.type == "cuda" for each in given if isinstance(each, torch.Tensor))
+
+
+def _is_measurable(given: Sequence[Any]) -> bool:
+    """Whether there are no gradients, and all is where times are measured."""
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    trained = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return not trained and all(each.device in DEVICES for each in tensors)
