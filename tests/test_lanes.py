@@ -222,22 +222,10 @@ def test_every_back_end_joins_lanes() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rows", "count", "found"),
-    [
-        ("float16", 1, 4, 1),
-        ("float16", 64, 4, 1),
-        ("float16", 65, 4, 0),
-        ("float16", 1, 1, 0),
-        ("float32", 65, 4, 1),
-        ("float32", 65, 1, 0),
-    ],
-)
-def test_a_product_that_libraries_are_slow_at_is_a_region_of_a_gpu(
-    dtype: str, rows: int, count: int, found: int
-) -> None:
-    left, right = variable("x", Tensor(dtype, (rows, WIDTH))), weight("w", Tensor(dtype, (WIDTH, 24)))
-    made = model(term("reshape", term("matmul", left, right), shape=(rows, 4, 6)))
+@pytest.mark.parametrize(("rows", "count", "found"), [(1, 4, 1), (65, 4, 1), (65, 1, 0)])
+def test_a_product_that_libraries_are_slow_at_is_a_region_of_a_gpu(rows: int, count: int, found: int) -> None:
+    """In single precision one of any number of rows is."""
+    made = model(term("reshape", term("matmul", x("x", rows, WIDTH), w("w", WIDTH, 24)), shape=(rows, 4, 6)))
     assert len(fragments(made, {}, count)) == found
-    of_data = [variable(name, Tensor(dtype, shape)) for name, shape in (("x", (2, 5, 3)), ("y", (2, 3, 8)))]
-    assert len(fragments(model(term("matmul", *of_data)), {}, count)) == (dtype == "float32" and count > 1)
+    of_data = model(term("matmul", x("x", 2, 5, 3), x("y", 2, 3, 8)))
+    assert len(fragments(of_data, {}, count)) == found
