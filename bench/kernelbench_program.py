@@ -165,6 +165,7 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
         "kernels": sum(bool(result.kernels) for result in ours.results),
         "kept": [reason for reason in kept if reason],
+        "without kernels": [n for result in ours.results for n in result.notes if n.startswith("no kernels")],
         "equations": sum(sum(result.equations.values()) for result in ours.results),
     }
     return ours, graphs
