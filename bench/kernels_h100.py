@@ -224,7 +224,7 @@ def measured(
         "clusters": fastest(best, lambda program: any(x.cluster != 1 for x in program.launches)),
         "specialized": fastest(best, specialized),
         "plain": fastest(best, lambda program: not specialized(program)) if any(map(specialized, programs)) else None,
-        "calls": math.ceil(tune.CALLS / len(sets)) * len(sets),
+        "calls": math.ceil(tune.REPLAYED / len(sets)) * len(sets),
     }
     try:
         if not specialized(best.program):  # whose groups have no place to note times in

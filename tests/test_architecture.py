@@ -92,6 +92,7 @@ HEAVY = {
     },
     "openvino": {"targets/openvino/session.py"},
     "torch": {
+        "kernels/codegen/replays.py",
         "kernels/codegen/tune.py",
         "torch/backend.py",
         "torch/calls.py",

@@ -188,7 +188,6 @@ def staged(patch: pytest.MonkeyPatch, folder: Path, text: str, seconds: float = 
     quick(patch)
     prefers(patch, seconds)
     patch.setattr(stage, "here", lambda target: GPU)
-    patch.setattr(CudaLowering, "start", lambda self: None)
     patch.setattr(cuda, "SHIPPED", (90,))
     patch.setattr(runtime, "open_in_child", on_the_cpu)
     config = replace(CONFIG, default_size=16)

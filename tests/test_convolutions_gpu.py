@@ -408,7 +408,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(cuda.CudaLowering, "start", lambda self: None)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     monkeypatch.setattr(ChannelsLastConvolution, "_forms", lambda self: iter([_form(self)]))

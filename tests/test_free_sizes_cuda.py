@@ -364,7 +364,6 @@ def on_a_stand_in(made: Model, monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     fresh_cache(monkeypatch, folder)
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(CudaLowering, "start", lambda self: None)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     sizes = replace(CONFIG, default_size=8)

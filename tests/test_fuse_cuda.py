@@ -60,7 +60,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result,
         quick(patch)
         result = replace(plain(), target=CUDA)
         patch.setattr(stage, "here", lambda target: GPU)
-        patch.setattr(CudaLowering, "start", lambda self: None)
         patch.setattr(runtime, "open_in_child", on_the_cpu)
         found = fused(result, CONFIG, "search")
         patch.setattr(searches, "Search", None)
@@ -174,7 +173,6 @@ def test_with_free_rows_kernels_run_for_any_number_of_them(
     monkeypatch.setattr(searches, "Search", Search)  # `searched` has left it to be found missing
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(CudaLowering, "start", lambda self: None)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     result = replace(plain("rows"), target=CUDA)

@@ -174,7 +174,6 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Result:
     fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(CudaLowering, "start", lambda self: None)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))  # test_fuse_cuda.py has all of them
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     made = model(*projections())

@@ -200,10 +200,8 @@ class _Growing:
         """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
         product with a weight for few rows or in single precision, a fold along another axis than
         the last."""
-        kinds = (_Kind.LINEAR, _Kind.FOLD)
-        slow = self.lanes > 1 and any(
-            self.kinds[n] in kinds or (self.kinds[n] is _Kind.PRODUCT and self._single(n)) for n in members
-        )
+        kinds = [(self.kinds[n], n) for n in members if self.kinds[n] is not _Kind.CHAIN]
+        slow = self.lanes > 1 and any(kind is not _Kind.PRODUCT or self._single(n) for kind, n in kinds)
         return self._computes(self.fragment(members)) > (0 if slow else 1)
 
     def _single(self, node: Node) -> bool:

@@ -78,7 +78,8 @@ BYTES, TURNING = 0.5, 1.75
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 SINGLE, PARTED = 7.5, 4
 """A product of single precision takes so many times as long as one of half precision, in parts on
-the tensor cores, and to make the parts of an element as long as so many of its products more."""
+the tensor cores, and to make the parts of an element, and each iteration, as long as so many
+products of an element more."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 LONG, STREAMED = 1 << 15, 8192
@@ -341,7 +342,7 @@ class _Model:
         """How many times as long a product of matrices takes as one of half precision."""
         if self.width == STORED and not self.device.general:
             rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
-            return SINGLE * (1 + PARTED / rows + PARTED / columns)
+            return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
         if any(self.widths.get(c) != 1 for c in args):
             return 1.0
         return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
+from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
 """What stages gave so far, by name."""
@@ -41,7 +42,8 @@ class Job:
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
     those of one run of the original. The `deadline` is that of the command. `nested` optimizes
-    another model with options of its own.
+    another model with options of its own. `backend`: that of kernels on a GPU, if they are searched
+    and can be made.
     """
 
     config: Config
@@ -57,6 +59,7 @@ class Job:
     checking: float = 0.0
     running: float = 0.0
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
+    backend: Future[Backend | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,9 +35,11 @@ from taso_mirage.report.result import Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
+from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.targets.lowering import Backend, here
 from taso_mirage.targets.packaging import stamped
 
 PROFILING, PROFILED = 0.5, 4
@@ -101,7 +105,8 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
         known = original if result.target == config.target else None
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job))
+        backend = job.backend.result() if job.backend is not None and result.target.name == config.target.name else None
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job), backend)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:
@@ -203,18 +208,46 @@ def optimize_model(
         child().limit = before
 
 
+@contextmanager
+def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
+    """The back end of a GPU for which kernels are searched: it starts beside the first stages what
+    takes a while. None where there is none; why is said where kernels would be made."""
+    if config.kernels != KERNEL_SEARCH or not config.target.gpu:
+        yield None
+        return
+
+    def started() -> Backend | None:
+        try:
+            made = here(config.target.name)
+        except TasoMirageError:
+            return None
+        made.start()
+        return made
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(started)
+        try:
+            yield found
+        finally:
+            if (made := found.result()) is not None:
+                made.close()
+
+
 def _optimized(model: Model, config: Config, progress: Progress, stop: Stop, output: Path | None) -> Result:
     around, asked = child().deadline, stop.deadline
     stop.deadline = deadline = Deadline(config.budget, within=around)
     child().deadline = deadline
     try:
-        with measuring(config) as (cache, executor):
-            job = Job(config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model)
-            values: Values = run(SEARCH, job, {"model": model})
-            known: Values = values if "problem" in values else {"problem": pose(job, model)}
-            result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
-        loaded = {name: values[name] for name in ("original",) if name in values}
-        result = run(KERNELS, job, {"result": result, **loaded})["result"]
+        with _backend(config) as backend:
+            with measuring(config) as (cache, executor):
+                job = Job(
+                    config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model, backend=backend
+                )
+                values: Values = run(SEARCH, job, {"model": model})
+                known: Values = values if "problem" in values else {"problem": pose(job, model)}
+                result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
+            loaded = {name: values[name] for name in ("original",) if name in values}
+            result = run(KERNELS, job, {"result": result, **loaded})["result"]
     finally:
         child().deadline = around
         if asked is not None:

@@ -55,7 +55,8 @@ class Workers:
         for process in self._started:
             _kill(process)
         self._threads.shutdown()
-        for process in self._started:
+        ended, self._started = self._started, []
+        for process in ended:
             with suppress(OSError), process:  # which closes its pipes
                 pass
 

@@ -68,6 +68,7 @@ def fused(
     stop: Stop | None = None,
     original: Session | None = None,
     comparing: float = 0.0,
+    backend: Backend | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
     says why.
@@ -76,13 +77,14 @@ def fused(
     and choice of the fastest kernels together take the budget of `config`, and no more than what
     had begun when it ended; `stop` ends them, and what was measured to be faster until then is
     kept. `original` is a session on the original, where there is one, and `comparing` are the
-    seconds that a comparison of whole models takes at least, where they are known.
+    seconds that a comparison of whole models takes at least, where they are known; `backend` is
+    that of the target, if it is there already.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
         return result
     try:
-        backend = here(result.target.name)
+        backend = backend or here(result.target.name)
     except TasoMirageError as error:
         return result.noted(f"no kernels: {error}")
     stop = stop or Stop()
@@ -281,8 +283,6 @@ class _Stage:
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
-        if ahead:
-            self.backend.start()
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
 

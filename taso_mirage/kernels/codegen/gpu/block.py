@@ -37,7 +37,7 @@ from taso_mirage.kernels.codegen.gpu.products import (
     vector_products,
 )
 from taso_mirage.kernels.codegen.gpu.program import (
-    PRECISIONS,
+    IEEE,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -381,11 +381,11 @@ class TritonBlock:
         later = any(buffer.role == "scratch" for buffer in self.reads)
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
-        guess = replace(guess, warps=warps(self.products) or guess.warps, precision=PRECISIONS[0])
+        guess = replace(guess, warps=warps(self.products) or guess.warps, precision=self.tiles.single or IEEE)
         return TritonLaunch(
             *(self.name, self.grid, self.loop, names, schedule or guess),
             *(self._traffic(), self.sizes.given, self.cluster, self.tiles.rows),
-            single=self.tiles.single,
+            single=bool(self.tiles.single),
         )
 
     def _traffic(self) -> Traffic:

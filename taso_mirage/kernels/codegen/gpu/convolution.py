@@ -21,7 +21,7 @@ from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
-    PRECISIONS,
+    BF16_PARTS,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -124,7 +124,7 @@ class ConvolutionBlock:
         blocks = usual_size(self.grid[0])
         guess = guessed(blocks, self.loop, self.pixels * self.columns, traffic.in_flight, False)
         names = tuple([b.name for b in self.buffers])
-        schedule = schedule or replace(guess, precision=PRECISIONS[0])
+        schedule = schedule or replace(guess, precision=BF16_PARTS)
         return TritonLaunch(self.name, self.grid, self.loop, names, schedule, traffic, self.free, single=self.single)
 
     def _traffic(self) -> Traffic:

@@ -19,6 +19,7 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import SIGN, LoopPhase, Lowering, largest_size
 from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.program import BF16_PARTS, TF32_PARTS
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, Tile, Tiles, known_count
 from taso_mirage.operators.ops import traits
@@ -231,7 +232,9 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
         codes.append(_grouped(xp, x, code, [[axes[c] for c in group] for group in groups if group]))
     stage = max(a.stage, b.stage)
     precision = ", input_precision=PRECISION" if wanted == "float32" else ""
-    xp.single |= wanted == "float32"
+    if wanted == "float32":
+        along = _along(xp, (a, b), {left[inner[-1]], right[inner[-1]]})
+        xp.single = TF32_PARTS if along and xp.single in ("", TF32_PARTS) else BF16_PARTS
     code = xp.lines.let(stage, xp.hint, f"tl.dot({codes[0]}, {codes[1]}{precision})")
     _keep_apart(xp, code, stage, math.prod(xp.axes_of.lanes(axes[c]) for c in rows) if summed == "float32" else 0)
     order = [*batch, *rows, *columns]
@@ -265,10 +268,14 @@ def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
             raise Unsupported("a product of integers of more than 8 bits, which tensor cores do not have")
         return "int8"
     if a.stored in SMALL_FLOATS and b.stored in SMALL_FLOATS:
-        roots = {xp.axes_of.find(x) for x in inner}
-        along = all(x.innermost is not None and xp.axes_of.find(x.innermost) in roots for x in (a, b))
-        return a.stored if along and a.stored == b.stored and a.dtype in HALF else "float16"
+        return a.stored if _along(xp, (a, b), inner) and a.stored == b.stored and a.dtype in HALF else "float16"
     return a.dtype if a.dtype == b.dtype and a.dtype in HALF else "float32"
+
+
+def _along(xp: Tiles, operands: Sequence[Tile], inner: Collection[int]) -> bool:
+    """Whether operands lie along some axes in memory."""
+    roots = {xp.axes_of.find(x) for x in inner}
+    return all(x.innermost is not None and xp.axes_of.find(x.innermost) in roots for x in operands)
 
 
 def _vector_dot(

@@ -63,6 +63,13 @@ class TritonBuffer:
         return usual_size(self.elements) * numpy_dtype(self.dtype).itemsize
 
 
+PRECISIONS = TF32_PARTS, BF16_PARTS, IEEE = ("tf32x3", "bf16x6", "ieee")
+"""How Triton multiplies matrices in single precision: operands in two parts of TF32 or in three of
+bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
+first two sum each tile's products apart, and are as near to float64 as the third or nearer. The
+first is the fastest where both operands lie along the sum, else the second (single_h100-H100)."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
     """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
@@ -78,13 +85,7 @@ class LaunchSchedule:
     early: bool = False
     late: bool = False
     specialized: bool = False
-    precision: str = "ieee"
-
-
-PRECISIONS = ("tf32x3", "bf16x6", "ieee")
-"""How Triton multiplies matrices in single precision: operands in two parts of TF32 or in three of
-bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
-first two sum each tile's products apart, and are as near to float64 as the third or nearer."""
+    precision: str = IEEE
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:

@@ -88,9 +88,9 @@ class Tiles(Meaning[Tile]):
         self.raised: dict[str, Callable[[int], str]] = {}
         """Integers in half precision that were made with a number that is still to be taken away,
         and the code of them less another one, which is taken away with it."""
-        self.goes_on, self.rows = False, 0
-        """Whether what is written goes on to another product, and the fewest rows of such a one."""
-        self.single = False  # whether matrices are multiplied in single precision
+        self.goes_on, self.rows, self.single = False, 0, ""
+        """Whether what is written goes on to another product, the fewest rows of such a one, and the
+        first of PRECISIONS to try, if any is in single precision."""
         self.notes: list[str] = []  # why products are computed as they are
 
     def shape(self, a: Tile) -> Shape:
