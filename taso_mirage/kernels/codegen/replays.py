@@ -1,6 +1,6 @@
-"""Seconds of calls on the GPU: replays of CUDA graphs that go round sets of inputs (Mirage, OSDI'25,
-section 8), together larger than the L2 cache, so that weights come from memory as they do in a
-model."""
+"""Seconds of calls on the GPU: replays of CUDA graphs that go round sets of inputs (Mirage,
+OSDI'25, section 8), together larger than the L2 cache, so that weights come from memory as they do
+in a model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def measured(
     call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05, enough: float = math.inf
 ) -> float:
     """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that
-    goes round `sets` of inputs at least once, and has REPLAYED calls or as many as take SPAN seconds,
-    replayed for about `seconds`. The first call is outside of the graph, for what compiles then. Of
-    a slow call (SLOW) that takes more than `enough` a single round counts."""
+    goes round `sets` of inputs at least once, and has REPLAYED calls or as many as take SPAN
+    seconds, replayed for about `seconds`. The first call is outside of the graph, for what compiles
+    then. Of a slow call (SLOW) that takes more than `enough` a single round counts."""
     import torch
 
     side = torch.cuda.Stream()
