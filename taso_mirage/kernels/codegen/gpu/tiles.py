@@ -89,8 +89,7 @@ class Tiles(Meaning[Tile]):
         """Integers in half precision that were made with a number that is still to be taken away,
         and the code of them less another one, which is taken away with it."""
         self.goes_on, self.rows, self.single = False, 0, ""
-        """Whether what is written goes on to another product, its fewest rows, and the first of
-        PRECISIONS for those of single precision."""
+        """Whether it goes on to another product, the least rows of one, the first of PRECISIONS."""
         self.notes: list[str] = []  # why products are computed as they are
 
     def shape(self, a: Tile) -> Shape:
