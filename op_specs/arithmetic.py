@@ -205,6 +205,8 @@ add.laws("""
     add(sub(c, x), d) == sub(add(c, d), x)  where is_weight(c) and is_weight(d)
     add(mul(x, z), mul(y, z)) == mul(add(x, y), z)
     add(div(x, z), div(y, z)) == div(add(x, y), z)
+    add(x, x) == mul(x, 2)
+    add(mul(x, c), x) == mul(x, add(c, 1))  where is_weight(c)
 """)
 sub.laws("""
     sub(x, 0) == x
@@ -214,6 +216,7 @@ sub.laws("""
     sub(c, sub(d, x)) == add(sub(c, d), x)  where is_weight(c) and is_weight(d)
     sub(mul(x, z), mul(y, z)) == mul(sub(x, y), z)
     sub(div(x, z), div(y, z)) == div(sub(x, y), z)
+    sub(x, x) == expand(0, shape=shape(x))
 """)
 mul.laws("""
     mul(x, 1) == x
@@ -224,6 +227,7 @@ mul.laws("""
     mul(div(x, c), d) == mul(x, div(d, c))  where is_weight(c) and is_weight(d)
     mul(div(c, x), d) == div(mul(c, d), x)  where is_weight(c) and is_weight(d)
     mul(add(x, c), d) == add(mul(x, d), mul(c, d))  where is_weight(c) and is_weight(d)
+    mul(x, 0) == expand(0, shape=shape(x))
 """)
 div.laws("""
     div(x, 1) == x

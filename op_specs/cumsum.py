@@ -39,3 +39,11 @@ cumsum.example("float32[2,3]", axis=0, exclusive=1)
 cumsum.example("float32[2,3]", axis=1, reverse=1)
 cumsum.example("float32[2,3,2]", axis=1, exclusive=1, reverse=1)
 cumsum.example("int64[4]", axis=0)
+cumsum.example("float32[4,5]", axis=1)
+
+cumsum.laws("""
+    slice(cumsum(slice(x, starts=s, ends=(-1,), axes=(i,), steps=(-1,)), axis=i, exclusive=e, reverse=r), starts=s, \
+        ends=(-1,), axes=(i,), steps=(-1,)) \
+        == cumsum(x, axis=i, exclusive=e, reverse=1 - r) \
+        where s == (dim(x, i) - 1,)
+""")

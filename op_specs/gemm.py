@@ -64,4 +64,11 @@ gemm.laws("""
         where is_weight(c) and is_weight(d) and r[1] == ("beta", 1.0)
     gemm(mul(x, d), w, *c, **r) == gemm(x, mul(w, d), *c, **r)  where is_weight(w) and is_weight(d) and size(d) == 1
     gemm(x, w, c) == add(matmul(x, w), c)
+    sub(gemm(x, w, c, **r), d) \
+        == gemm(x, w, sub(c, d), **r) \
+        where is_weight(c) and is_weight(d) and r[1] == ("beta", 1.0)
+    mul(gemm(x, w, *c, transB=q, **r), d) \
+        == gemm(x, mul(w, reshape(d, shape=(dim(w, 0),) * q + (1,) * q + (dim(w, 1),) * (1 - q))), mul(*c, d), transB=q, **r) \
+        where shape(d) in ((dim(w, 1 - q),), (1, dim(w, 1 - q))) and is_weight(w) and is_weight(c) and is_weight(d)
+    given x: (m, k), w: (n, k), c: (n), d: (n) | q: 1, r: {alpha: 0.5, beta: 2.0, transA: 0}
 """)

@@ -42,3 +42,17 @@ instance_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]")
 instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01)
 group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
 group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)
+
+# What is left of the mean of what has none.
+instance_norm.laws("""
+    reduce_mean(instance_norm(x, s, t, **a), axes=i, keepdims=0) \
+        == expand(t, shape=(dim(x, 0), dim(x, 1))) \
+        where i == iota(rank(x))[2:]
+    reduce_mean(instance_norm(x, s, t, **a), axes=i, keepdims=1) \
+        == expand(reshape(t, shape=(dim(t, 0),) + (1,) * (rank(x) - 2)), shape=shape(x)[:2] + (1,) * (rank(x) - 2)) \
+        where i == iota(rank(x))[2:]
+    reduce_mean(instance_norm(x, s, t, **a), axes=i, keepdims=0) \
+        == expand(reduce_mean(t, axes=(0,), keepdims=0), shape=(dim(x, 0),)) \
+        where i == iota(rank(x))[1:]
+    given x: (n, c, h), s: (c), t: (c) | i: (1, 2), a: {epsilon: 0.01}
+""")

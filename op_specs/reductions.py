@@ -206,3 +206,21 @@ for _op, _more in ((reduce_sum, ""), (reduce_mean, "and is_float(x)"), (reduce_m
         unsqueeze({_op.name}(x, axes=i, keepdims=0), axes=i) == {_op.name}(x, axes=i, keepdims=1)
         squeeze({_op.name}(x, axes=i, keepdims=1), axes=i) == {_op.name}(x, axes=i, keepdims=0)
     """)
+reduce_min.laws("""
+    reduce_min(x, axes=i, keepdims=1) == x  where prod(at(shape(x), i)) == 1
+""")
+reduce_log_sum_exp.laws("""
+    reduce_log_sum_exp(x, axes=i, keepdims=1) == x  where prod(at(shape(x), i)) == 1
+""")
+for _op, _more in ((reduce_sum, ""), (reduce_mean, "and is_float(x)")):
+    _op.laws(f"""
+        {_op.name}(x, axes=i, keepdims=0) == squeeze(x, axes=i)  where prod(at(shape(x), i)) == 1 {_more}
+        {_op.name}(add(x, c), axes=i, keepdims=1) \
+            == add({_op.name}(x, axes=i, keepdims=1), {_op.name}(c, axes=(rank(c) - 1,), keepdims=1)) \
+            where i == (rank(x) - 1,) and rank(c) > 0 and rank(c) <= rank(x) and dim(c, -1) == dim(x, -1) \
+                and is_weight(c) {_more}
+        {_op.name}(reshape(x, shape=s), axes=i, keepdims=0) \
+            == {_op.name}(x, axes=iota(rank(x))[1:], keepdims=0) \
+            where i == iota(len(s))[1:] and rank(x) > 1 and len(s) > 1 and s[0] == dim(x, 0) {_more}
+        given x: (n, c, 2*h) | s: (n, c*2, h), i: (1, 2)
+    """)
