@@ -4,11 +4,11 @@ reductions)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import permutations, product
 
-from taso_mirage.ir.dims import Dim, symbol
+from taso_mirage.ir.dims import Dim, Symbolic, symbol
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.conditions import Conditions, floors, index_names, linear
+from taso_mirage.meanings.conditions import Conditions, floors, index_names, linear, polynomial
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
@@ -42,12 +42,17 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
     tidied = decided_conditions(indices, conditions)
     if tidied is None:
         return ZERO
-    step = _refinement(algebra, bound, tidied, monomial) or _equality(indices, bound, tidied)
+    step = _multiple(indices, bound, tidied)
+    step = step or _refinement(algebra, bound, tidied, monomial) or _equality(indices, bound, tidied)
+    step = step or _padded(indices, bound, tidied, monomial)
     if step is not None:
         name, value, more = step
         bound = [b for b in bound if b != name] + [n for n in sorted(index_names(value)) if n in more]
         conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
         return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
+    joined = _joined(algebra, bound, tidied, monomial) or _without_border(algebra, bound, tidied, monomial)
+    if joined is not None:
+        return joined
     outside, inside = _split(algebra, set(bound), monomial)
     result = Poly({outside: 1})
     for part, some, atoms in _components(algebra, bound, tidied, inside):
@@ -136,6 +141,66 @@ def refined(indices: Indices, name: str, numerator: Dim, denominator: Dim) -> Di
     return None
 
 
+def _multiple(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step | None:
+    """A bound integer n of which the conditions say that d divides r + n or r - n is d times
+    another one, less r: of data with zeros between neighbours only these are read."""
+    for e in conditions:
+        for f in floors(e):
+            d, r = f.denominator, f.numerator
+            if not isinstance(d, int) or e != polynomial([(((f, 1),), d)]) - r:
+                continue
+            for name in sorted(bound, key=lambda n: isinstance(indices.extents[n], int)):
+                slope, rest = linear(r, name) or (0, 0)
+                span = _span(indices, name, r, d, conditions) if slope in (1, -1) else None
+                if span is not None:
+                    low, extent = span
+                    whole = indices.fresh(extent)
+                    value = ((whole + low) * d - rest) * slope
+                    inside = (value, indices.extents[name] - 1 - value)
+                    return name, value, {"": inside, **dict.fromkeys(index_names(whole), ())}
+    return None
+
+
+def _span(indices: Indices, name: str, r: Dim, d: int, conditions: list[Dim]) -> tuple[Dim, Dim] | None:
+    """The least value of r / d, where that is whole, and how many there are at most: by conditions
+    d q + r >= 0 and d q - r >= 0 with a q that does not hang on `name`, else by the ranges."""
+    below, above = (
+        [
+            q
+            for q, left in (indices._split(e - r * sign, d) for e in conditions)
+            if left == 0 and name not in index_names(q)
+        ]
+        for sign in (1, -1)
+    )
+    for q, p in product(below, above):
+        if index_names(q + p).isdisjoint(indices.extents) and indices.nonnegative(q + p + 1):
+            return -q, q + p + 1
+    least, most = indices.lowest(r), indices.lowest(-r)
+    if isinstance(least, int) and isinstance(most, int):
+        low = -(-least // d)
+        return low, max(-most // d - low + 1, 0)
+    return None
+
+
+def _padded(indices: Indices, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
+    """A place of data with zeros around it that several bound integers give is one of them."""
+    for e in [e for a, _ in monomial if a.kind == "read" for e in a.args[1]]:
+        mine = [n for n in bound if n in index_names(e)]
+        if len(mine) < 2 or len(index_names(e) & indices.extents.keys()) > len(mine) or e not in conditions:
+            continue
+        last = next((k for c in conditions if index_names(k := c + e).isdisjoint(indices.extents)), None)
+        if last is None or not indices.nonnegative(last):
+            continue
+        for name in sorted(mine, key=lambda n: isinstance(indices.extents[n], int)):
+            slope, rest = linear(e, name) or (0, 0)
+            if slope in (1, -1):
+                place = indices.fresh(last + 1)
+                value = (place - rest) * slope
+                inside = (value, indices.extents[name] - 1 - value)
+                return name, value, {"": inside, **dict.fromkeys(index_names(place), ())}
+    return None
+
+
 def _equality(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step | None:
     """A bound integer that the conditions determine is replaced; its range stays a condition."""
     found = forced(indices, bound, conditions)
@@ -155,6 +220,56 @@ def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) ->
                 parts = linear(e, name)
                 if parts is not None and parts[0] in (1, -1):
                     return name, parts[1] * -parts[0]
+    return None
+
+
+def _joined(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
+    """Two bound integers a and b < d that only d a + b is met of are one."""
+    indices = algebra.indices
+    for a, b in permutations(bound, 2) if all(x.kind == "read" for x, _ in monomial) else ():
+        met = [e for x, _ in monomial for e in x.args[1] if isinstance(e, Symbolic)] + conditions
+        if not all((a in index_names(e)) == (b in index_names(e)) for e in met):
+            continue
+        d = indices.extents[b]
+        place = indices.fresh(indices.extents[a] * d)
+        there, back = {a: 0, b: place}, {str(place): symbol(a) * d + symbol(b)}
+        moved = [indices.bind(e, there) for e in met]
+        if any(floors(e) for e in moved) or [indices.bind(e, back) for e in moved] != met:
+            continue
+        rest = [*(n for n in bound if n not in (a, b)), str(place)]
+        under = tuple(indices.bind(e, there) for e in conditions)
+        return fold(algebra, "sum", rest, under, algebra.bind_monomial(monomial, there))
+    return None
+
+
+def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
+    """Where a condition on several bound integers fails for the first or the last value of one
+    alone (a kernel reaches over a border of the data): the sum without it, less that at this
+    value."""
+    indices = algebra.indices
+    for e in conditions:
+        mine = [n for n in bound if n in index_names(e)]
+        if len(mine) < 2 or len(index_names(e) & indices.extents.keys()) > len(mine):
+            continue
+        for name in (n for n in mine if not isinstance(indices.extents[n], int)):
+            value = _only(indices, name, -e - 1)
+            if value is not None:
+                rest = [c for c in conditions if c is not e]
+                under = tuple(indices.bind(c, {name: value}) for c in (*rest, -e - 1))
+                at = algebra.bind_monomial(monomial, {name: value})
+                border = fold(algebra, "sum", [n for n in bound if n != name], under, at)
+                return _sum(algebra, list(bound), rest, monomial) - border
+    return None
+
+
+def _only(indices: Indices, name: str, e: Dim) -> Dim | None:
+    """The first or the last value of an integer, where e >= 0 holds for no other."""
+    last = indices.extents[name] - 1
+    if not indices.nonnegative(last):
+        return None
+    for value, other in ((0, symbol(name) + 1), (last, last - 1 - symbol(name))):
+        if indices.nonnegative(-indices.bind(e, {name: other}) - 1):
+            return value
     return None
 
 
