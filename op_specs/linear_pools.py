@@ -34,7 +34,7 @@ average_pool.laws(f"""
             extra=f, count_include_pad=c) \
         == conv(x, average_pool(w, kernel=k, strides=t, pads=minus(k, t) + minus(k, t), dilations=t, extra=f, \
             count_include_pad=1), *b, strides=s, pads=p, dilations=d, group=g) \
-        where max(t) == 1 and max(d) == 1 and max(e) == 1 and max(q + f) == 0 and max(shape(w)[2:]) > 1 \
+        where max(t) == 1 and max(d) == 1 and max(e) == 1 and max(q + f) == 0 and min(q + f) == 0 and max(shape(w)[2:]) > 1 \
             and is_weight(w)
     given x: (n, 2*c, h, m), w: (2*o, c, 3, 3), b: (2*o) \
         | t: (1, 1), p: (1, 0, 1, 1), d: (1, 1), g: 2, k: (2, 4), s: (2, 4), q: (0, 0, 0, 0), e: (1, 1), f: (0, 0), c: 0
@@ -62,7 +62,7 @@ def _of_transposed() -> str:
         == conv(x, average_pool(pad({flipped}, pads={margins}), kernel=k, strides=s, pads=q, dilations=d, extra=f, \
             count_include_pad=c), *b, strides=({window} // {stride},) * {n}, \
             pads=({low},) * {n} + ({high},) * {n}, dilations=d, group=1) \
-        where max(d) == 1 and max(q + f) == 0 and s == ({stride},) * {n} and p == ({pad},) * (2 * {n}) \
+        where max(d) == 1 and max(q + f) == 0 and min(p + q + f + e) == 0 and s == ({stride},) * {n} and p == ({pad},) * (2 * {n}) \
             and e == (e[0],) * {n} and k == ({window},) * {n} and shape(w)[2:] == ({size},) * {n} \
             and {window} % {stride} == 0 and {high} >= 0 and is_weight(w)
     given x: (n, c, h, m), w: (c, o, 3, 3), b: (o) \
@@ -76,6 +76,6 @@ average_pool.laws("""
             strides=m, pads=p, dilations=d, extra=e, count_include_pad=b) \
         == average_pool(x, kernel=(k[0] * m[0],) * len(k), strides=(k[0] * m[0],) * len(k), pads=p, dilations=d, \
             extra=e, count_include_pad=c) \
-        where max(p + e) == 0 and max(d) == 1 and k == (k[0],) * len(k) and m == (m[0],) * len(m)
+        where max(p + e) == 0 and min(p + e) == 0 and max(d) == 1 and k == (k[0],) * len(k) and m == (m[0],) * len(m)
     given x: (n, c, h, l) | k: (2, 2), m: (3, 3), p: (0, 0, 0, 0), d: (1, 1), e: (0, 0), c: 0, b: 1
 """)

@@ -52,7 +52,7 @@ def _of_all_positions(axes: tuple[int, ...]) -> str:
             == conv_transpose(reduce_mean(x, axes={axes}, keepdims=1), \
                 mul(reduce_sum(w, axes={axes}, keepdims=1), {share}), *b, strides=s, pads=p, dilations=d, \
                 output_padding={zeros}, group=g) \
-            where rank(x) == {len(axes) + 2} and max(p) == 0 and is_weight(w)
+            where rank(x) == {len(axes) + 2} and max(p) == 0 and min(p + e) == 0 and is_weight(w)
         given x: (n, 2*c, {", ".join("hkm"[: len(axes)])}), w: (2*c, o, {", ".join("323"[: len(axes)])}), b: (2*o) \
             | s: {(2, 1, 1)[: len(axes)]}, p: {zeros * 2}, d: {(1, 2, 1)[: len(axes)]}, e: {(1, 0, 0)[: len(axes)]}, g: 2
     """
@@ -81,7 +81,7 @@ def _along(axis: int, rank: int) -> str:
                 mul(concat(mul(reduce_sum(w, axes=({axis},), keepdims=1), {count}), {missed}, axis=0), {share}), *b, \
                 strides=s, pads={pads}, dilations=d, output_padding=e[:{i}] + (0,) + e[{i + 1}:], group=1), axes=i, \
                 keepdims=1) \
-            where rank(x) == {rank} and {axis} in i and dim(x, {axis}) != 1 and is_weight(w) and p[{i}] <= s[{i}] \
+            where rank(x) == {rank} and {axis} in i and dim(x, {axis}) != 1 and is_weight(w) and min(p + e) >= 0 and p[{i}] <= s[{i}] \
                 and p[{at + i}] - e[{i}] <= s[{i}] and max(p[{i}], p[{at + i}]) <= (dim(w, {axis}) - 1) * d[{i}]
         given x: (n, c, {sizes}), w: (c, o, {", ".join("344"[:at])}), b: (o) \
             | s: {(2, 2, 1)[:at]}, p: {(1, 1, 1)[:at] * 2}, d: {(1, 1, 2)[:at]}, e: {(1, 0, 0)[:at]}, i: ({axis},)
