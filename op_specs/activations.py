@@ -233,7 +233,7 @@ clip.laws("""
     min(max(x, d), c) == clip(x, d, c)  where shape(c) == () and shape(d) == ()
     clip(relu(x), 0, c) == clip(x, 0, c)
     clip(min(x, c), d, *e) == expand(clip(c, d, *e), shape=shape(x))  where value(c) <= value(d) and shape(c) == ()
-    clip(max(x, c), d, e) == expand(min(c, e), shape=shape(x))  where value(c) >= value(e) and value(d) <= value(e) and shape(c) == ()
+    clip(max(x, c), d, e) == expand(e, shape=shape(x))  where value(c) >= value(e) and shape(c) == ()
     clip(tanh(x), d, e) == tanh(x)  where value(d) <= -1 and value(e) >= 1
     clip(sigmoid(x), d, e) == sigmoid(x)  where value(d) <= 0 and value(e) >= 1
 """)

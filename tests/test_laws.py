@@ -163,6 +163,27 @@ WRONG = [
     "global_max_pool(x) == global_average_pool(x)",
     "conv(x, w, strides=(2, 2), pads=p, **a) == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), "
     "axes=(2, 3), steps=(2, 2)), w, strides=(1, 1), pads=p, **a)",
+    # sums of products: a bias counts for every column, and padding cuts taps off
+    "reduce_sum(add(matmul(x, w), c), axes=(1,)) == add(matmul(x, reduce_sum(w, axes=(1,))), c) "
+    "where rank(x) == 2 and rank(w) == 2 and size(c) == 1",
+    "reduce_sum(conv_transpose(x, w, strides=(1,), pads=(1, 1), dilations=(1,), output_padding=(0,), group=1), axes=(2,)) "
+    "== conv_transpose(concat(reduce_sum(x, axes=(2,)), slice(x, starts=(0,), ends=(1,), axes=(2,), steps=(1,)), axis=1), "
+    "concat(reduce_sum(w, axes=(2,)), neg(slice(w, starts=(0,), ends=(1,), axes=(2,), steps=(1,))), axis=0), "
+    "strides=(1,), pads=(0, 0), dilations=(1,), output_padding=(0,), group=1) where rank(x) == 3",
+    "reduce_sum(conv_transpose(x, w, strides=s, pads=p, dilations=d, output_padding=e, group=g), axes=(2,)) "
+    "== conv_transpose(reduce_sum(x, axes=(2,)), reduce_sum(w, axes=(2,)), strides=s, pads=(0, 0), dilations=d, "
+    "output_padding=(0,), group=g) where rank(x) == 3",
+    # windows of windows
+    "average_pool(conv(x, w, strides=t, pads=p, dilations=d, group=g), kernel=k, strides=s, pads=q, dilations=e, "
+    "extra=f, count_include_pad=c) == conv(x, average_pool(w, kernel=k, strides=(1,) * len(k), "
+    "pads=minus(k, (1,) * len(k)) + minus(k, (1,) * len(k)), dilations=(1,) * len(k), extra=(0,) * len(k), "
+    "count_include_pad=0), strides=s, pads=p, dilations=d, group=g) where max(t) == 1 and max(d) == 1",
+    "average_pool(average_pool(x, kernel=k, strides=s, **a), kernel=k, strides=s, **a) "
+    "== average_pool(x, kernel=plus(k, k), strides=plus(s, s), **a)",
+    # one number
+    "clip(min(x, c), d, e) == expand(clip(c, d, e), shape=shape(x)) where shape(c) == ()",
+    "reduce_mean(instance_norm(x, s, t, **a), axes=(1,), keepdims=0) == reduce_mean(x, axes=(1,), keepdims=0)",
+    "sub(x, neg(x)) == expand(0, shape=shape(x))",
 ]
 
 

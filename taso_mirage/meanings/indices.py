@@ -22,13 +22,15 @@ from taso_mirage.meanings.integers import follows
 class Indices:
     """Index variables and their ranges, for one proof.
 
-    `steps` counts its work; `budget` bounds it.
+    `steps` counts its work; `budget` bounds it. `borders`: whether sums are taken apart where a
+    kernel reaches over a border of the data; `bordered`: whether one could have been.
     """
 
     def __init__(self, budget: int = 200_000) -> None:
         self.extents: dict[str, Dim] = {}
         self.quotients: dict[tuple[Dim, Dim], Dim] = {}
         self.steps, self.budget = 0, budget
+        self.borders = self.bordered = False
         self.context: Any = None
         self._nonnegative: dict[Dim, bool] = {}
         self._known: dict[tuple[Any, Dim], bool] = {}

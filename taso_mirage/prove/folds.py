@@ -15,8 +15,6 @@ from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 WITNESSES = 200
 """So many points of a concrete range are tried to show that a window is not empty."""
-LONG = 3
-"""Data are at least so many times as long as a kernel."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
@@ -254,22 +252,16 @@ def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[D
         if len(mine) < 2 or len(index_names(e) & indices.extents.keys()) > len(mine):
             continue
         for name in mine:
-            value = _only(indices, name, -e - 1) if _is_long(indices, name, mine) else None
-            if value is not None:
+            value = _only(indices, name, -e - 1)
+            if value is not None and not indices.borders:
+                indices.bordered = True
+            elif value is not None:
                 rest = [c for c in conditions if c is not e]
                 under = tuple(indices.bind(c, {name: value}) for c in (*rest, -e - 1))
                 at = algebra.bind_monomial(monomial, {name: value})
                 border = fold(algebra, "sum", [n for n in bound if n != name], under, at)
                 return _sum(algebra, list(bound), rest, monomial) - border
     return None
-
-
-def _is_long(indices: Indices, name: str, among: list[str]) -> bool:
-    """Whether an integer counts data rather than taps of a kernel: any size, or many times as many
-    as the others."""
-    others = [indices.extents[n] for n in among if n != name]
-    extent = indices.extents[name]
-    return not isinstance(extent, int) or all(isinstance(n, int) and LONG * n <= extent for n in others)
 
 
 def _only(indices: Indices, name: str, e: Dim) -> Dim | None:

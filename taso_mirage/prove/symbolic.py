@@ -37,6 +37,15 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     Where a division by zero or a root of a negative number occurs, nothing is claimed.
     """
     xp = Elements(budget)
+    found = _proved(xp, lhs, rhs)
+    if isinstance(found, Proved) or not xp.indices.bordered:
+        return found
+    xp = Elements(budget)
+    xp.indices.borders = True
+    return _proved(xp, lhs, rhs)
+
+
+def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:
     try:
         pairs = denoted(xp, lhs, rhs)
         matching = Matching(xp.algebra)
