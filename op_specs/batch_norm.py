@@ -61,4 +61,14 @@ batch_norm.laws(f"""
     sub(batch_norm(x, s, t, m, v, **a), c) \
         == batch_norm(x, s, sub(t, reshape(c, shape=(dim(s, 0),))), m, v, **a) \
         where {CHANNELS} and is_weight(t)
+    # a mean of what is scaled and shifted is the mean, scaled and shifted: fewer elements
+    average_pool(batch_norm(x, s, t, m, v, **b), pads=p, extra=e, **a) \
+        == batch_norm(average_pool(x, pads=p, extra=e, **a), s, t, m, v, **b) \
+        where max(p + e) == 0 and min(p + e) == 0
+    given x: (n, c, 4*h, 4*k), s: (c), t: (c), m: (c), v: (c) | p: (0, 0, 0, 0), e: (0, 0), b: {{epsilon: 0.01}}, \
+        a: {{kernel: (2, 2), strides: (2, 2), dilations: (1, 1), count_include_pad: 0}}
+    reduce_mean(batch_norm(x, s, t, m, v, **b), axes=i, keepdims=1) \
+        == batch_norm(reduce_mean(x, axes=i, keepdims=1), s, t, m, v, **b) \
+        where len(i) > 0 and i[0] > 1
+    given x: (n, c, h, k), s: (c), t: (c), m: (c), v: (c) | i: (2, 3), b: {{epsilon: 0.01}}
 """)

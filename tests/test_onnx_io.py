@@ -28,7 +28,7 @@ from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure.session import Session
-from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart
+from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.operators.interpret import interpret
 
@@ -1063,6 +1063,28 @@ def test_large_weights_go_to_the_runtime_from_where_they_are(source: bool) -> No
     outside = Session(lambda: nullcontext((content, apart)))
     for got, wanted in zip(outside.run(inputs), Session(whole).run(inputs), strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("source", [False, True])
+def test_a_checker_gets_types_in_place_of_large_weights(source: bool) -> None:
+    """It sees what it would see of the whole, and nothing of the model that was read changes."""
+    made = load(ROOT / "models" / "mini_transformer.onnx")
+    whole = serialize(made, source)
+    types = serialize_types(made, source, above=1000)
+    assert len(types) < len(whole) / 2
+    assert serialize(made, source) == whole
+    onnx.checker.check_model(types, full_check=True)
+    before, after = (onnx.load_from_string(each).graph for each in (whole, types))
+    assert after.node == before.node
+    kept = {each.name for each in after.initializer}
+    moved = {each.name: list(each.dims) for each in before.initializer if each.name not in kept}
+    inputs = {each.name: [d.dim_value for d in each.type.tensor_type.shape.dim] for each in after.input}
+    assert moved
+    assert moved.items() <= inputs.items()
+    broken = onnx.load_from_string(types)
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
+        onnx.checker.check_model(broken)
 
 
 def test_weights_of_types_that_numpy_has_not_stay_inside() -> None:

@@ -22,7 +22,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.target import CPU, Target
-from taso_mirage.onnx_io import save, serialize, serialize_apart
+from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
@@ -136,14 +136,13 @@ def open_in_child(
 
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
-    if target.gpu and not check:
+    if check:
+        checked(serialize_types(model, source))
+    if target.gpu:
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
             return Session(lambda: nullcontext(serialize_apart(model, source, without)), target, library=library)
-    if check:
-        with _content(model, source) as (content, _):
-            checked(content)
     return Session(lambda: _content(model, source, without), target, library=library)
 
 
@@ -171,8 +170,7 @@ def operators(content: bytes, target: Target = CPU) -> list[str]:
 
 def check_source(model: Model) -> None:
     """Have onnx's checker look at the model as it was read. Raises what it says."""
-    with _content(model, True) as (content, _):
-        checked(content)
+    checked(serialize_types(model, True))
 
 
 UNREGISTERED = "is not a registered function/op"

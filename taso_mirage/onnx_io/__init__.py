@@ -3,7 +3,7 @@
 from taso_mirage.onnx_io.files import load, save
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.onnx_io.serialized import serialize, serialize_apart
+from taso_mirage.onnx_io.serialized import serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.write import to_ir
 
-__all__ = ["from_ir", "from_proto", "load", "save", "serialize", "serialize_apart", "to_ir"]
+__all__ = ["from_ir", "from_proto", "load", "save", "serialize", "serialize_apart", "serialize_types", "to_ir"]

@@ -79,6 +79,21 @@ def serialize_apart(
     return _bytes(made, frozenset(apart)), apart
 
 
+def serialize_types(model: Model, source: bool = False, above: int = 1 << 20) -> bytes:
+    """The same with the main graph's weights of more than so many bytes as inputs of their types:
+    for a checker, which does not look at numbers."""
+    made = as_onnx(model, source)
+    for name, value in list(made.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= above:
+            continue
+        del made.graph.initializers[name]
+        value.const_value, value.type, value.shape = None, ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+        if not value.is_graph_input():
+            made.graph.inputs.append(value)
+    return _bytes(made)
+
+
 def _bytes(made: ir.Model, apart: Iterable[str] = ()) -> bytes:
     kept = {id(made.graph.initializers[name].const_value) for name in apart}
     change_tensors(made, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))

@@ -18,6 +18,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
+from taso_mirage.pipeline.shares import load_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.twins import twins
 from taso_mirage.system.deadline import Deadline
@@ -28,9 +29,9 @@ WASTED = 0.01
 """Of the bytes of all weights, at least, those that are stored once more must be."""
 SHARE = 0.1
 """Of the budget, for what the runtime's optimizations change: it may take float64 references."""
-LARGE = 1 << 30
+LARGE, MANY = 1 << 30, 1 << 27
 """Bytes of weights from which the original is not loaded once more to be run without
-optimizations."""
+optimizations: in no case, and where loading it took longer than that may take."""
 
 
 def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
@@ -41,7 +42,8 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
     around = child().deadline
     child().deadline = Deadline(SHARE * job.config.budget, within=around)
     try:
-        job.remarks += _optimized(model, problem.target, cases)
+        if runtime.weight_bytes(model) <= MANY or load_seconds(job) <= SHARE * job.config.budget:
+            job.remarks += _optimized(model, problem.target, cases)
     except OutOfTime:
         if around.last() <= 0:
             raise
