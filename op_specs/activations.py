@@ -236,6 +236,9 @@ clip.laws("""
     clip(max(x, c), d, e) == expand(e, shape=shape(x))  where value(c) >= value(e) and shape(c) == ()
     clip(tanh(x), d, e) == tanh(x)  where value(d) <= -1 and value(e) >= 1
     clip(sigmoid(x), d, e) == sigmoid(x)  where value(d) <= 0 and value(e) >= 1
+    clip(clip(x, c, d), l, u) \
+        == clip(x, clip(c, l, u), clip(d, l, u)) \
+        where value(c) <= value(d) and value(l) <= value(u) and shape(c) == () and shape(d) == ()
 """)
 leaky_relu.laws("""
     leaky_relu(x, alpha=0.0) == relu(x)
@@ -247,6 +250,7 @@ sigmoid.laws("""
 hard_swish.laws("""
     div(mul(x, clip(add(x, 3), 0, 6)), 6) == hard_swish(x)
     mul(x, div(clip(add(x, 3), 0, 6), 6)) == hard_swish(x)
+    mul(x, clip(div(add(x, 3), 6), 0, 1)) == hard_swish(x)
 """)
 gelu.laws("""
     mul(mul(x, 0.5), add(erf(mul(x, 0.7071067690849304)), 1)) == gelu(x)  where dtype(x) == "float32"
@@ -266,3 +270,11 @@ for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0
             == div(gelu(mul(x, {_FACTOR})), {_FACTOR}) \
             where dtype(x) == "float32"
     """)
+_POSITIVE = "value(c) > 0 and shape(c) == () and is_float(x)"
+"""Such a scale goes through to what it folds into."""
+for _scale in ("mul", "div"):
+    clip.laws(f"""
+        {_scale}(clip(x, d, *e), c) == clip({_scale}(x, c), {_scale}(d, c), {_scale}(*e, c))  where {_POSITIVE}
+    """)
+    relu.laws(f"{_scale}(relu(x), c) == relu({_scale}(x, c))  where {_POSITIVE}")
+    leaky_relu.laws(f"{_scale}(leaky_relu(x, **a), c) == leaky_relu({_scale}(x, c), **a)  where {_POSITIVE}")

@@ -268,3 +268,11 @@ min_.laws("""
     min(neg(x), neg(y)) == neg(max(x, y)) where is_float(x)
     min(min(x, y), y) == min(x, y)
 """)
+for _op in (max_, min_):  # what is the same for both operands moves to what it folds into
+    _op.laws(f"""
+        mul({_op.name}(x, c), d) \
+            == {_op.name}(mul(x, d), mul(c, d)) \
+            where value(d) > 0 and shape(d) == () and is_weight(c) and is_float(x)
+        add({_op.name}(x, c), d) == {_op.name}(add(x, d), add(c, d))  where is_weight(c) and is_weight(d) and is_float(x)
+        sub({_op.name}(x, c), d) == {_op.name}(sub(x, d), sub(c, d))  where is_weight(c) and is_weight(d) and is_float(x)
+    """)

@@ -124,4 +124,9 @@ conv_transpose.laws("""
         where shape(c) == (dim(b, 0),) + (1,) * (rank(x) - 2) and is_weight(b) and is_weight(c)
     given x: (n, 2*c, h, k), w: (2*c, o, 3, 2), b: (2*o), c: (2*o, 1, 1) \
         | a: {strides: (2, 1), pads: (1, 0, 0, 1), dilations: (1, 1), output_padding: (1, 0), group: 2}
+    add(conv_transpose(x, w, b, **a), c) \
+        == conv_transpose(x, w, add(b, c), **a) \
+        where rank(c) == 0 and is_weight(b) and is_weight(c)
+    given x: (n, 2*c, h, k), w: (2*c, o, 3, 2), b: (2*o), c: () \
+        | a: {strides: (2, 1), pads: (1, 0, 0, 1), dilations: (1, 1), output_padding: (1, 0), group: 2}
 """)

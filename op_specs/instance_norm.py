@@ -56,3 +56,10 @@ instance_norm.laws("""
         where i == iota(rank(x))[1:]
     given x: (n, c, h), s: (c), t: (c) | i: (1, 2), a: {epsilon: 0.01}
 """)
+# A scale goes into the norm's own.
+for _scale in ("mul", "div"):
+    instance_norm.laws(f"""
+        {_scale}(instance_norm(x, s, t, **a), c) \
+            == instance_norm(x, {_scale}(s, c), {_scale}(t, c), **a) \
+            where rank(c) == 0 and is_weight(s) and is_weight(t) and is_weight(c)
+    """)
