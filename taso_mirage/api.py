@@ -81,8 +81,9 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 class Options:
     """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
 
-    `command` is what a report says to repeat; `progress` is called with what is going on,
-    `candidates` with every model that is tried; `stop` ends the searches.
+    `elsewhere`: the model is also for other machines. `command` is what a report says to repeat;
+    `progress` is called with what is going on, `candidates` with every model that is tried; `stop`
+    ends the searches.
     """
 
     output: str | Path | None = None
@@ -106,6 +107,7 @@ class Options:
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: str | float | None = None
     rules: RuleSet | str | Path | Sequence[str | Path] | None = None
+    elsewhere: bool = True
     progress: Progress = quiet
     candidates: Candidates = unseen
     stop: Stop | None = None
@@ -150,6 +152,7 @@ class Options:
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
             candidates=self.candidates,
+            elsewhere=self.elsewhere,
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))

@@ -60,11 +60,17 @@ def _serve() -> None:
     import torch  # noqa: F401
     import triton.experimental.gluon
     import triton.language  # noqa: F401
+    from triton.runtime import interpreter as triton_interpreter
 
     from taso_mirage.kernels import checkpoint  # noqa: F401
+    from taso_mirage.kernels.codegen.gpu.program import PRECISIONS
     from taso_mirage.meanings import reals  # noqa: F401
     from taso_mirage.targets.cuda import lowering  # noqa: F401
 
+    # It multiplies exactly whatever the precision, and its list of them is older than the compiler's.
+    options = triton_interpreter.interpreter_builder.options
+    allowed = *options.allowed_dot_input_precisions, *PRECISIONS
+    object.__setattr__(options, "allowed_dot_input_precisions", allowed)
     gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)

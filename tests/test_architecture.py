@@ -93,6 +93,7 @@ HEAVY = {
     "openvino": {"targets/openvino/session.py"},
     "torch": {
         "kernels/codegen/replays.py",
+        "targets/cuda/exact.py",
         "kernels/codegen/tune.py",
         "torch/backend.py",
         "torch/calls.py",
@@ -164,7 +165,7 @@ def room(module: str) -> str:
     if parts[0] != "targets":
         inner = ".".join(parts[:2])
         return inner if any(inner in names for names in LAYERS) else parts[0]
-    if parts[-1] == "lowering":
+    if parts[-1] in ("lowering", "exact"):
         return "targets.lowering"
     described = len(parts) == 1 or parts[-1] in DESCRIPTIONS or modules().get(module, PACKAGE).name == "__init__.py"
     return "targets.device" if described else "targets"

@@ -26,7 +26,8 @@ HALF = 0.5
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
 CHECKED = 2
-"""So many models are loaded to check kernels: with their library and without."""
+"""So many models are loaded to check kernels: with their library and, if the model also goes to
+other machines, without."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
 LEAST = 0.2
@@ -75,6 +76,7 @@ def search_seconds(job: Job) -> float:
 def kernel_seconds(job: Job) -> float:
     """What the search of kernels may take: a comparison and a check follow, of the original and of
     the model with its kernels and without."""
-    after = COMPARISONS * compared_seconds(job) + job.checking + CHECKED * load_seconds(job)
+    share = 1.0 if job.config.elsewhere else 1 / CHECKED
+    after = share * (COMPARISONS * compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
     left = job.deadline.left()
     return max(left - after, min(LEAST * job.config.budget, left / 2))

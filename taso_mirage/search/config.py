@@ -66,8 +66,9 @@ class Config:
     may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
     one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
     file may become much larger, or what asks a user that. `allow_rounding`: which rewrites may turn
-    decisions of quantizers, and how far that may move the outputs. `candidates` hears of every
-    model that is tried.
+    decisions of quantizers, and how far that may move the outputs. `elsewhere`: the model also goes
+    to other machines, or where the library of kernels is not. `candidates` hears of every model
+    that is tried.
     """
 
     budget: float = 60.0
@@ -90,6 +91,7 @@ class Config:
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: AllowedRounding | None = None
     part: bool = False
+    elsewhere: bool = True
     candidates: Candidates = unseen
 
     def __post_init__(self) -> None:

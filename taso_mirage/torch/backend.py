@@ -22,7 +22,9 @@ from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_l
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded
 
-GIVEN = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
+GIVEN = frozenset(
+    ("elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command")
+)
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""
 FALLBACK = "fallback"

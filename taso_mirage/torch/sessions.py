@@ -78,6 +78,7 @@ class Sessions:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
         options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
+        options["elsewhere"] = False
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
             _, result = optimize(part.model, output=path, return_result=True, inputs=[asked], **options)

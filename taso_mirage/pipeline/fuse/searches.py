@@ -3,7 +3,7 @@ is not what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,6 +24,8 @@ BEST = 24
 LATE = 30.0
 """Seconds past its share after which a search is ended with nothing: it ends by itself between two
 candidates."""
+HERE = 2
+"""So few goals are searched in this process: another one takes seconds to start."""
 ASKED = 0.2
 """Seconds between two looks whether there was an interrupt."""
 
@@ -35,14 +37,15 @@ class Searches:
 
     def __init__(
         self,
-        goals: Iterable[SearchedGoal],
+        goals: Sequence[SearchedGoal],
         device: Device,
         seconds: float,
         count: int,
         prepared: Mapping[Graph, PreparedGoal],
     ) -> None:
         self.device, self.prepared = device, prepared
-        self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None
+        several = count and len(goals) > HERE
+        self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if several else None
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[SearchedGoal, Future[Any]] = {}
         if self.workers is None:

@@ -358,10 +358,10 @@ class _Stage:
         if session is not None:
             kept = self._joined(kept, session)
         self.kept = kept
-        shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
-        return (
-            self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
-        )
+        if kept and self.config.elsewhere:
+            shipped = self.backend.shipped([kind.record for kind in kept])
+            return self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)])
+        return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
@@ -412,10 +412,10 @@ class _Stage:
         result = self.result
         original = self.original or runtime.open_in_child(result.original, self.target, source=True)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
-        without = runtime.open_in_child(model, self.target, library=False)
+        there = runtime.open_in_child(model, self.target, library=False) if self.config.elsewhere else None
         fine = Fine.of(result.original)
         differences = []
-        for each, library in ((session, True), (without, False)):
+        for each, library in ((session, True), *([(there, False)] if there is not None else [])):
             finely = None if fine is None else fine.opened(model, self.target, library=library)
             differences += compare(result.original, each, result.cases, finely, SHARE if library else 0.0)
         bad = next((d for d in differences if not d.passed), None)
@@ -425,16 +425,15 @@ class _Stage:
         timing = self.comparisons.whole(original, session, lambda: self._anew(model))
         if timing.ratio < KEEP:
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
-        there = self.comparisons.elsewhere(original, without)
-        elsewhere = there.ratio
-        if there.slower:
-            return result.noted(
-                f"no kernels: where their library is not registered the model would be {elsewhere:.3f} times as fast as the original",
+        if there is not None:
+            without = self.comparisons.elsewhere(original, there)
+            if without.slower:
+                as_fast = f"{without.ratio:.3f} times as fast as the original"
+                return result.noted(f"no kernels: where their library is not registered the model would be {as_fast}")
+            self.notes.append(
+                "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
+                f"{without.ratio:.2f} times as fast as the original"
             )
-        self.notes.append(
-            "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
-            f"{elsewhere:.2f} times as fast as the original"
-        )
         self.notes += [] if self.backend.batched else where_they_run(self.kept, self.sizes)
         made = replace(
             self.base,

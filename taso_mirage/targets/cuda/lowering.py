@@ -11,13 +11,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
@@ -31,11 +30,10 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure.check import FLOOR
-from taso_mirage.operators.interpret import interpret
+from taso_mirage.meanings.arrays import MULTIPLYING
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
+from taso_mirage.targets.cuda.exact import Right, product_on_gpu
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
@@ -177,10 +175,12 @@ class CudaLowering:
         return cuda_kernel(made[0].program, made[0].images, made[1:])
 
     def start(self) -> None:
-        """Processes that compile import PyTorch first, while muGraphs are searched."""
+        """Processes that compile import PyTorch first; float64 references multiply on the GPU."""
         self.compiler.start()
+        MULTIPLYING.by = product_on_gpu
 
     def close(self) -> None:
+        MULTIPLYING.by = np.matmul
         self.compiler.close()
 
 
@@ -267,38 +267,6 @@ def here() -> CudaLowering:
 def _functions(program: TritonProgram) -> str:
     """What no schedule changes of its source: the muGraph and the kernels."""
     return program.source[: program.source.index(tune.OPTIONS)]
-
-
-class Right:
-    """Whether results are a goal's in float64, by the norm of the difference: the share of it that
-    rounding explains (see `check`)."""
-
-    def __init__(self, goal: Graph) -> None:
-        self.goal = goal
-        self.wanted: dict[int, list[Any]] = {}
-
-    def __call__(self, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-        place = inputs[0].data_ptr()
-        if place not in self.wanted:
-            arrays = [_exact(tensor, node) for tensor, node in zip(inputs, self.goal.inputs, strict=True)]
-            values = interpret(self.goal.outputs, EXACT, dict(zip(self.goal.inputs, arrays, strict=True)))
-            self.wanted[place] = [values[o] for o in self.goal.outputs]
-        pairs = zip(self.goal.outputs, results, self.wanted[place], strict=True)
-        return all(_close(_exact(result, node), wanted, node) for node, result, wanted in pairs)
-
-
-def _exact(tensor: Any, node: Node) -> Any:
-    if is_stored(node.dtype):
-        return tensor.float().cpu().numpy().astype(numpy_dtype(node.dtype))
-    return EXACT.load((tensor.double() if is_float(node.dtype) else tensor).cpu().numpy())
-
-
-def _close(result: Any, wanted: Any, node: Node) -> bool:
-    dtype = numpy_dtype(node.dtype)
-    if not is_float(node.dtype):
-        return bool(np.array_equal(result, wanted))
-    allowed = FLOOR[dtype.itemsize] * float(ml_dtypes.finfo(dtype).eps)
-    return bool(np.linalg.norm(result - wanted) <= allowed * np.linalg.norm(wanted))
 
 
 def everywhere(
