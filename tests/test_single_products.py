@@ -65,6 +65,13 @@ def test_the_tuner_keeps_the_fastest(best: str) -> None:
     assert f"'PRECISION': {best!r}".replace("'PRECISION'", '"PRECISION"') in found.program.source
 
 
+def test_other_warps_multiply_as_the_ones_before() -> None:
+    (launch, *_) = of_precision(product(), "bf16x6").launches
+    tried = tune.schedules(launch)
+    assert len(tried) > 2
+    assert {each.precision for each in tried} == {"bf16x6"}
+
+
 def test_a_record_of_before_multiplies_as_it_did() -> None:
     old = asdict(product().launches[0].schedule)
     del old["precision"]

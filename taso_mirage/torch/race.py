@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-SLOWER = 1.05
+SLOWER = 1.01
 """A graph is slower that takes so many times as long, in three of four rounds."""
 ROUNDS, SECONDS = 9, 1.0
 """Rounds at most, none begun later, but for the first three."""

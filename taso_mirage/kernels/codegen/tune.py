@@ -290,15 +290,16 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
         return [own, *[replace(own, stages=s) for s in DEPTHS_OF_ROLES if s != own.stages and s <= loop]]
     most = min(loop, device.shared // max(launch.traffic.in_flight, 1))
     depths = [s for s in (2, 3, 4, 5, 6, DEEPEST) if s <= most] or [1]
-    overlap = launch.schedule.overlap
+    own = launch.schedule
     if launch.loop != 1:
         pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
     else:
         pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
     widest = max(warps for warps, _ in pairs)
     held = REGISTERS if launch.loop != 1 else ONCE * REGISTERS
-    found = [LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * held]
-    return list(dict.fromkeys([launch.schedule, *found]))
+    fitting = [(w, s) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * held]
+    found = [LaunchSchedule(w, s, own.overlap, precision=own.precision) for w, s in fitting]
+    return list(dict.fromkeys([own, *found]))
 
 
 def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
