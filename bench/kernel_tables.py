@@ -106,6 +106,23 @@ def quantized_h100(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{found['device']}; a copy moves {found['bandwidth'] / 1e12:.2f} TB/s."]
 
 
+def single_h100(found: dict[str, Any]) -> list[str]:
+    """Products in single precision, by how operands are multiplied."""
+    kinds, errors = ("tf32x3", "bf16x6", "ieee"), "error over eager's"
+    lines = [
+        f"| product, us | ours | over the best peer | eager | torch.compile | {' | '.join(kinds)} | {errors} |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        peers, by, launch = row["baselines"], row["by precision"], row["launches"][0]["precision"]
+        cells = [row["case"], f"{row['ours']:.1f}", f"{min(peers.values()) / row['ours']:.2f}"]
+        cells += [f"{peers[name]:.1f}" for name in ("eager", "torch.compile")]
+        cells += [f"**{by[kind]:.1f}**" if kind == launch else f"{by[kind]:.1f}" for kind in kinds]
+        cells.append(f"{row[errors][0]:.2f} to {row[errors][1]:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"{found['device']}."]
+
+
 def _peers(row: dict[str, Any]) -> dict[str, float]:
     """The least time of every peer; of what was measured in graphs of few calls without the longest
     start of a graph."""

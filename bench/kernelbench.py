@@ -51,6 +51,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.targets.cuda.device import gpu_name  # noqa: E402
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["kernelbench_program"])
@@ -154,6 +155,7 @@ def main() -> None:
     setting = {
         **{name: getattr(options, name) for name in SETTING},
         "machine": runtime.device(),
+        **({"gpu": gpu_name()} if options.device == "cuda" else {}),
         "threads": len(os.sched_getaffinity(0)),
         "versions": {
             "taso-mirage": __version__,

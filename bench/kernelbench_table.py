@@ -93,7 +93,8 @@ def _words(setting: Mapping[str, Any]) -> str:
     sizes = "the benchmark's sizes"
     if setting["scale"] > 1:
         sizes = f"smaller sizes (--scale {setting['scale']:g}): no figures of KernelBench"
-    return f"At {sizes}. {setting['machine']}, {setting['threads']} threads, {setting['budget']:g} s of search; {versions}."
+    gpu = f"{setting['gpu']}, " if "gpu" in setting else ""
+    return f"At {sizes}. {gpu}{setting['machine']}, {setting['threads']} threads, {setting['budget']:g} s of search; {versions}."
 
 
 def _said(row: Row) -> str:

@@ -24,6 +24,7 @@ from kernel_tables import (  # noqa: E402
     prepared_cpu,
     quantized_h100,
     roles,
+    single_h100,
     timeline,
 )
 from kernelbench_table import kernelbench  # noqa: E402
@@ -318,6 +319,7 @@ TABLES = {
     "quantized_h100-H100": quantized_h100,
     "quantized_h100-H100-integers": quantized_h100,
     "quantized_h100-H200": quantized_h100,
+    "single_h100-H100": single_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "prepared_cpu-cpu2": prepared_cpu,
