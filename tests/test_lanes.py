@@ -13,6 +13,7 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
@@ -228,3 +229,10 @@ def test_a_product_that_libraries_are_slow_at_is_a_region_of_a_gpu(rows: int, co
     assert len(fragments(made, {}, count)) == found
     of_data = model(term("matmul", x("x", 2, 5, 3), x("y", 2, 3, 8)))
     assert len(fragments(of_data, {}, count)) == found
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_layer_of_free_rows_is_a_region_where_kernels_take_free_sizes(free: bool) -> None:
+    rows = variable("x", Tensor("float32", (symbol("n"), WIDTH)))
+    made = model(term("matmul", rows, w("w", WIDTH, 24)))
+    assert len(fragments(made, {"n": 64}, 4, True, None, free)) == free

@@ -54,7 +54,7 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, spots in fragments(model, instances, lanes, batched, prepared).items():
+    for goal, spots in fragments(model, instances, lanes, batched, prepared, True).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import takewhile
 
 from taso_mirage.errors import TasoMirageError
@@ -38,11 +37,12 @@ from taso_mirage.ir.terms import (
     variable,
 )
 from taso_mirage.kernels.functions import is_defined
-from taso_mirage.kernels.goal import LOADED, MADE, stored_leaf
+from taso_mirage.kernels.goal import LOADED, MADE
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integers
+from taso_mirage.kernels.region_kinds import RegionKind, kind_by_labels
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
@@ -97,12 +97,18 @@ class RegionSite:
 
 
 def fragments(
-    model: Model, sizes: SymbolSizes, lanes: int = 1, batched: bool = False, prepared: PreparedKinds | None = None
+    model: Model,
+    sizes: SymbolSizes,
+    lanes: int = 1,
+    batched: bool = False,
+    prepared: PreparedKinds | None = None,
+    free: bool = False,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each
-    with its places. With `batched` a linear layer of a free number of rows is in none: it may get
-    many. What `prepared` has kernels for is a region first."""
-    growing = _Growing(model.graph.outputs, sizes, lanes, batched)
+    with its places. With `batched` a linear layer of a free number of rows is in none, as it may
+    get many; unless kernels take `free` sizes, and it is in single precision. What `prepared` has
+    kernels for is a region first."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free)
     if prepared is not None:
         growing.prepare(prepared)
     found: dict[Graph, list[RegionSite]] = {}
@@ -139,21 +145,12 @@ def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
     return canonical_region([node, *results], results, sizes)[0]
 
 
-class _Kind(Enum):
-    """What an operator does to its operands, as far as regions are concerned."""
-
-    CHAIN = "elementwise, or layout"
-    FOLD = "a norm, a softmax"
-    PRODUCT = "a product of two values of the run"
-    LINEAR = "a product with a weight"
-
-
 class _Growing:
     """Regions as they grow, each a list of terms in the model's order."""
 
-    def __init__(self, outputs: Sequence[Node], sizes: SymbolSizes, lanes: int, batched: bool) -> None:
+    def __init__(self, outputs: Sequence[Node], sizes: SymbolSizes, lanes: int, batched: bool, free: bool) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
-        self.batched = batched
+        self.batched, self.free = batched, free
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -161,7 +158,7 @@ class _Growing:
         self.rank = self.position
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
-        self.kinds: dict[Node, _Kind] = {}
+        self.kinds: dict[Node, RegionKind] = {}
         for node in self.order:
             kind = self._kind(node)
             if kind is not None:
@@ -184,7 +181,7 @@ class _Growing:
 
     def run(self) -> None:
         """All other regions."""
-        for kinds in ({_Kind.PRODUCT, _Kind.LINEAR}, {_Kind.FOLD}, {_Kind.CHAIN}):
+        for kinds in ({RegionKind.PRODUCT, RegionKind.LINEAR}, {RegionKind.FOLD}, {RegionKind.CHAIN}):
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
@@ -200,14 +197,14 @@ class _Growing:
         """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
         product with a weight for few rows or in single precision, a fold along another axis than
         the last."""
-        kinds = [(self.kinds[n], n) for n in members if self.kinds[n] is not _Kind.CHAIN]
-        slow = self.lanes > 1 and any(kind is not _Kind.PRODUCT or self._single(n) for kind, n in kinds)
+        kinds = [(self.kinds[n], n) for n in members if self.kinds[n] is not RegionKind.CHAIN]
+        slow = self.lanes > 1 and any(kind is not RegionKind.PRODUCT or self._single(n) for kind, n in kinds)
         return self._computes(self.fragment(members)) > (0 if slow else 1)
 
     def _single(self, node: Node) -> bool:
-        """Whether a GPU computes a term in single precision, of fixed sizes."""
-        single = isinstance(node.type, Tensor) and node.dtype == "float32"
-        return self.lanes > 1 and single and all(isinstance(n, int) for n in node.shape)
+        """Whether a GPU computes a term in single precision, of sizes that kernels take."""
+        single = self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
+        return single and (self.free or all(isinstance(n, int) for n in node.shape))
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
@@ -219,7 +216,7 @@ class _Growing:
 
     # ------------------------------------------------------------ operators
 
-    def _kind(self, node: Node) -> _Kind | None:
+    def _kind(self, node: Node) -> RegionKind | None:
         """None for what is in no region: what has no type at these sizes, too.
 
         What reads a result of several has the kind of a view.
@@ -227,7 +224,7 @@ class _Growing:
         if not node.args or is_weight(node) or not is_defined(node) or of_integers(node, self.lanes > 1):
             return None
         if is_part(node):
-            return _Kind.CHAIN if node.args[0] in self.kinds else None
+            return RegionKind.CHAIN if node.args[0] in self.kinds else None
         members = self._whole(node)
         results = members[1:] or members
         try:
@@ -240,10 +237,10 @@ class _Growing:
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
-        whole = sums_integers(node)
-        kind = _folding(found, weights, math.inf if whole or self._single(node) else ROWS)
+        whole = sums_integers(node) or self._single(node)
+        kind = kind_by_labels(found, weights, math.inf if whole else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
-        return None if kind is _Kind.LINEAR and self.batched and free and not whole else kind
+        return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that
@@ -297,12 +294,12 @@ class _Growing:
         can compute them."""
         for each in members[::-1]:
             rest = [n for n in members if n is not each]
-            last = self.kinds[each] is _Kind.CHAIN and not any(each in n.args for n in rest)
+            last = self.kinds[each] is RegionKind.CHAIN and not any(each in n.args for n in rest)
             if last and rest and len(self.results(rest)) < len(self.results(members)):
                 members = rest
         for lane, _ in self._lanes(members):
             rest = [n for n in members if n not in lane]
-            if rest and all(self.kinds[n] is _Kind.CHAIN for n in lane) and self._accepted(rest):
+            if rest and all(self.kinds[n] is RegionKind.CHAIN for n in lane) and self._accepted(rest):
                 members = rest  # a chain that others read too is no lane: it is computed before
         return members
 
@@ -354,7 +351,7 @@ class _Growing:
             return False
         products: set[Node] = set()
         for lane, graph in lanes:
-            own = {n for n in lane if self.kinds[n] in (_Kind.PRODUCT, _Kind.LINEAR)}
+            own = {n for n in lane if self.kinds[n] in (RegionKind.PRODUCT, RegionKind.LINEAR)}
             if operands_read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
             if len(lanes) > 1 and self._computes(graph) < 1:
@@ -369,10 +366,12 @@ class _Growing:
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            if waits and kind in (_Kind.FOLD, _Kind.PRODUCT):
+            if waits and kind in (RegionKind.FOLD, RegionKind.PRODUCT):
                 return False
-            products[node] = max(products.get(a, 0) for a in node.args) + (kind in (_Kind.PRODUCT, _Kind.LINEAR))
-            linear[node] = waits or kind is _Kind.LINEAR
+            products[node] = max(products.get(a, 0) for a in node.args) + (
+                kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
+            )
+            linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS
 
     def _convex(self, inside: set[Node]) -> bool:
@@ -406,25 +405,6 @@ class _Growing:
             if not waiting:
                 rank |= dict.fromkeys(group, len(rank))
         return rank
-
-
-def _folding(found: Labelled, weights: set[Node], rows: float) -> _Kind | None:
-    """The kind of an operator by its labels; None for a linear layer of more rows than those."""
-    results = {x for axes in found.outputs for axis in axes for x in axis}
-    axes = {n: {x for axis in own for x in axis} for n, own in found.inputs.items()}
-    kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
-    summed = found.reduced - results
-    known = [n for n in axes if stored_leaf(found.leaves[n]) in weights]
-    varying = {x for n, own in axes.items() if n not in known and own & summed for x in own}
-    for reduced in summed:
-        factors = [n for n, own in axes.items() if reduced in own]
-        if len(factors) < 2:
-            continue
-        kind = _Kind.PRODUCT
-        for name in factors:
-            if name in known and not axes[name] <= varying:  # else it is a mask, or a scale
-                return None if math.prod(found.sizes[x] for x in results - axes[name]) > rows else _Kind.LINEAR
-    return kind
 
 
 def canonical_region(
