@@ -67,7 +67,7 @@ def _serve() -> None:
     from taso_mirage.meanings import reals  # noqa: F401
     from taso_mirage.targets.cuda import lowering  # noqa: F401
 
-    # It multiplies exactly whatever the precision, and its list of them is older than the compiler's.
+    # It multiplies exactly at any precision, and does not know all that the compiler knows.
     options = triton_interpreter.interpreter_builder.options
     allowed = *options.allowed_dot_input_precisions, *PRECISIONS
     object.__setattr__(options, "allowed_dot_input_precisions", allowed)

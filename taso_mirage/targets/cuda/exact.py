@@ -50,7 +50,7 @@ def _there(value: Any, like: Any) -> Any:
         return value
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(value)).to(like.device)
+    return torch.tensor(value, device=like.device)
 
 
 def _close(result: Any, wanted: Any, node: Node) -> bool:
@@ -72,7 +72,6 @@ def product_on_gpu(a: Any, b: Any) -> Any:
     import torch
 
     try:
-        found = torch.from_numpy(np.ascontiguousarray(a)).cuda() @ torch.from_numpy(np.ascontiguousarray(b)).cuda()
-        return found.cpu().numpy()
+        return (torch.tensor(a, device="cuda") @ torch.tensor(b, device="cuda")).cpu().numpy()
     except torch.cuda.OutOfMemoryError:
         return np.matmul(a, b)
