@@ -340,7 +340,7 @@ class _Model:
 
     def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
         """How many times as long a product of matrices takes as one of half precision."""
-        if self.width == STORED and not self.device.general:
+        if self.width == STORED and not self.device.general and not any(c in self.widths for c in args):
             rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
             return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
         if any(self.widths.get(c) != 1 for c in args):
