@@ -35,8 +35,9 @@ from taso_mirage.search.weights import fold_weights
 
 SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
-MOVED = 1 << 23
-"""Bytes that go to a session and back from which on their way counts."""
+WAY, COUNTS = 4e-9, 0.3
+"""Seconds for each byte that goes to a session, and back and is compared, and from which part of
+all seconds on they count."""
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
 
@@ -150,7 +151,7 @@ def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
     """Seconds of a run; `checked` are those of one whose outputs are compared here. Of large arrays
     a GPU's runs take less than their way there and back."""
     moved = sum(each.nbytes for each in (*case.inputs.values(), *case.original) if isinstance(each, np.ndarray))
-    if moved < MOVED:
+    if moved * WAY < COUNTS * checked:
         return checked
     run = session.prepared(case.inputs)
     return min(checked, run(), run())
