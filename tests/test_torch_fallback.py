@@ -208,6 +208,18 @@ def test_a_graph_that_cannot_be_compiled_here_runs_by_it_where_that_is_faster(in
     assert ways(graphs) == ["inductor"]
 
 
+def test_what_has_no_room_beside_eager_runs_by_it(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for a copy")
+
+    monkeypatch.setattr(fallback.Fallback, "_copies", full)
+    ours, graphs = compiled(torch.fft.fft)
+    with pytest.warns(UserWarning, match="a graph of 1 operations runs in eager PyTorch"):
+        same(ours, torch.fft.fft, X)
+    assert ways(graphs) == ["eager"]
+    assert not inductor.compiled
+
+
 def in_parts(x: Any) -> Any:
     return torch.sort(x.sin() * 2, stable=True)[0].cos() + 1
 
