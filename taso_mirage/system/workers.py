@@ -31,8 +31,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 class Workers:
     """Up to `count` processes, each started when there is work for it (or by `start`), that call
-    `function` ("module:name") with jobs; `first` names modules to import before the `limit` of seconds for a
-    job counts."""
+    `function` ("module:name") with jobs; `first` names modules to import before the `limit` of
+    seconds for a job counts."""
 
     def __init__(self, function: str, count: int, limit: float, first: Sequence[str] = ()) -> None:
         self.arguments = [function, str(limit), *first]
