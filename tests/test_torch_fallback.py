@@ -344,6 +344,20 @@ def test_its_code_has_the_semantics_of_eager() -> None:
 
 
 @pytest.mark.usefixtures("faster")
+def test_its_code_is_made_for_the_strides_of_what_changes() -> None:
+    def function(x: Any) -> Any:
+        x.add_(1)
+        return x.sin() * 2
+
+    ours, graphs = compiled(function)
+    one, other = torch.randn(4, 16).repeat(2, 1, 1)
+    with pytest.warns(UserWarning, match="by Inductor"), torch.no_grad():
+        torch.testing.assert_close(ours(one[:, ::2]), function(other[:, ::2]))
+    torch.testing.assert_close(one, other)
+    assert ways(graphs) == ["inductor"]
+
+
+@pytest.mark.usefixtures("faster")
 def test_its_code_holds_for_free_sizes() -> None:
     def function(x: Any) -> Any:
         return x.sin() * x.shape[0]

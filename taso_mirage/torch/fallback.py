@@ -104,7 +104,7 @@ class Fallback:
 
     def _copies(self, given: Sequence[Any]) -> list[Any]:
         """The arguments, with copies of those that change in place."""
-        return [each.clone() if i in self._changed else each for i, each in enumerate(given)]
+        return [_copy(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
         """What is changed in place and shares memory with another argument is left to eager: the
@@ -115,6 +115,11 @@ class Fallback:
             return compiled(*given) if are_apart(changed, given) else eager(*given)
 
         return call
+
+
+def _copy(tensor: Any) -> Any:
+    """With the same strides, which Inductor's code is made for; those of a clone may be others."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _ran_once(captured: Captured, given: Sequence[Any]) -> GraphCall:
