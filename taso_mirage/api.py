@@ -81,9 +81,10 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 class Options:
     """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
 
-    `elsewhere`: the model is also for other machines. `command` is what a report says to repeat;
-    `progress` is called with what is going on, `candidates` with every model that is tried; `stop`
-    ends the searches.
+    `elsewhere`: the model is also for other machines; else its kernels are for this GPU alone, and
+    nothing was checked or measured without their library. `command` is what a report says to
+    repeat; `progress` is called with what is going on, `candidates` with every model that is tried;
+    `stop` ends the searches.
     """
 
     output: str | Path | None = None

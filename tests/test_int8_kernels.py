@@ -5,6 +5,7 @@ bit in Triton's interpreter, tensor cores of integers in what is compiled, and w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from test_float8 import built
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
+from taso_mirage.kernels import tiles
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.integers import SUMMED, of_integers_or_floats
@@ -28,7 +30,7 @@ from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cuda_kernel
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.roles import inlined
-from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.measure.session import Session, working_providers
@@ -183,6 +185,21 @@ def test_loops_and_several_kernels_are_tried() -> None:
     assert {len(each.launches) for each in programs} >= {1, 2}
     split = next(each for each in programs if len(each.launches) == 2)
     assert {b.dtype for b in split.buffers if b.role == "scratch"} == {"int32"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_time_of_a_product_of_bytes_hangs_on_no_result(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of the sums may be of single precision, whose own products take longer."""
+    paces: list[Any] = []
+
+    def noted(model: tiles._Model, args: Sequence[int], label: str) -> Any:
+        paces.append(pace(model, args, label))
+        return paces[-1]
+
+    pace = tiles._Model.pace
+    monkeypatch.setattr(tiles._Model, "pace", noted)
+    superoptimize(SUMMED_OF["zero"].layer(dtype), best=1, budget=20.0)
+    assert {*paces} == {tiles.TURNING}
 
 
 # ---------------------------------------------------------------- compiled

@@ -208,6 +208,18 @@ def test_a_graph_that_cannot_be_compiled_here_runs_by_it_where_that_is_faster(in
     assert ways(graphs) == ["inductor"]
 
 
+def test_what_has_no_room_beside_eager_runs_by_it(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for a copy")
+
+    monkeypatch.setattr(fallback.Fallback, "_copies", full)
+    ours, graphs = compiled(torch.fft.fft)
+    with pytest.warns(UserWarning, match="a graph of 1 operations runs in eager PyTorch"):
+        same(ours, torch.fft.fft, X)
+    assert ways(graphs) == ["eager"]
+    assert not inductor.compiled
+
+
 def in_parts(x: Any) -> Any:
     return torch.sort(x.sin() * 2, stable=True)[0].cos() + 1
 
@@ -328,6 +340,20 @@ def test_its_code_has_the_semantics_of_eager() -> None:
     assert [each.stride() for each in found] == [each.stride() for each in wanted]
     assert found[2].data_ptr() == x.data_ptr()
     assert found[1].data_ptr() == found[0].data_ptr()
+    assert ways(graphs) == ["inductor"]
+
+
+@pytest.mark.usefixtures("faster")
+def test_its_code_is_made_for_the_strides_of_what_changes() -> None:
+    def function(x: Any) -> Any:
+        x.add_(1)
+        return x.sin() * 2
+
+    ours, graphs = compiled(function)
+    one, other = torch.randn(4, 16).repeat(2, 1, 1)
+    with pytest.warns(UserWarning, match="by Inductor"), torch.no_grad():
+        torch.testing.assert_close(ours(one[:, ::2]), function(other[:, ::2]))
+    torch.testing.assert_close(one, other)
     assert ways(graphs) == ["inductor"]
 
 

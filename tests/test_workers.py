@@ -27,8 +27,8 @@ def done(job: Mapping[str, Any]) -> Any:
     return {"said": job["what"], "by": os.getpid()}
 
 
-def made(limit: float = 60.0) -> Workers:
-    return Workers("test_workers:done", 1, limit, ("json",))
+def made(limit: float = 60.0, count: int = 1) -> Workers:
+    return Workers("test_workers:done", count, limit, ("json",))
 
 
 @pytest.fixture
@@ -61,6 +61,19 @@ def test_closing_does_not_wait_for_what_hangs(workers: Workers) -> None:
     hanging = workers({"what": "hang"})
     while not workers._started:
         time.sleep(0.01)
+    started = list(workers._started)
     workers.close()
     assert hanging.result(10) is None
-    assert all(process.poll() is not None for process in workers._started)
+    assert [process.poll() is not None for process in started] == [True]
+
+
+def test_all_are_started_ahead_and_end_without_a_job() -> None:
+    workers = made(count=3)
+    with closing(workers):
+        workers.start()
+        started = list(workers._started)
+        assert len(started) == 3
+        found = [each.result(60)["by"] for each in [workers({"what": str(i)}) for i in range(4)]]
+        assert {*found} <= {process.pid for process in started}
+        assert workers._started == started
+    assert [process.poll() is not None for process in started] == [True] * 3

@@ -340,12 +340,12 @@ class _Model:
 
     def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
         """How many times as long a product of matrices takes as one of half precision."""
-        if self.width == STORED and not self.device.general and not any(c in self.widths for c in args):
-            rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
-            return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
-        if any(self.widths.get(c) != 1 for c in args):
+        if all(self.widths.get(c) == 1 for c in args):  # whatever becomes of the sums
+            return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
+        if self.width != STORED or self.device.general:
             return 1.0
-        return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
+        rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
+        return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
 
     def _tile(self, c: int) -> TileCounts:
         return self.volume(self.closure.classes[c])

@@ -224,13 +224,16 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
         made.start()
         return made
 
+    def ended(found: Future[Backend | None]) -> None:
+        if found.exception() is None and (made := found.result()) is not None:
+            made.close()
+
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(started)
         try:
             yield found
-        finally:
-            if (made := found.result()) is not None:
-                made.close()
+        finally:  # also where an interrupt ends the wait for what still starts
+            found.add_done_callback(ended)
 
 
 def _optimized(model: Model, config: Config, progress: Progress, stop: Stop, output: Path | None) -> Result:

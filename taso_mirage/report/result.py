@@ -42,8 +42,8 @@ class PlacedKernels:
 
     def __str__(self) -> str:
         said = " and for ".join(f"{' '.join(operators)} in {places} places" for operators, places in self.kinds)
-        weights = f"{self.turned} weight{'s' if self.turned > 1 else ''}"
-        stored = f"; {weights} of 8 bits are stored transposed, along the sums" if self.turned else ""
+        weights = "1 weight is" if self.turned == 1 else f"{self.turned} weights are"
+        stored = f"; {weights} stored transposed, along the sums" if self.turned else ""
         return f"kernel for {said}: the whole model is {self.gain:.3f} times as fast with it as without it{stored}"
 
 

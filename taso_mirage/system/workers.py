@@ -30,24 +30,24 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Workers:
-    """Up to `count` processes, each started when there is work for it, that call `function`
-    ("module:name") with jobs; `first` names modules to import before the `limit` of seconds for a
-    job counts."""
+    """Up to `count` processes, each started when there is work for it (or by `start`), that call
+    `function` ("module:name") with jobs; `first` names modules to import before the `limit` of
+    seconds for a job counts."""
 
     def __init__(self, function: str, count: int, limit: float, first: Sequence[str] = ()) -> None:
         self.arguments = [function, str(limit), *first]
         self._count, self._threads = count, ThreadPoolExecutor(count)
         self._own = threading.local()
         self._started: list[subprocess.Popen[str]] = []
+        self._ahead: list[subprocess.Popen[str]] = []
 
     def __call__(self, job: Mapping[str, Any]) -> Future[Any]:
         """The answer to a job; None if it took too long, or the process ended."""
         return self._threads.submit(self._asked, job)
 
     def start(self) -> None:
-        """Start all processes now."""
-        for _ in range(self._count):
-            self._threads.submit(self._process)
+        """Start all processes now, before the first job."""
+        self._ahead += [self._new() for _ in range(self._count)]
 
     def close(self) -> None:
         """End all, those that are still at work too."""
@@ -80,18 +80,25 @@ class Workers:
         """This thread's process; another one where that has ended."""
         process: subprocess.Popen[str] | None = getattr(self._own, "process", None)
         if process is None or process.poll() is not None:
-            path = os.pathsep.join(p for p in sys.path if p)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "taso_mirage.system.workers", *self.arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path},
-            )
+            try:
+                process = self._ahead.pop()
+            except IndexError:
+                process = self._new()
             self._own.process = process
-            self._started.append(process)
+        return process
+
+    def _new(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(p for p in sys.path if p)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "taso_mirage.system.workers", *self.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        self._started.append(process)
         return process
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -59,14 +60,13 @@ class Fallback:
     def beats(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as Inductor's code a call takes on these arguments, where that is
         slower."""
-        try:
-            code = self.compiled(call, given)
-            if code is None:
-                return None
+        code = self.compiled(call, given)
+        if code is None:
+            return None
+        with suppress(torch.OutOfMemoryError):  # both ways keep memory
             copies = self._copies(given)
             return slower(lambda: call(*copies), lambda: code(*copies), _cuda(given))
-        except torch.OutOfMemoryError:  # both ways keep memory
-            return None
+        return None
 
     def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager
@@ -75,7 +75,8 @@ class Fallback:
         if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
             return None
         if not self._tried:
-            self._try(call, given, cuda)
+            with suppress(torch.OutOfMemoryError):
+                self._try(call, given, cuda)
         return self.code
 
     def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
@@ -103,7 +104,7 @@ class Fallback:
 
     def _copies(self, given: Sequence[Any]) -> list[Any]:
         """The arguments, with copies of those that change in place."""
-        return [each.clone() if i in self._changed else each for i, each in enumerate(given)]
+        return [_copy(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
         """What is changed in place and shares memory with another argument is left to eager: the
@@ -114,6 +115,11 @@ class Fallback:
             return compiled(*given) if are_apart(changed, given) else eager(*given)
 
         return call
+
+
+def _copy(tensor: Any) -> Any:
+    """With the same strides, which Inductor's code is made for; those of a clone may be others."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _ran_once(captured: Captured, given: Sequence[Any]) -> GraphCall:

@@ -48,9 +48,7 @@ def _there(value: Any, like: Any) -> Any:
     """A float64 array where a tensor is, to be compared there, if it is not too large."""
     if value.dtype != np.float64 or value.nbytes > LARGEST or not hasattr(like, "device"):
         return value
-    import torch
-
-    return torch.tensor(value, device=like.device)
+    return _tensor(value).to(like.device)
 
 
 def _close(result: Any, wanted: Any, node: Node) -> bool:
@@ -69,9 +67,16 @@ def product_on_gpu(a: Any, b: Any) -> Any:
     moved = a.nbytes + b.nbytes + flops // max(2 * a.shape[-1], 1) * a.itemsize
     if a.dtype != np.float64 or b.dtype != np.float64 or flops < max(SLOW, BUSY * moved) or moved > LARGEST:
         return np.matmul(a, b)
+    try:
+        found = _tensor(a).cuda() @ _tensor(b).cuda()
+        return found.cpu().numpy()
+    except RuntimeError:  # no room: cuBLAS, too, says so in words of its own
+        return np.matmul(a, b)
+
+
+def _tensor(array: Any) -> Any:
+    """The array as a tensor, over the same memory where PyTorch takes that: it refuses strides
+    below 0, and warns of what may not be written to."""
     import torch
 
-    try:
-        return (torch.tensor(a, device="cuda") @ torch.tensor(b, device="cuda")).cpu().numpy()
-    except torch.cuda.OutOfMemoryError:
-        return np.matmul(a, b)
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))

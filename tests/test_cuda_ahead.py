@@ -1,0 +1,148 @@
+"""The back end of a GPU, which is there from the beginning: it starts beside the first stages, ends
+with the command however that ends, and multiplies matrices in float64 (PyTorch on the CPU plays
+it)."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
+from taso_mirage.meanings.arrays import MULTIPLYING  # noqa: E402
+from taso_mirage.measure.target import CPU, CUDA, Target  # noqa: E402
+from taso_mirage.pipeline import stages  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.targets.cuda import exact  # noqa: E402
+from taso_mirage.targets.cuda.device import H100  # noqa: E402
+from taso_mirage.targets.cuda.lowering import CudaLowering  # noqa: E402
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What went to the GPU; any product is large enough."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: found.append(tensor) or tensor)
+    monkeypatch.setattr(exact, "SLOW", 1.0)
+    monkeypatch.setattr(exact, "BUSY", 0.0)
+    return found
+
+
+def operands(dtype: str = "float64") -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(3, 5, 8)).astype(dtype), rng.normal(size=(3, 4, 8)).astype(dtype).transpose(0, 2, 1)
+
+
+def test_large_products_of_float64_are_its(moved: list[Any]) -> None:
+    a, b = operands()
+    a.flags.writeable = False  # as what is mapped from a file; PyTorch warns of it
+    b = b[:, ::-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = exact.product_on_gpu(a, b)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-13)
+    assert [tuple(each.shape) for each in moved] == [(3, 5, 8), (3, 8, 4)]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", "SLOW"), ("int64", "SLOW"), ("float64", "LARGEST")])
+def test_others_are_numpys(dtype: str, limit: str, moved: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, limit, {"SLOW": 1.0, "LARGEST": 8 * (3 * 5 * 8 + 3 * 8 * 4 + 3 * 5 * 4) - 1}[limit])
+    a, b = operands(dtype)
+    np.testing.assert_array_equal(exact.product_on_gpu(a, b), a @ b)
+    assert not moved
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no room"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    ],
+)
+def test_what_has_no_room_there_is_numpys(error: Exception, moved: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(torch.Tensor, "cuda", full)
+    a, b = operands()
+    np.testing.assert_array_equal(exact.product_on_gpu(a, b), a @ b)
+
+
+def test_a_back_end_multiplies_there_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CudaLowering(H100, "a stand-in", 90)
+    monkeypatch.setattr(made.compiler, "start", lambda: None)
+    made.start()
+    assert MULTIPLYING.by is exact.product_on_gpu
+    made.close()
+    assert MULTIPLYING.by is np.matmul
+
+
+class Played:
+    """A back end that says what is done with it, and whose start waits until it may."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.may = threading.Event()
+
+    def start(self) -> None:
+        assert self.may.wait(60)
+        self.said.append("start")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    found = Played()
+    monkeypatch.setattr(stages, "here", lambda target: found)
+    return found
+
+
+def test_it_starts_beside_what_goes_on(played: Played) -> None:
+    with stages._backend(Config(kernels="search", target=CUDA)) as found:
+        assert found is not None
+        assert not found.done()
+        played.may.set()
+        assert found.result(60) is played
+    assert played.said == ["start", "close"]
+
+
+def test_an_interrupt_while_it_starts_ends_it_too(played: Played) -> None:
+    threading.Timer(0.2, played.may.set).start()
+    with pytest.raises(KeyboardInterrupt), stages._backend(Config(kernels="search", target=CUDA)):
+        raise KeyboardInterrupt
+    assert played.said == ["start", "close"]
+
+
+@pytest.mark.parametrize(("target", "kernels"), [(CPU, "search"), (CUDA, "off"), (CUDA, "cached")])
+def test_nothing_starts_where_no_kernels_are_searched_on_a_gpu(target: Target, kernels: str, played: Played) -> None:
+    with stages._backend(Config(kernels=kernels, target=target)) as found:
+        assert found is None
+    assert played.said == []
+
+
+def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(target: str) -> Any:
+        raise RuntimeUnavailable("no GPU")
+
+    monkeypatch.setattr(stages, "here", none)
+    with stages._backend(Config(kernels="search", target=CUDA)) as found:
+        assert found is not None
+        assert found.result(60) is None
+
+
+def test_what_goes_wrong_meanwhile_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what is wrong with the back end, which nobody asked for any more."""
+
+    def broken(target: str) -> Any:
+        raise OSError("libtorch.so: file too short")
+
+    monkeypatch.setattr(stages, "here", broken)
+    with pytest.raises(ValueError, match="the model"), stages._backend(Config(kernels="search", target=CUDA)):
+        raise ValueError("the model")
