@@ -117,7 +117,8 @@ def single_h100(found: dict[str, Any]) -> list[str]:
         peers, by, launch = row["baselines"], row["by precision"], row["launches"][0]["precision"]
         cells = [row["case"], f"{row['ours']:.1f}", f"{min(peers.values()) / row['ours']:.2f}"]
         cells += [f"{peers[name]:.1f}" for name in ("eager", "torch.compile")]
-        cells += [f"**{by[kind]:.1f}**" if kind == launch else f"{by[kind]:.1f}" for kind in kinds]
+        times = {kind: f"{by[kind]:.1f}" if kind in by else "" for kind in kinds}
+        cells += [f"**{us}**" if kind == launch else us for kind, us in times.items()]
         cells.append(f"{row[errors][0]:.2f} to {row[errors][1]:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", f"{found['device']}."]

@@ -151,7 +151,7 @@ def test_the_table_counts_what_is_right_and_says_why_the_rest_is_not() -> None:
     lines = script("kernelbench_table").kernelbench(rows)
     assert (
         lines[2]
-        == "| 1 | 6 of 100 | 3, 1, 1 | 1 | 1 | 0 | 1 | 2 of 4 | 0 of 4 | 1.682 | 0.707 | 0.33, 0.17 | 0.00, 0.00 |"
+        == "| 1 | 6 of 100 | 3, 1, 1 | 1 | 1 | 0 | 1 | 2 (1) of 4 | 0 (0) of 4 | 1.682 | 0.707 | 0.33, 0.17 | 0.00, 0.00 |"
     )
     assert lines[3] == "| 3 | 1 of 50 | 1, 0, 0 | 0 | 0 | 0 | 0 |  |  |  |  |  |  |"
     assert "no figures of KernelBench" in lines[5]

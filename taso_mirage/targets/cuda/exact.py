@@ -80,3 +80,11 @@ def _tensor(array: Any) -> Any:
     import torch
 
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
+
+
+def give_memory_back() -> None:
+    """PyTorch keeps what it had of the GPU; the runtime asks for memory of its own."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -33,7 +33,7 @@ from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.arrays import MULTIPLYING
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
-from taso_mirage.targets.cuda.exact import Right, product_on_gpu
+from taso_mirage.targets.cuda.exact import Right, give_memory_back, product_on_gpu
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
@@ -182,6 +182,7 @@ class CudaLowering:
     def close(self) -> None:
         MULTIPLYING.by = np.matmul
         self.compiler.close()
+        give_memory_back()
 
 
 def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes) -> Graph:
