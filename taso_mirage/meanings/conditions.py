@@ -45,6 +45,18 @@ def index_names(e: Dim) -> frozenset[str]:
 
 
 @lru_cache(maxsize=65536)
+def index_level(e: Dim) -> int:
+    """How deep binders are nested in the integers that a polynomial reads from data."""
+    level = 0
+    for atom in (a for monomial, _ in (e.terms if isinstance(e, Symbolic) else ()) for a, _ in monomial):
+        if isinstance(atom, Floor):
+            level = max(level, index_level(atom.numerator), index_level(atom.denominator))
+        elif not isinstance(atom, str):
+            level = max(level, atom.value.level)
+    return level
+
+
+@lru_cache(maxsize=65536)
 def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
     """(a, b) with e = a * name + b; None where e is not linear in it."""
     if name not in index_names(e) or not isinstance(e, Symbolic):

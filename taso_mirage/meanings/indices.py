@@ -160,10 +160,9 @@ class Indices:
             return q + uneven(r, d)
         left = floor_divide(r, d)
         for monomial, c in left.terms if isinstance(left, Symbolic) else ():
-            for atom, _ in monomial:
-                if isinstance(atom, Floor) and (atom.numerator, atom.denominator) != (r, d) and len(monomial) == 1:
-                    again = self.divide(atom.numerator, atom.denominator)
-                    left = left + (again - polynomial([(monomial, 1)])) * c
+            match monomial:
+                case ((Floor(numerator, denominator), 1),) if (numerator, denominator) != (r, d):
+                    left = left + (self.divide(numerator, denominator) - polynomial([(monomial, 1)])) * c
         return q + left
 
     def _common(self, e: Dim, d: Dim) -> list[Dim]:

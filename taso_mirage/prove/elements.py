@@ -401,13 +401,5 @@ class Elements(Meaning[Element]):
     def _looked(self, chosen: Cases, extent: Dim, read: Callable[[Dim], Cases]) -> Cases:
         found: list[tuple[Conditions, Poly]] = []
         for conditions, p in chosen:
-            at = self.algebra.position(p, extent)
-            if isinstance(at, int) and at < 0:
-                at = at + extent
-            elif not isinstance(at, int) and not self._inside(at, extent):
-                at = self.algebra.place(p, extent)
-            found += self._where(conditions, partial(read, at))
+            found += self._where(conditions, partial(read, self.algebra.position(p, extent)))
         return tuple(found)
-
-    def _inside(self, at: Dim, extent: Dim) -> bool:
-        return self.indices.nonnegative(at) and self.indices.nonnegative(extent - 1 - at)

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 from taso_mirage.ir.dims import Dim, Symbolic, symbol
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.conditions import Conditions, floors, index_names, linear, polynomial
+from taso_mirage.meanings.conditions import Conditions, floors, index_level, index_names, linear, polynomial
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
@@ -38,7 +38,9 @@ def _product(algebra: ScalarAlgebra, bound: Sequence[str], conditions: Condition
 def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
     indices = algebra.indices
     indices.step()
-    monomial = _flattened(algebra, bound, conditions, monomial)
+    nested = next((a for a, _ in monomial if a.kind == "sum" and a.names & set(bound)), None)
+    if nested is not None:
+        return _flattened(algebra, bound, conditions, monomial, nested)
     tidied = decided_conditions(indices, conditions)
     if tidied is None:
         return ZERO
@@ -64,21 +66,13 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
     return result
 
 
-def _flattened(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
+def _flattened(
+    algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial, nested: Atom
+) -> Poly:
     """A factor that is a sum, and hangs on what is bound, joins its binders."""
-    while True:
-        nested = next((x for x in monomial if x[0].kind == "sum" and x[0].names & set(bound)), None)
-        if nested is None:
-            return monomial
-        atom, power = nested
-        rest = tuple(x for x in monomial if x[0] is not atom)
-        if power > 1:
-            rest = algebra.times(rest, ((atom, power - 1),))
-        fresh, some, body = opened_binder(algebra, *atom.args)
-        bound.extend(fresh)
-        conditions.extend(some)
-        ((inner, _),) = body.terms.items()
-        monomial = algebra.times(rest, inner)
+    fresh, some, body = opened_binder(algebra, *nested.args)
+    rest = Poly({tuple((a, power - (a is nested)) for a, power in monomial if power > 1 or a is not nested): 1})
+    return fold(algebra, "sum", [*bound, *fresh], (*conditions, *some), algebra.mul(rest, body))
 
 
 def opened_binder(
@@ -340,7 +334,7 @@ def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
 def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
     """The atom, its bound integers named by their place, so that equal folds built alike are one
     atom."""
-    mapping = renaming(algebra, bound, Poly({body: 1}))
+    mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
     if len(poly.terms) != 1 or next(iter(poly.terms.values())) != 1:
         moved = tuple(algebra.indices.bind(e, mapping) for e in conditions)
@@ -350,9 +344,11 @@ def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: lis
     return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
 
 
-def renaming(algebra: ScalarAlgebra, bound: list[str], body: Poly) -> dict[str, Dim]:
+def renaming(algebra: ScalarAlgebra, bound: list[str], conditions: Iterable[Dim], body: Poly) -> dict[str, Dim]:
+    """Names by place, of a level above all binders inside: so they are never captured there."""
     indices = algebra.indices
-    level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
+    levels = [a.level for m in body.terms for a, _ in m] + [index_level(e) for e in conditions]
+    level = max(levels, default=0) + 1
     order: list[str] = []
     seen: set[str] = set()
     factors = sorted(((a.skeleton, a.id, a) for m in body.terms for a, _ in m), key=lambda x: x[:2])

@@ -198,6 +198,6 @@ def _scale(polys: list[Poly]) -> int | Fraction:
 
 def _closed_branch(algebra: ScalarAlgebra, branch: Branch) -> Branch:
     bound, conditions, p = branch
-    mapping = renaming(algebra, list(bound), p)
+    mapping = renaming(algebra, list(bound), conditions, p)
     some = tuple(sorted((algebra.indices.bind(e, mapping) for e in conditions), key=str))
     return tuple(str(v) for v in mapping.values()), some, algebra.bind(p, mapping)

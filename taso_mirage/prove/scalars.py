@@ -9,7 +9,7 @@ from math import gcd, isqrt
 from typing import Any
 
 from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
-from taso_mirage.meanings.conditions import DataIndex, Unprovable, floors, index_names, names_of
+from taso_mirage.meanings.conditions import DataIndex, Unprovable, floors, index_level, index_names, names_of
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.kinds import atom_kind
@@ -36,6 +36,10 @@ class Looked:
     @property
     def names(self) -> frozenset[str]:
         return self.poly.names
+
+    @property
+    def level(self) -> int:
+        return max((a.level for m in self.poly.terms for a, _ in m), default=0)
 
     def position(self, mapping: Mapping[str, Dim]) -> Dim:
         return self.algebra.position(self.algebra.bind(self.poly, mapping), self.extent)
@@ -69,7 +73,7 @@ class Scalars:
             dims, polys, bound = _parts(kind, args)
             inner = [p.names for p in polys] + [index_names(d) for d in dims]
             found.names = frozenset().union(*inner) - frozenset(bound)
-            levels = [a.level for p in polys for m in p.terms for a, _ in m]
+            levels = [a.level for p in polys for m in p.terms for a, _ in m] + [index_level(d) for d in dims]
             found.level = max(levels, default=0) + (1 if bound else 0)
             found.skeleton = self._number((kind, *self._form(kind, args)))
             nested = [f for p in polys for m in p.terms for a, _ in m for f in a.floors]
@@ -300,16 +304,16 @@ class Scalars:
         return total
 
     def position(self, p: Poly, extent: Dim) -> Dim:
-        """The index that a number is: a plain integer, or an unknown one within 0..extent-1 that
-        hangs on the number."""
+        """The index that a number is: a plain integer that is surely within 0..extent-1, or an
+        unknown one there that hangs on the number; those below 0 count from the end."""
         e = self.as_dim(p)
-        return self.place(p, extent) if e is None else e
+        if isinstance(e, int):
+            return e + extent if e < 0 else e
+        inside = e is not None and self.indices.nonnegative(e) and self.indices.nonnegative(extent - 1 - e)
+        return e if e is not None and inside else self.place(p, extent)
 
     def place(self, p: Poly, extent: Dim) -> Dim:
-        """The unknown index: one for equal numbers and extents.
-
-        What indexes from the end has been turned to the front.
-        """
+        """The unknown index: one for equal numbers and extents."""
         if extent == 1:
             return 0
         key = (p, extent)
