@@ -1,0 +1,183 @@
+"""Normal forms of sums are the sums: added up element by element at fixed sizes, and false
+equations that a renamed integer, a lost sign or an index from the end would prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+from random import Random
+
+import pytest
+
+from taso_mirage.ir.dims import Dim, evaluate, parse_dim
+from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.meanings.conditions import Unprovable
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import ONE, Atom, Poly
+from taso_mirage.operators.ops import term as t
+from taso_mirage.prove.fingerprint import fingerprint
+from taso_mirage.prove.folds import fold
+from taso_mirage.prove.scalars import Scalars
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.verdicts import FailureKind, failed
+
+Sizes = Mapping[str, int]
+
+
+# ---------------------------------------------------------------- sums of random reads
+
+
+def added(indices: Indices, bound: Sequence[str], conditions: Sequence[Dim], body: Poly, at: Sizes) -> Fraction:
+    """The sum itself, one element after the other."""
+    total = Fraction(0)
+    for place in product(*[range(evaluate(indices.extents[b], at)) for b in bound]):
+        here = {**at, **dict(zip(bound, place, strict=True))}
+        if all(evaluate(e, here) >= 0 for e in conditions):
+            total += value(indices, body, here)
+    return total
+
+
+def value(indices: Indices, p: Poly, at: Sizes) -> Fraction:
+    total = Fraction(0)
+    for monomial, c in p.terms.items():
+        part = Fraction(c)
+        for atom, power in monomial:
+            part *= factor(indices, atom, at) ** power
+        total += part
+    return total
+
+
+def factor(indices: Indices, a: Atom, at: Sizes) -> Fraction:
+    if a.kind == "read":  # any number that hangs on the tensor and the place alone
+        (_, name), where = a.args
+        return Fraction(Random(f"{name} {[evaluate(e, at) for e in where]}").randint(-48, 48))
+    if a.kind == "sum":
+        return added(indices, a.args[0], a.args[1], Poly({a.args[2]: 1}), at)
+    assert a.kind in ("size", "floor")
+    return Fraction(at[a.args[0]] if a.kind == "size" else evaluate(a.args[0], at))
+
+
+class Drawn:
+    """A sum of products of reads, with the conditions of padded and of spread data."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.indices = Indices(20_000)
+        self.indices.borders = rng.random() < 0.5
+        self.algebra = Scalars(self.indices)
+        self.sizes: list[Dim] = [parse_dim(d) for d in ("2", "3", "4", "n", "m", "2*n", "n + 1")]
+        bound = [self.indices.variable(f"b{k}", rng.choice(self.sizes)) for k in range(rng.randint(1, 3))]
+        free = [self.indices.variable(f"i{k}", rng.choice(self.sizes)) for k in range(rng.randint(0, 2))]
+        self.names, self.free, self.every = [str(b) for b in bound], [str(f) for f in free], bound + free
+        self.conditions: list[Dim] = []
+        self.body = ONE
+        for _ in range(rng.randint(0, 2)):
+            place = tuple(self._index() for _ in range(rng.randint(1, 2)))
+            self.body = self.algebra.mul(self.body, self.algebra.poly("read", ("float32", rng.choice("xy")), place))
+        self.conditions += [self._affine()] * (rng.random() < 0.5)
+        rng.shuffle(self.conditions)
+
+    def _affine(self) -> Dim:
+        e: Dim = self.rng.randint(-2, 2)
+        for name in self.rng.sample(self.every, self.rng.randint(1, min(3, len(self.every)))):
+            e = e + name * self.rng.choice((1, 1, 1, -1, -1, 2, 3, *self.sizes[3:4]))
+        return e
+
+    def _index(self) -> Dim:
+        """A place as it is, in data with zeros around them, and in data with zeros between too."""
+        e, n, d = self._affine(), self.rng.choice(self.sizes), self.rng.choice((2, 3))
+        kind = self.rng.choice(("plain", "divided", "padded", "spread"))
+        spread = self.indices.divide(e, d)
+        self.conditions += [e, n - 1 - e] if kind == "padded" else []
+        self.conditions += [e, (n - 1) * d - e, spread * d - e] if kind == "spread" else []
+        return spread if kind in ("divided", "spread") else e
+
+
+@pytest.mark.parametrize("part", [*range(4), *(pytest.param(p, marks=pytest.mark.slow) for p in range(4, 40))])
+def test_a_normal_form_is_the_sum(part: int) -> None:
+    compared = 0
+    for seed in range(part * 25, part * 25 + 25):
+        drawn = Drawn(seed)
+        try:
+            found = fold(drawn.algebra, "sum", drawn.names, tuple(drawn.conditions), drawn.body)
+            again = drawn.algebra.bind(
+                found, {f: drawn.indices.variable(f"{f}'", drawn.indices.extents[f]) for f in drawn.free}
+            )
+        except (Unprovable, RecursionError):
+            continue
+        for n, m in ((1, 1), (2, 1), (1, 3)):
+            at = {"n": n, "m": m}
+            at |= {f: drawn.rng.randrange(evaluate(drawn.indices.extents[f], at)) for f in drawn.free}
+            at |= {f"{f}'": at[f] for f in drawn.free}
+            wanted = added(drawn.indices, drawn.names, drawn.conditions, drawn.body, at)
+            assert value(drawn.indices, found, at) == value(drawn.indices, again, at) == wanted, (seed, at)
+            compared += 1
+    assert compared > 40
+
+
+def test_a_square_of_a_quotient_stays_one() -> None:
+    indices = Indices()
+    half = parse_dim("n // 2")
+    found = indices.divide(half * half * 5 + indices.variable("i", parse_dim("m")), 2)
+    for n, i in product(range(1, 8), range(3)):
+        assert evaluate(found, {"n": n, "i": i}) == ((n // 2) ** 2 * 5 + i) // 2
+
+
+# ---------------------------------------------------------------- false equations
+
+
+def v(name: str, *dims: str, dtype: str = "float32") -> Node:
+    return variable(name, Tensor(dtype, tuple(parse_dim(d) for d in dims)))
+
+
+def summed(of: Node, *axes: int) -> Node:
+    return t("reduce_sum", of, axes=axes)
+
+
+x, y, table, rows = v("x", "4", "4", "3"), v("y", "1", "3"), v("table", "4"), v("rows", "4", "4", dtype="int64")
+a, b = v("a", "4", "3"), v("b", "4", "3")
+
+
+def odd(at: int) -> Node:
+    """erf(2 p - q - r) of three parts."""
+    p, q, r = (
+        t("slice", x, starts=(i,), ends=(i + 1,), axes=(2,), steps=(1,)) for i in (at, (at + 1) % 3, (at + 2) % 3)
+    )
+    return t("erf", t("sub", t("mul", p, constant(2.0, "float32")), t("add", q, r)))
+
+
+def even(at: int) -> Node:
+    return summed(t("exp", t("slice", x, starts=(at,), ends=(at + 1,), axes=(2,), steps=(1,))), 1)
+
+
+def gathered(axis: int) -> Node:
+    """The sum of a table at sums of rows, or of columns."""
+    return summed(t("gather", table, t("reduce_sum", rows, axes=(axis,), keepdims=0), axis=0), 0)
+
+
+def from_the_end(of: Node) -> Node:
+    """The sum of the last four rows, which are counted from the end."""
+    last = t("gather", of, t("range", n=4, start=-4), axis=0)
+    return summed(t("mul", y, summed(last, 0)), 0, 1)
+
+
+FALSE = {
+    **{
+        f"a lost sign {i}": (
+            summed(t("mul", even(i), summed(odd(i), 1)), 0),
+            t("neg", summed(t("mul", summed(odd(i), 1), even(i)), 0)),
+        )
+        for i in range(3)
+    },
+    "an index that sums over an integer of the same name": (gathered(0), gathered(1)),
+    "an index from the end of what was joined": (from_the_end(t("concat", a, b, axis=0)), from_the_end(a)),
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_what_is_false_is_not_proved(name: str) -> None:
+    left, right = FALSE[name]
+    assert not isinstance(prove_symbolic((left,), (right,)), Proved)
+    if name != "an index that sums over an integer of the same name":  # sums of random rows are no index
+        assert failed(fingerprint((left,), (right,)), FailureKind.REFUTED)
