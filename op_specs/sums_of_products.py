@@ -6,22 +6,32 @@ from op_specs.reductions import reduce_mean, reduce_sum
 SUMMED = "gemm(x, SUM(w, axes=(1 - q,), keepdims=1), SUM(*c, axes=(rank(c) - 1,), keepdims=1), transB=q, **a)"
 WHOLE = "rank(c) > 0 and dim(c, -1) == dim(w, 1 - q)"
 
-for _sum, _more in ((reduce_sum, ""), (reduce_mean, "and is_float(x)")):
+for _sum, _more, _range in ((reduce_sum, "", 'and dtype(x) != "float16"'), (reduce_mean, "and is_float(x)", "")):
+    # Sums over rows may leave the range of half precision. The runtime multiplies no empty batch with a vector: hence
+    # the axis of 1, which is squeezed.
     _sum.laws(
         f"""
         # over the columns, over others, and over both
-        SUM(matmul(x, w), axes=i, keepdims=k) \
-            == matmul(x, SUM(w, axes=(1,), keepdims=k)) \
+        SUM(matmul(x, w), axes=i, keepdims=1) \
+            == matmul(x, SUM(w, axes=(1,), keepdims=1)) \
             where rank(x) > 1 and rank(w) == 2 and i == (rank(x) - 1,) {_more}
-        given x: (m, k), w: (k, n) | i: (1,), k: 1
+        given x: (m, k), w: (k, n) | i: (1,)
+        SUM(matmul(x, w), axes=i, keepdims=0) \
+            == squeeze(matmul(x, SUM(w, axes=(1,), keepdims=1)), axes=i) \
+            where rank(x) > 1 and rank(w) == 2 and i == (rank(x) - 1,) {_more}
+        given x: (m, k), w: (k, n) | i: (1,)
         SUM(matmul(x, w), axes=i, keepdims=k) \
             == matmul(SUM(x, axes=i, keepdims=k), w) \
-            where rank(w) == 2 and len(i) > 0 and i[-1] < rank(x) - 1 {_more}
+            where rank(w) == 2 and len(i) > 0 and i[-1] < rank(x) - 1 {_more} {_range}
         given x: (b, m, k), w: (k, n) | i: (0, 1), k: 1
-        SUM(matmul(x, w), axes=i, keepdims=k) \
-            == matmul(SUM(x, axes=i[:len(i) - 1], keepdims=k), SUM(w, axes=(1,), keepdims=k)) \
-            where rank(w) == 2 and len(i) > 1 and i[-1] == rank(x) - 1 {_more}
-        given x: (b, m, k), w: (k, n) | i: (1, 2), k: 1
+        SUM(matmul(x, w), axes=i, keepdims=1) \
+            == matmul(SUM(x, axes=i[:len(i) - 1], keepdims=1), SUM(w, axes=(1,), keepdims=1)) \
+            where rank(w) == 2 and len(i) > 1 and i[-1] == rank(x) - 1 {_more} {_range}
+        given x: (b, m, k), w: (k, n) | i: (1, 2)
+        SUM(matmul(x, w), axes=i, keepdims=0) \
+            == squeeze(matmul(SUM(x, axes=i[:len(i) - 1], keepdims=0), SUM(w, axes=(1,), keepdims=1)), axes=(rank(x) - len(i),)) \
+            where rank(w) == 2 and len(i) > 1 and i[-1] == rank(x) - 1 {_more} {_range}
+        given x: (b, m, k), w: (k, n) | i: (1, 2)
         SUM(gemm(x, w, *c, transB=q, **a), axes=(1,), keepdims=1) \
             == {SUMMED} \
             where {WHOLE} {_more}
@@ -59,7 +69,10 @@ def _of_all_positions(axes: tuple[int, ...]) -> str:
 
 
 def _along(axis: int, rank: int) -> str:
-    """The first and the last element miss the taps that padding cuts off."""
+    """The first and the last element miss the taps that padding cuts off.
+
+    The length of the data is a factor of the weights: it may leave the range of half precision.
+    """
     i = axis - 2
     low, high = f"-(-p[{i}] // d[{i}])", f"max(-((e[{i}] - p[{rank - 4 + axis}]) // d[{i}]), 0)"
     part = f"axes=({axis},), steps=(1,)"
@@ -81,8 +94,9 @@ def _along(axis: int, rank: int) -> str:
                 mul(concat(mul(reduce_sum(w, axes=({axis},), keepdims=1), {count}), {missed}, axis=0), {share}), *b, \
                 strides=s, pads={pads}, dilations=d, output_padding=e[:{i}] + (0,) + e[{i + 1}:], group=1), axes=i, \
                 keepdims=1) \
-            where rank(x) == {rank} and {axis} in i and dim(x, {axis}) != 1 and is_weight(w) and min(p + e) >= 0 and p[{i}] <= s[{i}] \
-                and p[{at + i}] - e[{i}] <= s[{i}] and max(p[{i}], p[{at + i}]) <= (dim(w, {axis}) - 1) * d[{i}]
+            where rank(x) == {rank} and {axis} in i and dim(x, {axis}) != 1 and is_weight(w) and dtype(x) != "float16" \
+                and min(p + e) >= 0 and p[{i}] <= s[{i}] and p[{at + i}] - e[{i}] <= s[{i}] \
+                and max(p[{i}], p[{at + i}]) <= (dim(w, {axis}) - 1) * d[{i}]
         given x: (n, c, {sizes}), w: (c, o, {", ".join("344"[:at])}), b: (o) \
             | s: {(2, 2, 1)[:at]}, p: {(1, 1, 1)[:at] * 2}, d: {(1, 1, 2)[:at]}, e: {(1, 0, 0)[:at]}, i: ({axis},)
     """
