@@ -7,8 +7,8 @@ SUMMED = "gemm(x, SUM(w, axes=(1 - q,), keepdims=1), SUM(*c, axes=(rank(c) - 1,)
 WHOLE = "rank(c) > 0 and dim(c, -1) == dim(w, 1 - q)"
 
 for _sum, _more, _range in ((reduce_sum, "", 'and dtype(x) != "float16"'), (reduce_mean, "and is_float(x)", "")):
-    # Sums over rows may leave the range of half precision. The runtime multiplies no empty batch with a vector: hence
-    # the axis of 1, which is squeezed.
+    # Sums over rows may leave the range of half precision. The runtime multiplies no empty batch
+    # with a vector: hence the axis of 1, which is squeezed.
     _sum.laws(
         f"""
         # over the columns, over others, and over both
