@@ -168,7 +168,7 @@ def test_every_equation_is_written_in_lines_that_are_not_long() -> None:
         if found is not None
     ]
     assert sorted(widths)[len(widths) * 9 // 10] <= 60
-    assert max(widths) <= 400  # pages scroll such a line
+    assert max(widths) <= 200
 
 
 def test_forms_are_what_operators_say() -> None:

@@ -7,11 +7,13 @@ attributes below.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, Node, topological
@@ -26,6 +28,8 @@ from taso_mirage.rewriting.text import parse_equation
 WIDE, SHORT = 40, 10
 """Letters up to which a line is filled, and from which a term may get a name and a line of its
 own."""
+LONG = 100
+"""Letters of an attribute from which its parts get names."""
 LOOSE, SUM, PRODUCT, DOT, TIGHT, ATOM = range(6)
 """How tightly a term binds: one that binds less than its place asks for stands in parentheses."""
 UNREADABLE = (TasoMirageError, SyntaxError, LookupError, TypeError, ValueError, RecursionError)
@@ -98,7 +102,8 @@ class _Writer:
 
     def write(self, node: Node, often: bool) -> None:
         """Where a line would be too long, the longest operand gets a name."""
-        while (tree := _term(node, [self.done[a] for a in node.args])).width > WIDE:
+        shown = self._shortened(node)
+        while (tree := _term(shown, [self.done[a] for a in node.args])).width > WIDE:
             widest = max(node.args, key=lambda a: self.done[a].width, default=node)
             if widest is node or self.done[widest].width <= SHORT:
                 break
@@ -106,6 +111,21 @@ class _Writer:
         self.done[node] = tree
         if often and tree.width > SHORT:
             self._name(node)
+
+    def _shortened(self, node: Node) -> Node:
+        """With texts in place of long attributes, whose longest parts have names."""
+        attrs = [(k, v if len(shown_value(v)) <= LONG else self._parted(shown_value(v))) for k, v in node.attrs]
+        return Node(node.op, node.args, tuple(attrs), node.type)
+
+    def _parted(self, text: str) -> str:
+        """A long expression, with names for what is there twice, and for long elements of it."""
+        whole = ast.parse(text, mode="eval").body
+        while len(text) > LONG and (part := _part_to_name(whole)):
+            name = next(self.letters)
+            self.names.append((MathTree("name", name), MathTree("word", self._parted(part))))
+            whole = _Replaced(part, name).visit(whole)
+            text = ast.unparse(whole)
+        return text
 
     def side(self, outputs: Sequence[Node]) -> MathTree:
         found = [self.done[o] for o in outputs]
@@ -115,6 +135,25 @@ class _Writer:
         name = MathTree("name", next(self.letters))
         self.names.append((name, self.done[node]))
         self.done[node] = name
+
+
+class _Replaced(ast.NodeTransformer):
+    """An expression with a name for one of its parts, wherever that is."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self._part, self._name = part, name
+
+    def visit(self, node: ast.AST) -> Any:
+        return ast.Name(self._name) if ast.unparse(node) == self._part else self.generic_visit(node)
+
+
+def _part_to_name(whole: ast.AST) -> str | None:
+    """The longest part that is there twice, else the longest that is an element of several."""
+    inside = [node for node in ast.walk(whole) if node is not whole and isinstance(node, ast.BinOp | ast.Call)]
+    times = Counter(ast.unparse(node) for node in inside)
+    twice = [part for part, count in times.items() if count > 1 and len(part) > WIDE]
+    elements = [ast.unparse(each) for node in ast.walk(whole) if isinstance(node, ast.Tuple) for each in node.elts]
+    return max(twice or [part for part in elements if len(part) > WIDE], key=len, default=None)
 
 
 def _letters() -> Iterator[str]:
