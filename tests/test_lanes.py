@@ -19,7 +19,8 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, wei
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.horizontal import fused_goals, together
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.region_kinds import RegionKind
+from taso_mirage.kernels.regions import _Growing, fragments
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -229,6 +230,15 @@ def test_a_product_that_libraries_are_slow_at_is_a_region_of_a_gpu(rows: int, co
     assert len(fragments(made, {}, count)) == found
     of_data = model(term("matmul", x("x", 2, 5, 3), x("y", 2, 3, 8)))
     assert len(fragments(of_data, {}, count)) == found
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", None), ("float32", RegionKind.LINEAR)])
+def test_a_layer_of_many_rows_is_of_no_kind_in_half_precision(dtype: str, kind: RegionKind | None) -> None:
+    """Libraries multiply halves on tensor cores."""
+    for rows, found in ((64, RegionKind.LINEAR), (65, kind)):
+        left, right = variable("x", Tensor(dtype, (rows, WIDTH))), weight("w", Tensor(dtype, (WIDTH, 24)))
+        layer = term("matmul", left, right)
+        assert _Growing([layer], {}, 4, True, True).kinds.get(layer) == found
 
 
 @pytest.mark.parametrize("free", [True, False])
