@@ -201,6 +201,47 @@ def test_a_failure_of_inductor_is_one_warning(inductor: Played, monkeypatch: pyt
     assert ways(graphs) == ["ours"]
 
 
+@pytest.mark.parametrize(("factor", "by"), [(1.0, "inductor"), (1.0 + 1e-5, "inductor"), (1.0 + 2e-3, "ours")])
+def test_its_results_are_compared_with_those_of_eager_pytorch(
+    factor: float, by: str, inductor: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far apart as operands in TF32 make them they are not taken."""
+    made = inductor.compile
+    monkeypatch.setattr(
+        fallback, "compiled_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]
+    )
+    ours, graphs = compiled(torch.sin)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ours(X)
+    assert ways(graphs) == [by]
+    differs = [str(each.message) for each in said if "is not used: its result 0 differs" in str(each.message)]
+    assert len(differs) == (by == "ours")
+
+
+def test_what_it_changes_in_place_is_compared_too(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached(cache: Any, x: Any) -> Any:
+        cache.add_(x)
+        return torch.sin(x)
+
+    made = inductor.compile
+
+    def wrong(captured: Any, given: Any) -> Callable[..., Any]:
+        def call(*own: Any) -> Any:
+            found = made(captured, given)(*own)
+            for each in own:
+                each.mul_(2.0) if each.shape == (7,) else None
+            return found
+
+        return call
+
+    monkeypatch.setattr(fallback, "compiled_by_inductor", wrong)
+    ours, graphs = compiled(cached)
+    with pytest.warns(UserWarning, match="is not used"):
+        ours(torch.ones(7), torch.ones(7) * 3)
+    assert "inductor" not in ways(graphs)
+
+
 def test_a_graph_that_cannot_be_compiled_here_runs_by_it_where_that_is_faster(inductor: Played) -> None:
     ours, graphs = compiled(torch.fft.fft)
     with pytest.warns(UserWarning, match=r"a graph of 1 operations runs by Inductor: its result 0 is"):

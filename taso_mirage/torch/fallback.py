@@ -2,7 +2,7 @@
 no faster.
 
 Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
-whole graphs, not halves.
+whole graphs, not halves. Its results are compared with eager's, as all others are.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
 from torch._dynamo import lookup_backend
+from torch.utils._pytree import tree_leaves
 
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.draws import drawing
+from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.halves import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
 
@@ -93,6 +96,10 @@ class Fallback:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found, _ = drawing(lambda: _ran_once(self._captured, copies), cuda)  # it may tune on random numbers
+            self._compare(found, given)
+        except Unsupported as differs:
+            warnings.warn(f"taso_mirage: Inductor's code of a graph is not used: {differs}", stacklevel=2)
+            return
         except Exception as error:
             warnings.warn(
                 f"taso_mirage: Inductor does not compile a graph, which is measured beside eager PyTorch alone: "
@@ -101,6 +108,22 @@ class Fallback:
             )
             return
         self.code = self._apart(found) if self._changed else found
+
+    def _compare(self, code: GraphCall, given: Sequence[Any]) -> None:
+        """Raise Unsupported where results, or what is changed in place, are not eager's."""
+
+        def results(call: GraphCall) -> list[Any]:
+            copies = self._copies(given)
+            with torch.no_grad():
+                found = [*tree_leaves(call(*copies)), *(copies[i] for i in sorted(self._changed))]
+            return [each for each in found if isinstance(each, torch.Tensor)]
+
+        def exact() -> list[Any] | None:
+            found = in_float64(self._captured, self._copies(given))
+            return None if found is None else [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+
+        ours, theirs = results(code), results(self._captured.forward)
+        check_equal(ours, theirs, cache(exact))
 
     def _copies(self, given: Sequence[Any]) -> list[Any]:
         """The arguments, with copies of those that change in place."""
