@@ -47,6 +47,14 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         GRID * 0,
     ),
     "infinite": (lambda x, y: (x.isinf(), x.isposinf(), y.isneginf()), GRID.double() * 1e300, LOGS.double() * 1e300),
+    "a volume without a bias": (
+        lambda x, y: (
+            functional.conv3d(x.reshape(1, 2, 1, 2, 2), y.reshape(2, 2, 1, 1, 2), padding=(0, 1, 0)),
+            functional.conv3d(x.reshape(1, 2, 1, 2, 2), y.reshape(4, 1, 1, 2, 1), stride=2, groups=2),
+        ),
+        GRID.clamp(-9, 9),
+        GRID.clamp(-5, 5),
+    ),
     "remainder of a whole number": (lambda x, y: x % 2.5 + y, WHOLE % 1000, WHOLE % 3),
 }
 

@@ -1,6 +1,7 @@
 """Operators that PyTorch's exporter writes as they are defined, where eager PyTorch has another
 way: logarithms of sums of exponentials, which overflow; remainders and whole quotients, which are
-not those of the rounded quotient; and what is infinite in double precision, not in single."""
+not those of the rounded quotient; what is infinite in double precision, not in single; and
+convolutions without a bias, for which it writes one of a wrong shape."""
 
 from __future__ import annotations
 
@@ -52,6 +53,15 @@ def _floor_divided(x: Any, y: Any) -> Any:
     return whole if y else x / y
 
 
+def _without_bias(x: Any, w: Any, bias: Any = None, *how: Any) -> Any:
+    if bias is not None:
+        return NotImplemented
+    ones = [1] * (w.dim() - 2)
+    defaults: tuple[Any, ...] = (ones, [0] * len(ones), ones, 1)
+    stride, pad, dilation, groups = (*how, *defaults[len(how) :])
+    return ATEN.convolution.default(x, w, None, stride, pad, dilation, False, [0] * len(ones), groups)
+
+
 def _is_infinite(x: Any) -> Any:
     return x.abs() == inf
 
@@ -72,6 +82,7 @@ FAITHFUL: Mapping[Any, Callable[..., Any]] = {
     **get_decompositions(
         [ATEN.logaddexp.default, ATEN.logaddexp2.default, ATEN.binary_cross_entropy_with_logits.default]
     ),
+    ATEN.conv3d.default: _without_bias,
     ATEN.log_sigmoid.default: _log_sigmoid,
     ATEN.log_sigmoid_forward.default: _log_sigmoid_forward,
     ATEN.isinf.default: _is_infinite,
