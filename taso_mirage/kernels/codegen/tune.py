@@ -8,6 +8,7 @@ together larger than the L2 cache, so that weights come from memory as they do i
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
@@ -259,7 +260,12 @@ def job(program: TritonProgram) -> dict[str, Any]:
         ]
         for x in program.launches
     ]
-    return {"source": program.source, "launches": launches}
+    return {"source": program.source, "launches": launches, "settings": _settings()}
+
+
+def _settings() -> dict[str, str]:
+    """What Triton's cache tells apart of this process: PyTorch sets some of it when it compiles."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
 
 
 def warmed(job: Mapping[str, Any]) -> bool:
@@ -267,6 +273,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
     can be done."""
     import torch
 
+    os.environ.update(job["settings"])
     with TemporaryDirectory() as folder:
         module = load_source(job["source"], Path(folder))
         for name, dtypes, maps, sizes, options in job["launches"]:
