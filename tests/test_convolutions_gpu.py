@@ -381,8 +381,8 @@ def _exact(model: Model, inputs: dict[str, Any]) -> Any:
 
 
 def test_what_a_model_says_elsewhere_stays() -> None:
-    """Single precision, weights of the run, what is read twice: no sum or relu goes with it."""
-    model = block(dtype="float32")
+    """Double precision, weights of the run, what is read twice: no sum or relu goes with it."""
+    model = block(dtype="float64")
     assert with_channels_last(model).model.graph == model.graph
     x, w = variable("x", Tensor("float16", (1, 8, 5, 5))), variable("w", Tensor("float16", (8, 4, 3, 3)))
     attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 2}

@@ -50,7 +50,7 @@ def test_each_precision_has_its_own_instructions(precision: str, capability: int
 
 def test_half_precision_has_no_such_choice() -> None:
     program = product("float16")
-    assert not any(each.single for each in program.launches)
+    assert not any(each.precisions for each in program.launches)
     assert "PRECISION" not in program.source
     assert tune.precisions(program.launches[0]) == [program.launches[0].schedule]
 

@@ -37,6 +37,7 @@ class Lowering(Enum):
     WINOGRAD = "minimal filtering, which has C++ by hand"
     LINEAR = "a product with prepared weights, which has C++ by hand"
     IMPLICIT_GEMM = "a convolution as products of matrices, which has Triton by hand"
+    SHIFTED = "a convolution as products that are shifted and added, which has Triton by hand"
 
 
 SIGN = 128

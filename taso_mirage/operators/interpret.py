@@ -12,7 +12,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_part, topological, with_args
 from taso_mirage.meanings.base import Meaning
-from taso_mirage.operators.ops import TERMS, Op, Untraceable, get
+from taso_mirage.operators.ops import TERMS, Op, Untraceable, get, term
 
 V = TypeVar("V")
 
@@ -120,3 +120,11 @@ def definition(node: Node) -> Node | None:
     except Untraceable:
         return None
     return result if isinstance(result, Node) and result is not node else None
+
+
+def retyped(outputs: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """Terms over leaves of other sizes."""
+    done = dict(leaves)
+    for node in topological(outputs, stop=leaves):
+        done[node] = term(node.op, *[done[a] for a in node.args], **dict(node.attrs)) if node.args else node
+    return tuple([done[o] for o in outputs])

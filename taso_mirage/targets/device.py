@@ -32,7 +32,8 @@ class Device:
     adds, until the processors are full. `cluster`: blocks that may be one, at most; `exchanged`:
     bytes a second that a block gets from the others, `met`: seconds for them to meet.
     `specialized`: attention is also measured in the form whose warps have roles
-    (`gpu/specialized.py`). `operator`: what one operator of the runtime reaches there.
+    (`gpu/specialized.py`). `rounds`: operands of products in single precision may be rounded to
+    TF32 there. `operator`: what one operator of the runtime reaches there.
     """
 
     name: str
@@ -59,4 +60,5 @@ class Device:
     exchanged: float = 6e9
     met: float = 0.6e-6
     specialized: bool = False
+    rounds: bool = False
     operator: Reached = Reached()

@@ -84,6 +84,12 @@ class Backend(Protocol):
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same for all machines that a model may come to."""
 
+    def rounding(self) -> Backend:
+        """The same where the runtime rounds operands of products to TF32: kernels may, too."""
+
+    def fine(self, record: Record) -> Record:
+        """The choice of the same kernel that rounds no operands."""
+
     def start(self) -> None:
         """Begin what takes a while before the first kernel can be measured."""
 

@@ -30,12 +30,15 @@ from taso_mirage.kernels.codegen.gpu.program import (
     output_buffers,
     tensor_buffers,
 )
+from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
 from taso_mirage.kernels.codegen.gpu.specialized import HELPERS, SpecializedBlock
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
-ProgramBlock: TypeAlias = TritonBlock | SpecializedBlock | ConvolutionBlock
+ByHand: TypeAlias = ConvolutionBlock | ShiftedBlock
+"""What has its own text."""
+ProgramBlock: TypeAlias = TritonBlock | SpecializedBlock | ByHand
 """What is written as one function."""
 
 
@@ -87,21 +90,20 @@ def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
     return found
 
 
-def _block(
-    node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]
-) -> TritonBlock | ConvolutionBlock:
+def _block(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]) -> TritonBlock | ByHand:
     """A term that is launched as a function."""
     written = list(output_buffers(node, buffers))
     if traits(node).lowering is Lowering.KERNEL:
         return TritonBlock(node, name, [buffers[a] for a in node.args], written, sizes)
-    return ConvolutionBlock(node, name, [buffers.get(a) for a in node.args], written, sizes)
+    by_hand = ShiftedBlock if traits(node).lowering is Lowering.SHIFTED else ConvolutionBlock
+    return by_hand(node, name, [buffers.get(a) for a in node.args], written, sizes)
 
 
 def _specialized(blocks: Sequence[ProgramBlock], chosen: Sequence[LaunchSchedule | None]) -> list[ProgramBlock]:
     """Those of attention with roles. Raises Unsupported where there is none."""
     found, reasons = list(blocks), list[str]()
     for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
-        if isinstance(block, ConvolutionBlock):
+        if isinstance(block, ByHand):
             reasons.append("a convolution whose warps have roles")
         elif schedule is None and isinstance(block, TritonBlock):
             try:

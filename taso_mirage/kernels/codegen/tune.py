@@ -25,7 +25,7 @@ from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import (
-    PRECISIONS,
+    TF32_ROUNDED,
     LaunchSchedule,
     TritonLaunch,
     TritonProgram,
@@ -55,6 +55,8 @@ OPTIONS = "OPTIONS = ("
 """Where the schedules are in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
+Prepare = Callable[[Sequence[Any]], None]
+"""Makes random inputs (tensors on the GPU) such as a model gives them, in place."""
 Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
 """Does a `job` in another process (`compilers` makes one); the result is whether the program
 compiles."""
@@ -106,6 +108,7 @@ def tuned_program(
     check: Check | None = None,
     late: Callable[[], bool] = lambda: False,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    prepare: Prepare | None = None,
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
     measured where there is a GPU, else by the model. What does not compile or fit, or whose results
@@ -113,14 +116,15 @@ def tuned_program(
 
     All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
     together, one launch after the other, until it is `late`. Without a `compiler` this process
-    compiles, one program after the other. `sizes` are those that a run gives.
+    compiles, one program after the other. `sizes` are those that a run gives; `prepare` changes the
+    random inputs of a goal that does not take any.
     """
     try:
         target = gpu_and_versions()
     except RuntimeUnavailable:
         return _tuned(programs, lambda each: [ranked([p], device, sizes)[0][0] for p in each], device, False, late)
     with TemporaryDirectory() as folder:
-        bench = _Bench(target, Path(folder), cache, compiler, check, sizes, late)
+        bench = _Bench(target, Path(folder), cache, compiler, check, sizes, late, prepare)
         overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
         return _tuned(overlapping, bench.seconds, device, True, late)
 
@@ -194,10 +198,12 @@ class _Bench:
         check: Check | None,
         sizes: Mapping[str, int],
         late: Callable[[], bool],
+        prepare: Prepare | None = None,
     ) -> None:
         at = "".join(f" {name}={size}" for name, size in sizes.items())
         self.target, self.folder, self.cache = f"{target} graphs of {REPLAYED} calls{at}", folder, cache
         self.compiler, self.check, self.sizes, self.late = compiler, check, sizes, late
+        self.prepare = prepare
         self.modules: dict[str, ModuleType] = {}
         self.sets: list[list[Any]] = []
         self.best = math.inf
@@ -242,7 +248,11 @@ class _Bench:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:
             self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
-        self.sets = self.sets or input_sets(program, self.sizes)
+        if not self.sets:
+            self.sets = input_sets(program, self.sizes)
+            if self.prepare is not None:
+                for inputs in self.sets:
+                    self.prepare(inputs)
         found = _seconds(self.modules[functions], program, self.sets, self.check, BEHIND * self.best)
         self.best = min(self.best, found)
         return found
@@ -310,9 +320,11 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same with other ways to multiply in single precision."""
+    """Its own schedule, and the same with other ways to multiply in single precision; none where
+    operands are rounded, which is always faster."""
     own = launch.schedule
-    others = [replace(own, precision=each) for each in PRECISIONS] if launch.single else []
+    ways = [each for each in launch.precisions if each != TF32_ROUNDED] if own.precision != TF32_ROUNDED else []
+    others = [replace(own, precision=each) for each in ways]
     return list(dict.fromkeys([own, *others]))
 
 

@@ -1,14 +1,20 @@
-"""A convolution with channels last in the operators of a model: between transpositions, which
-neighbours cancel, and of the weights that the model had, which may have zeros in place of groups.
-"""
+"""The convolutions of a GPU's kernels in the operators of a model: those with channels last between
+transpositions, which neighbours cancel, and of the weights that the model had, which may have zeros
+in place of groups; those whose products are shifted with what follows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from op_specs.shifted_conv import natural
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node, constant, topological, with_args
+from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term, traits
 
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -27,7 +33,7 @@ def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = with_args(node, tuple([done[a] for a in node.args]))
-        done[node] = _written(new) if is_channels_last(new) else new
+        done[node] = _written(new) if is_channels_last(new) else _followed(new) if is_shifted(new) else new
     return tuple([done[o] for o in outputs])
 
 
@@ -60,3 +66,39 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
     made = term("reshape", made, shape=(parts, merged, merged, each, c, *kernel))
     made = term("transpose", made, perm=(0, 1, 3, 2, 4, 5, 6))
     return term("reshape", made, shape=(o, merged * c, *kernel))
+
+
+def is_shifted(node: Node) -> bool:
+    """Whether a term is such a convolution."""
+    return traits(node).lowering is Lowering.SHIFTED
+
+
+CUT = np.int32(0x1FFF)
+"""The digits of single precision that TF32 does not have."""
+
+
+def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The nearest numbers of TF32; infinite ones of what is nearly the largest of all."""
+    return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
+
+
+def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
+    """(p,j,o,i,c) -> the weights that a convolution has, or a transposed one."""
+    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural(spatial, transposed))
+
+
+def written(x: Node, w: Node, attrs: dict[str, Any]) -> Node:
+    """The convolution in operators of ONNX, without what follows."""
+    how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
+    whole = dense_parts(w, len(x.shape) - 2, bool(attrs["extra"]))
+    if attrs["extra"]:
+        return term("conv_transpose", x, whole, **how, output_padding=attrs["extra"], group=1)
+    return term("conv", x, whole, **how, group=1)
+
+
+def _followed(node: Node) -> Node:
+    """The convolution and what follows in operators of ONNX."""
+    x, w, *others = node.args
+    body = node.attr("body")
+    y = written(x, w, dict(node.attrs))
+    return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]

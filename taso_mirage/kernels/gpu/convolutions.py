@@ -20,7 +20,8 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
-from taso_mirage.kernels.gpu.channels_last import in_operators, is_channels_last
+from taso_mirage.kernels.gpu.channels_last import in_operators, is_channels_last, is_shifted
+from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
 from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
@@ -171,13 +172,15 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
 def candidates(
     order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
 ) -> Iterator[list[Node]]:
-    """Each such convolution of a model."""
-    yield from ([node] for node in order if is_channels_last(node))
+    """Each such convolution of a model, and each in single precision."""
+    yield from ([node] for node in order if is_channels_last(node) or is_shifted(node))
 
 
-def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
+def read_convolution(goal: Graph) -> ChannelsLastConvolution | ShiftedConvolution | None:
     """What a goal is that is such a convolution; None for others."""
     (node, *more) = goal.outputs
+    if not more and is_shifted(node):
+        return ShiftedConvolution(node)
     if more or not is_channels_last(node) or node.dtype not in HALF_FLOATS:
         return None
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
@@ -185,7 +188,7 @@ def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
 
 
-def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | None:
+def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | ShiftedConvolution | None:
     """The same where its inputs are these terms of a model, and its weights are known."""
     made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
     return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None

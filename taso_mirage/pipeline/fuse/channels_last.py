@@ -1,5 +1,6 @@
-"""Convolutions of a model in the layout that a GPU's kernels take: channels last, between
-transpositions that neighbours cancel, and weights in the order in which they are loaded."""
+"""Convolutions of a model as a GPU's kernels take them: in half precision with channels last,
+between transpositions that neighbours cancel, in single precision with what follows (`shifted.py`);
+and weights in the order in which they are loaded."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from taso_mirage.kernels.cpu.convolutions import followed_convolution
 from taso_mirage.kernels.gpu.channels_last import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.fuse.shifted import following, shifted, single_convolution
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 CONVOLVED = tuple(
@@ -33,6 +35,8 @@ class ChannelsLastModel:
     model: Model
     originals: Mapping[Node, Node]
     weights: Mapping[str, Weight]
+    biases: Mapping[Node, Node]
+    """The biases of convolutions, by what is added in their place."""
 
     def without_rest(self, model: Model) -> Model:
         """This model, parts of which are kernels now, with the others as they were: two
@@ -41,8 +45,17 @@ class ChannelsLastModel:
         done: dict[Node, Node] = dict(self.originals)
         for node in topological(outputs):
             if node not in done:
-                done[node] = _once_turned(with_args(node, tuple([done[a] for a in node.args])))
+                new = with_args(node, tuple([done[a] for a in node.args]))
+                done[node] = self._with_bias(_once_turned(new))
         return _kept(model, tuple([done[o] for o in outputs]), {**self.weights, **model.weights})
+
+    def _with_bias(self, node: Node) -> Node:
+        """A convolution to which its own bias is added."""
+        b = next((self.biases[a] for a in node.args if a in self.biases), None)
+        if b is None or ADDED.match(node) is None:
+            return node
+        conv = next(a for a in node.args if a not in self.biases)
+        return term(conv.op, *conv.args[:2], b, **dict(conv.attrs))
 
 
 def _once_turned(node: Node) -> Node:
@@ -57,26 +70,38 @@ def _once_turned(node: Node) -> Node:
 
 
 def with_channels_last(model: Model) -> ChannelsLastModel:
-    """A model with its convolutions in half precision, each with the sum and the relu that alone
-    read it, in that layout. Where its weights are zero outside of smaller groups, they are those of
-    these groups."""
+    """A model with its convolutions, each with what alone reads it, as such terms. Where weights in
+    half precision are zero outside of smaller groups, they are those of these groups."""
+    ends = _ends(model)
+    weights, done, originals, biases = dict(model.weights), dict[Node, Node](), dict[Node, Node](), dict[Node, Node]()
+    for node in model.nodes():
+        made = None
+        if node in ends and _is_convolution(ends[node][0]):
+            made = _turned(ends[node], done, weights, originals)
+        elif node in ends:
+            made = shifted(ends[node], done, weights, originals, biases)
+        done[node] = made or with_args(node, tuple([done[a] for a in node.args]))
+    return ChannelsLastModel(
+        _kept(model, tuple([done[o] for o in model.graph.outputs]), weights), originals, model.weights, biases
+    )
+
+
+def _ends(model: Model) -> dict[Node, list[Node]]:
+    """Convolutions with what follows, by the last term of each; of the sum of two, one has it."""
     order = model.nodes()
     readers, wanted = users(order), set(model.graph.outputs)
-    ends: dict[Node, list[Node]] = {}
+    position = {node: i for i, node in enumerate(order)}
+    found: dict[Node, list[Node]] = {}
     for node in order:
         if _is_convolution(node):
             members = followed_convolution(node, lambda n: readers.get(n, ()), wanted.__contains__)
-            alone = members[-1] in ends  # the sum of two: one has it
-            ends[node if alone else members[-1]] = [node] if alone else members
-    weights, done, originals = dict(model.weights), dict[Node, Node](), dict[Node, Node]()
-    for node in order:
-        if node in ends:
-            done[node] = _turned(ends[node], done, weights, originals)
+        elif single_convolution(node) is not None:
+            members = following(node, lambda n: readers.get(n, ()), wanted.__contains__, position)
         else:
-            done[node] = with_args(node, tuple([done[a] for a in node.args]))
-    return ChannelsLastModel(
-        _kept(model, tuple([done[o] for o in model.graph.outputs]), weights), originals, model.weights
-    )
+            continue
+        alone = members[-1] in found
+        found[node if alone else members[-1]] = [node] if alone else members
+    return found
 
 
 def _is_convolution(node: Node) -> bool:

@@ -44,10 +44,11 @@ from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, rounding_nothing, trials, where_they_run
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
+from taso_mirage.targets.cuda.options import ROUNDED
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 
 CUT = "cut short at"
@@ -120,10 +121,11 @@ class _Stage:
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
-        self.backend, self.target = backend, result.target
+        self.target = result.target
+        self.backend = backend.rounding() if ROUNDED in self.target.options else backend
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
-        self.choices = Choices(self.target.name, backend.key)
+        self.choices = Choices(self.target.name, self.backend.key)
         self.notes: list[str] = []
         self.ended = ""
         self.made: list[PlacedKernels] = []
@@ -150,10 +152,8 @@ class _Stage:
             model = self._placed(self._worth())
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
-            self.notes.append(
-                f"regions with the free dims {names} were left out: no kernel runs them at every size; fix what can be fixed: "
-                "python -m onnxruntime.tools.make_dynamic_shape_fixed"
-            )
+            why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
+            self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
@@ -412,11 +412,13 @@ class _Stage:
         result = self.result
         original = self.original or runtime.open_in_child(result.original, self.target, source=True)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
+        kinds = rounding_nothing(self.kept, self.backend)
+        exact, compared = (model, session) if kinds is None else ((found := self._with(kinds)), self._opened(found))
         there = runtime.open_in_child(model, self.target, library=False) if self.config.elsewhere else None
         fine = Fine.of(result.original)
         differences = []
-        for each, library in ((session, True), *([(there, False)] if there is not None else [])):
-            finely = None if fine is None else fine.opened(model, self.target, library=library)
+        for each, library in ((compared, True), *([(there, False)] if there is not None else [])):
+            finely = None if fine is None else fine.opened(exact, self.target, library=library)
             differences += compare(result.original, each, result.cases, finely, SHARE if library else 0.0)
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.arranged import is_turned
@@ -15,7 +15,7 @@ from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import Record
+from taso_mirage.targets.lowering import Backend, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,17 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
             together.setdefault(kind.prepares, []).append(kind)
     several = [*together.values(), worth] if together else []
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
+
+
+def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
+    """The kinds with kernels that round no operands of products, which is what the check compares;
+    None where none of them rounds any."""
+    records = [backend.fine(kind.record) for kind in kept]
+    if all(record == kind.record for record, kind in zip(records, kept, strict=True)):
+        return None
+    return [
+        replace(kind, record=record, kernel=backend.kernel(record)) for record, kind in zip(records, kept, strict=True)
+    ]
 
 
 def where_they_run(kept: Sequence[Fused], sizes: Mapping[str, int]) -> list[str]:

@@ -66,6 +66,14 @@ class CpuLowering:
         """The same: C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
+    def rounding(self) -> CpuLowering:
+        """The same: no operands are rounded here."""
+        return self
+
+    def fine(self, record: Record) -> Record:
+        """The same."""
+        return record
+
     def start(self) -> None:
         """Nothing takes a while."""
 

@@ -20,11 +20,18 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
+from taso_mirage.kernels.codegen.gpu.program import (
+    TF32_PARTS,
+    TF32_ROUNDED,
+    LaunchSchedule,
+    TritonProgram,
+    kernel_terms,
+)
 from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.kernels.free import FreeSizes, with_free_sizes
 from taso_mirage.kernels.free_regions import goal_at
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
+from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
@@ -90,11 +97,20 @@ class CudaLowering:
             schedules = [asdict(launch.schedule) for launch in program.launches]
             return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
 
-        programs = [program for _, program in known.values()]
+        programs = [self._rounding(program) for _, program in known.values()]
+        if isinstance(GPU_GOALS.read(goal), ShiftedConvolution):
+            measured = measured[:1]  # more images are more blocks of the same
         if not measured:
-            return record(self._tuned(programs, Right(goal), end))
+            return record(self._tuned(programs, Right(goal, self.device.rounds), end))
         best, before = self._ranges(programs, goal, graphs[0], measured, end)
         return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
+
+    def _rounding(self, program: TritonProgram) -> TritonProgram:
+        """With operands that are rounded where they may be, which is always faster."""
+        for i, launch in enumerate(program.launches):
+            if self.device.rounds and TF32_ROUNDED in launch.precisions:
+                program = tune.scheduled(program, i, replace(launch.schedule, precision=TF32_ROUNDED))
+        return program
 
     def _ranges(
         self,
@@ -106,7 +122,7 @@ class CudaLowering:
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
         """The program for most runs, and those for smaller ones with their limits: each was tuned
         at one of the measured sizes, and is compared with all others at all of them."""
-        checks = [Right(_at_sizes(goal, FreeSizes.of(graph), sizes)) for sizes in measured]
+        checks = [Right(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
             until = start + (end - start) * (i + 1) / (len(measured) + 1)
@@ -127,10 +143,13 @@ class CudaLowering:
             check=check,
             late=lambda: time.monotonic() > end,
             sizes=sizes or {},
+            prepare=check.prepare,
         ).program
 
     def _seconds(self, program: TritonProgram, check: Right, sizes: MeasuredSizes) -> float:
-        found = tune.tuned_program([program], device=self.device, check=check, late=lambda: True, sizes=sizes)
+        found = tune.tuned_program(
+            [program], device=self.device, check=check, late=lambda: True, sizes=sizes, prepare=check.prepare
+        )
         return found.seconds
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
@@ -173,6 +192,19 @@ class CudaLowering:
             for part in (record, *record.get("before", ()))
         ]
         return cuda_kernel(made[0].program, made[0].images, made[1:])
+
+    def rounding(self) -> CudaLowering:
+        """With the GPU as one that rounds."""
+        return replace(self, device=replace(self.device, rounds=True), key=f"{self.key} {TF32_ROUNDED}")
+
+    def fine(self, record: Record) -> Record:
+        """With operands in two parts where they are rounded."""
+        schedules = [
+            {**each, "precision": TF32_PARTS} if each.get("precision") == TF32_ROUNDED else each
+            for each in record["schedules"]
+        ]
+        before = [self.fine(each) for each in record.get("before", ())]
+        return {**record, "schedules": schedules, **({"before": before} if before else {})}
 
     def start(self) -> None:
         """Processes that compile import PyTorch first; float64 references multiply on the GPU."""

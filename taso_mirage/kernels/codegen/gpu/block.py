@@ -38,6 +38,7 @@ from taso_mirage.kernels.codegen.gpu.products import (
 )
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
+    PRECISIONS,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -385,7 +386,7 @@ class TritonBlock:
         return TritonLaunch(
             *(self.name, self.grid, self.loop, names, schedule or guess),
             *(self._traffic(), self.sizes.given, self.cluster, self.tiles.rows),
-            single=bool(self.tiles.single),
+            precisions=PRECISIONS if self.tiles.single else (),
         )
 
     def _traffic(self) -> Traffic:

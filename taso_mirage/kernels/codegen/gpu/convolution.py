@@ -22,6 +22,7 @@ from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
     BF16_PARTS,
+    PRECISIONS,
     RESERVED,
     LaunchSchedule,
     Traffic,
@@ -125,7 +126,16 @@ class ConvolutionBlock:
         guess = guessed(blocks, self.loop, self.pixels * self.columns, traffic.in_flight, False)
         names = tuple([b.name for b in self.buffers])
         schedule = schedule or replace(guess, precision=BF16_PARTS)
-        return TritonLaunch(self.name, self.grid, self.loop, names, schedule, traffic, self.free, single=self.single)
+        return TritonLaunch(
+            self.name,
+            self.grid,
+            self.loop,
+            names,
+            schedule,
+            traffic,
+            self.free,
+            precisions=PRECISIONS if self.single else (),
+        )
 
     def _traffic(self) -> Traffic:
         size = numpy_dtype(self.buffers[0].dtype).itemsize

@@ -17,7 +17,7 @@ from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
-LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM)
+LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM, Lowering.SHIFTED)
 """The terms of a muGraph that are one function each."""
 WARP_ROWS = 16
 """Rows of a product that a warp has on tensor cores."""
@@ -68,6 +68,8 @@ PRECISIONS = TF32_PARTS, BF16_PARTS, IEEE = ("tf32x3", "bf16x6", "ieee")
 bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
 first two sum each tile's products apart, and are as near to float64 as the third or nearer. The
 first is the fastest where both operands lie along the sum, else the second (single_h100-H100)."""
+TF32_ROUNDED = "tf32"
+"""Operands rounded to TF32: where the model's own runtime may round them so, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class LaunchSchedule:
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
     start before that wait, and not only after it; without a loop. `late`: not before this one
     ends. `specialized`: warps have roles (`specialized.py`); `warps` are then those that load, and
-    `stages` the slots of their ring. `precision`: one of PRECISIONS."""
+    `stages` the slots of their ring. `precision`: one of PRECISIONS, or TF32_ROUNDED."""
 
     warps: int = 4
     stages: int = 1
@@ -132,7 +134,7 @@ class TritonLaunch:
     `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
     grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
     product that goes on to another one; warps that are more than it has rows for share it.
-    `single`: it multiplies matrices in single precision."""
+    `precisions`: how it may multiply matrices in single precision, if it does."""
 
     name: str
     grid: Shape
@@ -147,7 +149,7 @@ class TritonLaunch:
     """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
     `registers` when it starts."""
     registers: int | None = None
-    single: bool = False
+    precisions: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -173,7 +175,7 @@ class TritonLaunch:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
         own: dict[str, int | str] = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
-        own |= {"PRECISION": self.schedule.precision} if self.single else {}
+        own |= {"PRECISION": self.schedule.precision} if self.precisions else {}
         late = {"LATE": True} if overlap and self.schedule.late else {}
         own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
         return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late

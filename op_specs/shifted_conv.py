@@ -1,0 +1,98 @@
+"""A convolution with channels first whose products are shifted and added: only kernels for a GPU
+have it.
+
+A row of the data is loaded once for all elements of the kernel's row: their products with it lie
+beside each other, each a few pixels further, and the sum of these is the convolution (the implicit
+GEMM of cuDNN, Chetlur et al. 2014, section 3, loads the data once for each). Of a transposed
+convolution the elements that a pixel of the result sees hang on the pixel (its phase): they are
+sums of other products of the same row.
+"""
+
+from op_specs.arithmetic import add, mul
+from op_specs.conv import conv
+from op_specs.conv_transpose import conv_transpose
+from op_specs.reductions import reduce_sum
+from op_specs.transpose import transpose
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import Ints, op
+
+
+@op(lowering=Lowering.SHIFTED)
+def shifted_conv(
+    xp,
+    x,
+    w,
+    *others,
+    body: Graph,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    extra: Ints = (),
+    block: Ints = (128, 64, 16, 1),
+):
+    """(n,c,h,w), (p,j,o,i,c), tensors -> (n,o,h',w'): conv of x and the sum of the p parts of the
+    weights, whose last kernel axis comes first, and what follows it; one to three axes.
+
+    `body`: what follows, element by element, from the convolution of one image and the others,
+    each (o,1,1), (1,o,1,1) or (n,o,h',w'), where an image has one of its own. `extra`: the
+    output_padding of a transposed convolution; empty for the other. `block`, which changes nothing:
+    how many pixels and columns a block of the grid has, how much of the sum a step, and how many
+    elements of the kernel's row share what is loaded.
+    """
+    spatial = xp.rank(x) - 2
+    if xp.rank(w) != spatial + 3 or len(body.inputs) != 1 + len(others) or len(body.outputs) != 1 or len(block) != 4:
+        raise IllTyped(f"shifted_conv of {xp.shape(x)} with {xp.shape(w)} and {len(others)} others")
+    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural(spatial, bool(extra)))
+    attrs = {"strides": strides, "pads": pads, "dilations": dilations}
+    y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
+    values = dict(zip(body.inputs, (y, *others), strict=True))
+    for node in body:
+        if node not in values:
+            values[node] = interpret_term(node, xp, [values[a] for a in node.args])
+    if xp.shape(values[body.outputs[0]]) != xp.shape(y):
+        raise IllTyped(f"what follows a convolution of {xp.shape(y)} is of {xp.shape(values[body.outputs[0]])}")
+    return values[body.outputs[0]]
+
+
+def natural(spatial: int, transposed: bool) -> Ints:
+    """The permutation that makes (j,o,i,c) the weights of a convolution (o,c,i,j), or of a
+    transposed one (c,o,i,j)."""
+    kernel = (*range(2, spatial + 1), 0)
+    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
+
+
+def _body(*shape):
+    """y + b, squared."""
+    y, b = variable("y", Tensor("float32", (1, *shape))), variable("b", Tensor("float32", (1, shape[0], 1, 1)))
+    added = add.term(y, b)
+    return Graph((y, b), (mul.term(added, added),))
+
+
+def _none(*shape):
+    y = variable("y", Tensor("float32", (1, *shape)))
+    return Graph((y,), (y,))
+
+
+_SAME = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+shifted_conv.example("float32[2,3,5,6]", "float32[2,3,4,2,3]", body=_none(4, 6, 6), **_SAME)
+shifted_conv.example("float32[2,3,5,6]", "float32[1,3,4,3,3]", "float32[1,4,1,1]", body=_body(4, 5, 6), **_SAME)
+shifted_conv.example(
+    "float32[1,2,7,6]",
+    "float32[2,3,3,3,2]",
+    body=_none(3, 2, 3),
+    strides=(2, 2),
+    pads=(0, 1, 0, 1),
+    dilations=(2, 1),
+)
+shifted_conv.example(
+    "float32[1,2,3,4]",
+    "float32[2,3,4,3,2]",
+    "float32[1,4,1,1]",
+    body=_body(4, 6, 8),
+    **{**_SAME, "strides": (2, 2)},
+    extra=(1, 1),
+)
+shifted_conv.example("float32[1,2,9]", "float32[2,3,4,2]", body=_none(4, 7), strides=(1,), pads=(0, 0), dilations=(1,))

@@ -1,0 +1,469 @@
+"""Convolutions in single precision as kernels for a GPU: what they compute is the convolution and
+what follows, in the field, in numbers and in Triton's interpreter; how a model has them; and the
+stage, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fused_models import fresh_cache, on_the_cpu, quick, run
+from test_free_sizes_cuda import interpret
+from test_fuse_cuda import GPU, accepted, called
+
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model, StoredWeight, random_inputs
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.codegen import triton, tune
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED
+from taso_mirage.kernels.free import FreeSizes, with_free_names
+from taso_mirage.kernels.gpu.channels_last import in_operators, is_shifted, nearest_tf32, written
+from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
+from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
+from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure import timing
+from taso_mirage.measure.session import Session, working_providers
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators import interpret as meaning
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import alone, fused, stage
+from taso_mirage.pipeline.fuse.channels_last import with_channels_last
+from taso_mirage.search.config import Config
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.cuda.exact import Right
+from taso_mirage.targets.cuda.target import CUDA_TF32
+from taso_mirage.verdicts import Evidence
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+N = symbol("n0")
+Block = tuple[int, int, int, int]
+
+
+def convolved(
+    image: tuple[int, ...], kernel: tuple[int, ...], columns: int, follows: str = "", **attrs: tuple[int, ...]
+) -> tuple[ShiftedConvolution, Graph]:
+    """A convolution of an image (n,c,h,w) and weights in two parts, and its goal in operators of
+    ONNX; `extra` makes a transposed one."""
+    count = len(kernel)
+    how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count, "extra": ()}
+    how |= attrs
+    x = variable("x", Tensor("float32", image))
+    w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
+    shape = written(x, w, how).shape
+    y = variable("y", Tensor("float32", (1, *shape[1:])))
+    leaves, operands, out = [y], [x, w], y
+    for name, given, own in (
+        ("bias", (1, columns, *(1,) * count), (1, columns, *(1,) * count)),
+        ("scale", (columns, *(1,) * count), (columns, *(1,) * count)),
+        ("sum", shape, (1, *shape[1:])),
+    ):
+        if name in follows:
+            leaves.append(variable(name, Tensor("float32", own)))
+            operands.append(variable(name, Tensor("float32", given)))
+            out = term("mul" if name == "scale" else "add", out, leaves[-1])
+    out = term("mish", out) if "mish" in follows else out
+    node = term("shifted_conv", *operands, body=Graph(tuple(leaves), (out,)), **how)
+    return ShiftedConvolution(node), Graph(tuple(operands), (*in_operators([node]),))
+
+
+FORMS: dict[str, tuple[tuple[ShiftedConvolution, Graph], Block]] = {
+    "plain": (convolved((2, 5, 9, 11), (3, 3), 7), (32, 16, 16, 3)),
+    "pads": (convolved((2, 5, 9, 11), (3, 3), 20, "bias, mish", pads=(1, 1, 1, 1)), (32, 16, 16, 3)),
+    "wide pads": (convolved((1, 3, 4, 5), (2, 3), 17, "scale", pads=(3, 4, 0, 5)), (32, 16, 16, 3)),
+    "parts of a row": (convolved((1, 16, 7, 15), (2, 5), 7, "bias, sum", pads=(0, 2, 1, 2)), (32, 16, 16, 3)),
+    "dilations": (convolved((1, 16, 12, 15), (3, 3), 7, dilations=(2, 2), pads=(1, 2, 0, 1)), (32, 16, 16, 3)),
+    "strides": (convolved((2, 3, 12, 15), (3, 5), 7, "mish", strides=(2, 3), pads=(1, 2, 0, 1)), (32, 16, 16, 1)),
+    "a volume": (convolved((2, 3, 5, 6, 7), (3, 3, 3), 7, "bias, scale", pads=(1, 0, 1, 1, 1, 1)), (32, 16, 16, 3)),
+    "a line": (convolved((2, 3, 50), (4,), 7, "bias"), (32, 16, 16, 4)),
+    "one element": (convolved((2, 32, 6, 7), (1, 1), 7, "scale, sum, mish"), (32, 16, 16, 1)),
+    "transposed": (convolved((2, 5, 6, 7), (3, 3), 7, "bias", pads=(1, 0, 1, 0), extra=(0, 0)), (32, 16, 16, 3)),
+    "phases": (
+        convolved((2, 5, 6, 7), (3, 3), 7, "bias, sum", strides=(2, 2), pads=(1, 1, 1, 1), extra=(1, 1)),
+        (32, 16, 16, 3),
+    ),
+    "phases of a volume": (
+        convolved((1, 16, 3, 4, 5), (4, 3, 3), 17, "bias", strides=(2, 2, 2), pads=(1,) * 6, extra=(0, 1, 0)),
+        (32, 16, 16, 3),
+    ),
+    "phases that differ": (
+        convolved((2, 5, 6, 7), (4, 5), 7, "scale, mish", strides=(2, 3), extra=(0, 2)),
+        (32, 16, 16, 5),
+    ),
+}
+
+
+def program(made: ShiftedConvolution, goal: Graph, block: Block, precision: str = IEEE) -> Any:
+    found = triton.program(Graph(goal.inputs, (made.mugraph(block),)))
+    return tune.scheduled(found, 0, replace(found.launches[0].schedule, precision=precision))
+
+
+def wrong(source: str) -> Iterator[tuple[str, str]]:
+    """A program with something else in one place, and what that is."""
+    for what, old, new in (
+        ("a row further", r"top - 1 \+ tap", "top + tap"),
+        ("above the image", r"\(row_x >= 0\) & ", ""),
+        ("beside the image", r"\(pixel_x >= 0\) & ", ""),
+        ("a shift too much", r"rows \+ 1,", "rows + 2,"),
+        ("no second part", r"w_tile \+ w_low", "w_tile"),
+        ("an element too far", r"\(2 \* 20 \+ column\)", "(1 * 20 + column)"),
+        ("a channel too few", r"begin \+ depth < inner", "begin + depth < inner - 1"),
+        ("no bias", r"bias_tile = tl.load\(bias .*\n", "bias_tile = column * 0.0\n"),
+        ("a column short", r"\(pixel < 11\)", "(pixel < 10)"),
+        ("no mish", r"tl.tanh|1.0 - 2.0 / ", "0.5 - 2.0 / "),
+    ):
+        yield what, re.sub(old, new, source)
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Of all forms, of wrong programs, and of one with a free number of images at several, from one
+    process."""
+    given = []
+    for name, ((made, goal), block) in FORMS.items():
+        given.append([name, [program(made, goal, block).source], [to_json(goal)]])
+    (made, goal), block = FORMS["pads"]
+    for what, source in wrong(program(made, goal, block).source):
+        given.append([f"wrong: {what}", [source], [to_json(goal)]])
+    made, goal = convolved((2, 5, 6, 7), (3, 3), 7, "bias, sum")
+    names = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1), (N, 7, 4, 5)), ((N, 7, 4, 5),))
+    free = triton.program(with_free_names(Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),)), names))
+    free = tune.scheduled(free, 0, replace(free.launches[0].schedule, precision=IEEE))
+    goals = [to_json(convolved((n, 5, 6, 7), (3, 3), 7, "bias, sum")[1]) for n in (1, 3)]
+    given.append(["free", [free.source], goals])
+    keys = [each[0].replace(" ", "_") for each in given for _ in each[2]]
+    found = interpret([[f"m{i}", *each[1:]] for i, each in enumerate(given)], tmp_path_factory.mktemp("shifted"))
+    return {f"{key} {i}": float(line[-1]) for i, (key, line) in enumerate(zip(keys, found, strict=True))}
+
+
+def of(errors: dict[str, float], name: str) -> list[float]:
+    return [error for key, error in errors.items() if key.rpartition(" ")[0] == name.replace(" ", "_")]
+
+
+@pytest.mark.parametrize("name", [*FORMS, "free"])
+def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
+    """At odd sizes: tiles that are not full, channels that are no powers of two."""
+    assert len(of(errors, name)) == (2 if name == "free" else 1)
+    assert max(of(errors, name)) < 3e-6
+
+
+def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
+    (made, goal), block = FORMS["pads"]
+    source = program(made, goal, block).source
+    there = [what for what, text in wrong(source) if text != source]
+    assert len(there) >= 9
+    assert [what for what in there if not of(errors, f"wrong: {what}")[0] > 1e-3] == []
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_definition_is_the_convolution(name: str) -> None:
+    """With what follows, at these sizes, and as the evidence has it."""
+    (made, goal), block = FORMS[name]
+    small, leaves = made.small()
+    for mine, wanted in ((small.mugraph(BLOCK), leaves), (made.mugraph(block), goal)):
+        found = verified_mugraph(Graph(wanted.inputs, (mine,)), wanted)
+        assert isinstance(found, Evidence)
+        assert found.tests >= 8
+    assert min(small.node.shape[2:]) >= 2
+
+
+def test_every_mutant_is_refused() -> None:
+    """Other strides, pads, dilations, operands, and another body."""
+    made, goal = convolved((2, 3, 7, 8), (3, 3), 4, "bias, sum", pads=(1, 0, 1, 1))
+    right = made.mugraph(BLOCK)
+    assert verified_mugraph(Graph(goal.inputs, (right,)), goal)
+    x, w, b, z = right.args
+    attrs: dict[str, Any] = dict(right.attrs)
+    body = attrs["body"]
+    y, _, z_leaf = body.inputs
+    turned = term("transpose", w, perm=(0, 3, 2, 1, 4))
+    changes: list[tuple[str, tuple[Node, ...], dict[str, Any]]] = [
+        ("pads", right.args, {"pads": (0, 0, 2, 1)}),
+        ("dilations", right.args, {"dilations": (2, 1), "pads": (2, 0, 2, 1)}),
+        ("strides", right.args, {"strides": (2, 2), "pads": (4, 3, 5, 6)}),
+        ("data", (term("add", x, x), w, b, z), {}),
+        ("weights", (x, turned, b, z), {}),
+        ("bias", (x, w, term("add", b, b), z), {}),
+        ("no bias", right.args, {"body": Graph(body.inputs, (term("add", y, z_leaf),))}),
+        ("transposed", right.args, {"extra": (0, 0), "pads": (1, 2, 1, 1)}),
+    ]
+    refused = Counter[str]()
+    for kind, args, change in changes:
+        try:
+            mutant = term("shifted_conv", *args, **{**attrs, **change})
+        except IllTyped:
+            refused["ill typed"] += 1
+            continue
+        assert not verified_mugraph(Graph(goal.inputs, (mutant,)), goal), kind
+        refused[kind] += 1
+    assert refused["ill typed"] <= 1
+
+
+@pytest.mark.parametrize("precision", [TF32_PARTS, TF32_ROUNDED])
+def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made, goal = convolved((2, 32, 64, 64), (3, 3), 64, "bias, mish")
+    found = program(made, goal, (128, 64, 32, 3), precision)
+    (kernel,) = compiled(found, 90, (found.launches[0].schedule,))
+    assert "wgmma.mma_async" in kernel.ptx
+    assert ("cvt.rna.tf32.f32" in kernel.ptx) == (precision == TF32_ROUNDED)
+    assert len(re.findall(r"cp\.async\.cg", kernel.ptx)) >= 6  # the weights, 16 bytes a thread
+    assert "st.local" not in kernel.ptx
+
+
+def test_what_has_no_form_says_why() -> None:
+    made, goal = convolved((1, 5, 5, 4), (3, 3), 4)
+    with pytest.raises(Unsupported, match="powers of two"):
+        program(made, goal, (24, 16, 16, 3))
+    strided, of_strided = convolved((1, 5, 9, 9), (3, 3), 4, strides=(2, 2))
+    with pytest.raises(Unsupported, match="stride 2"):
+        program(strided, of_strided, (32, 16, 16, 3))
+    dilated, of_dilated = convolved((1, 5, 4, 4), (3, 3), 4, dilations=(2, 2), extra=(0, 0))
+    with pytest.raises(Unsupported, match="dilations"):
+        program(dilated, of_dilated, (32, 16, 16, 3))
+    with pytest.raises(Unsupported, match="warps have roles"):
+        triton.program(Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),)), specialized=True)
+    assert [each for each in strided.mugraphs(of_strided, H100) if each.graph.outputs[0].attr("block")[3] != 1] == []
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_result_is_compared_with_float64(name: str) -> None:
+    """PyTorch's convolution, and what follows by its definition; weights are given as a model has
+    them."""
+    (made, goal), _ = FORMS[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*x.shape, generator=generator) for x in goal.inputs]
+    right = Right(Graph(goal.inputs, (made.node,)))
+    right.prepare(inputs)
+    high, low = inputs[1]
+    assert np.array_equal(nearest_tf32(high.numpy()), high.numpy())
+    assert float(low.abs().max()) <= float(high.abs().max()) * 2.0**-11
+    values = dict(zip(goal.inputs, [each.double().numpy() for each in inputs], strict=True))
+    wanted = torch.from_numpy(meaning.interpret(goal.outputs, EXACT, values)[goal.outputs[0]]).float()
+    assert right(inputs, [wanted])
+    assert not right(inputs, [wanted * 1.0001])
+    assert Right(Graph(goal.inputs, (made.node,)), rounds=True)(inputs, [wanted * 1.0001])
+
+
+def test_what_is_convolved_may_be_added_too() -> None:
+    x, w = variable("x", Tensor("float32", (2, 4, 5, 5))), variable("w", Tensor("float32", (2, 3, 4, 3, 4)))
+    y, z = (variable(name, Tensor("float32", (1, 4, 5, 5))) for name in "yz")
+    body = Graph((y, z), (term("add", y, z),))
+    how = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    node = term("shifted_conv", x, w, x, body=body, **how)
+    inputs = [torch.randn(*each.shape, generator=torch.Generator().manual_seed(0)) for each in (x, w)]
+    natural = inputs[1].sum(0).permute(1, 3, 2, 0)
+    wanted = torch.nn.functional.conv2d(inputs[0], natural, padding=1) + inputs[0]
+    assert Right(Graph((x, w), (node,)))(inputs, [wanted])
+
+
+# ---------------------------------------------------------------- how a model has them
+
+
+def model(batch: int | str = 2) -> Model:
+    """relu(conv(x) + scale), whose sum with a convolution of a residual is read twice; then a
+    transposed one, whose bias and activation follow."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, StoredWeight] = {}
+    x = variable("x", Tensor("float32", (symbol(batch) if isinstance(batch, str) else batch, 6, 7, 8)))
+
+    def stored(name: str, *shape: int) -> Node:
+        weights[name] = StoredWeight((rng.normal(size=shape) / 4).astype(np.float32))
+        return weight(name, Tensor("float32", shape))
+
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    first = term("conv", x, stored("wa", 6, 6, 3, 3), stored("ba", 6), **attrs, group=1)
+    first = term("relu", term("mul", first, stored("scale", 6, 1, 1)))
+    second = term("conv", first, stored("wb", 6, 6, 3, 3), **attrs, group=1)
+    both = term("add", second, first)
+    grown = term(
+        "conv_transpose",
+        both,
+        stored("wc", 6, 4, 2, 2),
+        stored("bc", 4),
+        **{**attrs, "strides": (2, 2)},
+        output_padding=(0, 0),
+        group=1,
+    )
+    last = term("mul", term("tanh", grown), term("sigmoid", grown))
+    made = standalone(Graph((x,), (last, term("reduce_max", both, axes=(2, 3), keepdims=0))), {"": 20}, weights)
+    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
+
+
+def test_a_model_with_shifted_convolutions_is_the_model() -> None:
+    given = model()
+    made = with_channels_last(given)
+    shifted = [n for n in made.model.nodes() if is_shifted(n)]
+    inside = [sorted(n.op for n in each.attr("body") if n.args) for each in shifted]
+    assert inside == [["add", "mul", "relu"], ["add"], ["add", "mul", "sigmoid", "tanh"]]
+    assert [n.op for n in made.model.nodes() if n.args and not is_shifted(n)] == ["reduce_max"]
+    inputs = random_inputs(given, 0)
+    for mine, wanted in zip(_exact(made.model, inputs), _exact(given, inputs), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
+    back = made.without_rest(made.model)
+    assert back.graph == given.graph
+    assert back.weights.keys() == given.weights.keys()
+
+
+def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:
+    values = {n: EXACT.load(inputs[n.attr("name")]) for n in given.graph.inputs}
+    values |= {n: EXACT.load(given.weights[n.attr("name")].numpy()) for n in given.nodes() if n.op == "weight"}
+    found = meaning.interpret(given.graph.outputs, EXACT, values)
+    return [found[o] for o in given.graph.outputs]
+
+
+def test_what_a_model_says_elsewhere_stays() -> None:
+    """Groups, images of free sizes, weights of the run, and weights that are not finite in TF32."""
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    x, w = variable("x", Tensor("float32", (1, 8, 5, 5))), variable("w", Tensor("float32", (8, 8, 3, 3)))
+    free = variable("x", Tensor("float32", (1, 8, symbol("h"), 5)))
+    known, grouped = weight("k", w.tensor), weight("g", Tensor("float32", (8, 4, 3, 3)))
+    large = np.full((8, 8, 3, 3), np.finfo(np.float32).max, np.float32)
+    plain = np.ones((8, 8, 3, 3), np.float32)
+    for leaves, kernel, group, array in (
+        ((x, w), w, 1, plain),
+        ((free,), known, 1, plain),
+        ((x,), grouped, 2, plain[:, :4]),
+        ((x,), known, 1, large),
+    ):
+        arrays = {} if kernel is w else {kernel.attr("name"): StoredWeight(array)}
+        given = standalone(Graph(leaves, (term("conv", leaves[0], kernel, **attrs, group=group),)), {"": 20}, arrays)
+        assert with_channels_last(given).model.graph == given.graph
+    arrays = {"k": StoredWeight(plain)}
+    given = standalone(Graph((x,), (term("conv", x, known, **attrs, group=1),)), {"": 20}, arrays)
+    assert is_shifted(with_channels_last(given).model.graph.outputs[0])
+
+
+def test_what_two_read_ends_what_follows() -> None:
+    """And what is a result, and a mean over the image."""
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    x, k = variable("x", Tensor("float32", (1, 8, 5, 5))), weight("k", Tensor("float32", (8, 8, 3, 3)))
+    conv = term("conv", x, k, **attrs)
+    relu = term("relu", conv)
+    arrays = {"k": StoredWeight(np.ones((8, 8, 3, 3), np.float32))}
+    mean = term("reduce_mean", conv, axes=(2, 3), keepdims=1)
+    for outputs, inside in (
+        ((conv, relu), []),
+        ((relu, term("exp", relu)), ["relu"]),
+        ((term("mul", conv, mean),), []),
+        ((term("mul", relu, term("sigmoid", relu)),), ["mul", "relu", "sigmoid"]),
+    ):
+        made = with_channels_last(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
+        (found,) = [n for n in made.nodes() if is_shifted(n)]
+        assert sorted(n.op for n in found.attr("body") if n.args) == inside
+
+
+# ---------------------------------------------------------------- the stage
+
+CONFIG = Config(budget=1000.0, seconds=0.0)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """All but the clocks and the GPU is real."""
+    fresh_cache(monkeypatch, tmp_path)
+    quick(monkeypatch)
+    monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(cuda, "SHIPPED", (90,))
+    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
+    own = ShiftedConvolution._blocks
+    monkeypatch.setattr(ShiftedConvolution, "_blocks", lambda self: iter([(32, 32, 16, next(own(self))[3])]))
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("batch", "target"), [(2, CUDA), ("batch", CUDA), (2, CUDA_TF32)])
+def test_all_convolutions_become_kernels(
+    batch: int | str, target: Any, stand_in: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where operands may be rounded the kernels round them, and the check compares those that do
+    not."""
+    made = model(batch)
+    result = replace(optimize_model(made, replace(CONFIG, measure=False, budget=0.0)), target=target)
+    result = replace(result, model=result.original, steps=(), changed=False)
+    compared: list[list[dict[str, Any]]] = []
+    without = stage.rounding_nothing
+
+    def noted(kept: Any, backend: Any) -> Any:
+        found = without(kept, backend)
+        compared.append([each for kind in found or kept for each in kind.record["schedules"]])
+        return found
+
+    stand_in.setattr(stage, "rounding_nothing", noted)
+    found = fused(result, CONFIG, "search")
+    assert found.changed, found.notes
+    kinds = [kind for each in found.kernels for kind, _ in each.kinds]
+    assert sum("conv" in kind or "conv_transpose" in kind for kind in kinds) == 3, found.notes
+    assert all(d.passed for d in found.differences)
+    save(found.model, tmp_path / "model.onnx")
+    proto = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(proto)
+    assert not [n.op_type for n in proto.graph.node if n.domain == ""]
+    assert all(map(accepted, called(tmp_path / "model.onnx")))
+    sources = [p.value for p in proto.metadata_props if p.key.startswith("taso_mirage.triton")]
+    precise, coarse = (
+        sum(f"'PRECISION': '{p}'" in each.replace('"', "'") for each in sources) for p in (TF32_PARTS, TF32_ROUNDED)
+    )
+    assert (precise, coarse) == ((0, 3) if target is CUDA_TF32 else (3, 0))
+    assert all(each["precision"] != TF32_ROUNDED for each in compared[0])
+    for seed in range(2):
+        inputs = random_inputs(result.original, seed, {"batch": 3})
+        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (found.model, result.original)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_more_images_are_measured_at_one_number() -> None:
+    made, written_as = convolved((2, 5, 6, 7), (3, 3), 7, "bias")
+    goal = Graph(written_as.inputs, (made.node,))
+    assert read_convolution(goal) == made
+    assert read_convolution(written_as) is None
+    assert GPU_GOALS.prepared(goal, goal.inputs) is None  # its weights are none
+    free = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1)), ((N, 7, 4, 5),))
+    found = [replace(each, free=with_free_names(each.graph, free)) for each in made.mugraphs(goal, H100)]
+    record = GPU.fastest(goal, found[:2], 1e9, [{"n0": 2}, {"n0": 1}, {"n0": 4}])
+    assert from_json(record["mugraph"]).inputs[0].shape == (N, 5, 6, 7)
+    assert not record["before"]
+    assert record["schedules"][0]["precision"] == TF32_PARTS
+    rounding = GPU.rounding()
+    rounded = rounding.fastest(goal, found[:2], 1e9, [{"n0": 2}])
+    assert rounded["schedules"][0]["precision"] == TF32_ROUNDED
+    assert rounding.fine(rounded)["schedules"][0]["precision"] == TF32_PARTS
+    assert rounding.key != GPU.key
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
+@pytest.mark.parametrize(("batch", "target"), [(2, CUDA), ("batch", CUDA), (2, CUDA_TF32)])
+def test_they_run_on_the_gpu(batch: int | str, target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing but the choice of what to keep is made up."""
+    fresh_cache(monkeypatch, tmp_path)
+    measured = alone.in_child
+    monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
+    monkeypatch.setattr(stage, "KEEP", 0.0)
+    monkeypatch.setattr(timing, "AS_FAST", 0.0)
+    monkeypatch.setattr(timing.Timing, "certain", True)
+    config = replace(CONFIG, target=target, seconds=0.2)
+    result = replace(optimize_model(model(batch), replace(config, measure=False, budget=0.0)), target=target)
+    found = fused(result, config, "search")
+    assert found.kernels, found.notes
+    assert not [note for note in found.notes if "report it" in note]
+    assert all(d.passed for d in found.differences)
+    session = Session(serialize(found.model), target, library=True)
+    inputs = random_inputs(result.original, 0, {"batch": 3})
+    bound = 2e-2 if target is CUDA_TF32 else 1e-4
+    for got, wanted in zip(session.run(inputs), run(serialize(result.original), dict(inputs)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=bound, atol=bound)
