@@ -124,6 +124,32 @@ def single_h100(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{found['device']}."]
 
 
+def convolutions_h100(found: dict[str, Any]) -> list[str]:
+    """Convolutions in single precision, without and with rounding to TF32."""
+    lines = [
+        "| convolution, us | TF32 | ours | over the best peer | eager | torch.compile | error over eager's |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    order = list(dict.fromkeys(row["case"] for row in found["rows"]))
+    for row in sorted(found["rows"], key=lambda row: (order.index(row["case"]), row["rounds"])):
+        peers = row["baselines"]
+        cells = [row["case"], "on" if row["rounds"] else "off", f"{row['ours']:.1f}"]
+        cells += [f"{min(peers.values()) / row['ours']:.2f}"]
+        cells += [f"{peers[name]:.1f}" for name in ("eager", "torch.compile")]
+        cells.append(f"{row['error'][1] / row['error of eager']:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    ratios = {
+        rounds: [min(row["baselines"].values()) / row["ours"] for row in found["rows"] if row["rounds"] == rounds]
+        for rounds in (False, True)
+    }
+    means = [statistics.geometric_mean(ratios[rounds]) for rounds in (False, True)]
+    return [
+        *lines,
+        "",
+        f"Geometric means over the best peer: {means[0]:.2f} with all digits, {means[1]:.2f} with TF32. {found['device']}.",
+    ]
+
+
 def _peers(row: dict[str, Any]) -> dict[str, float]:
     """The least time of every peer; of what was measured in graphs of few calls without the longest
     start of a graph."""

@@ -111,7 +111,7 @@ def measured(case: str, programs: Sequence[TritonProgram], compiler: Any) -> dic
 
 
 def _precision(program: TritonProgram) -> str:
-    return next((x.schedule.precision for x in program.launches if x.single), "no dot")
+    return next((x.schedule.precision for x in program.launches if x.precisions), "no dot")
 
 
 def _apart(found: Any, exact: Any) -> float:

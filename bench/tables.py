@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from kernel_tables import (  # noqa: E402
+    convolutions_h100,
     free_sizes,
     kernel_search,
     kernels_cpu,
@@ -320,6 +321,7 @@ TABLES = {
     "quantized_h100-H100-integers": quantized_h100,
     "quantized_h100-H200": quantized_h100,
     "single_h100-H100": single_h100,
+    "convolutions_h100-H100": convolutions_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "prepared_cpu-cpu2": prepared_cpu,
