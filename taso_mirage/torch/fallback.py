@@ -74,13 +74,16 @@ class Fallback:
     def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager
         PyTorch is long enough that it can matter."""
-        cuda = _cuda(given)
-        if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
+        if not self.measures(given):
             return None
         if not self._tried:
             with suppress(torch.OutOfMemoryError):
-                self._try(call, given, cuda)
+                self._try(call, given, _cuda(given))
         return self.code
+
+    def measures(self, given: Sequence[Any]) -> bool:
+        """Whether Inductor's code is wanted for arguments like these."""
+        return (_cuda(given) if self._wanted is None else self._wanted == INDUCTOR) and _is_measurable(given)
 
     def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
         """Compile it, once."""

@@ -443,5 +443,7 @@ class _Stage:
             kernels=tuple(self.made),
             timing=timing,
             differences=tuple(differences),
+            records={kind.kernel.entry: kind.record for kind in self.kept},
+            unfused=self.before,
         )
         return made.noted(*self.notes)
