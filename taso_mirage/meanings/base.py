@@ -117,6 +117,13 @@ class Meaning(Generic[V]):
         return fn(self, *operands)
 
     # What follows is sugar: no meaning overrides it.
+    def operator(self, name: str | None, definition: Callable[..., Any], /, *operands: V | None, **attrs: Any) -> Any:
+        """An operator of ONNX's name, if it has one: in the meaning's own way, else by its
+        definition."""
+        own = self.own.get(name or "")
+        found = NotImplemented if own is None else own(self, *operands, **attrs)
+        return definition(self, *operands, **attrs) if found is NotImplemented else found
+
     def rank(self, a: V) -> int:
         return len(self.shape(a))
 

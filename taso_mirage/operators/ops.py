@@ -144,13 +144,7 @@ class Op:
     def __call__(self, xp: Meaning[Any], *args: Any, **attrs: Any) -> Any:
         if isinstance(xp, TermBuilder):
             return self.term(*args, **attrs)
-        return self.computed(xp, *args, **attrs)
-
-    def computed(self, xp: Meaning[Any], *args: Any, **attrs: Any) -> Any:
-        """By the meaning's own way, if it has one, else by the definition."""
-        own = xp.own.get(self.onnx or "")
-        found = NotImplemented if own is None else own(xp, *args, **attrs)
-        return self.body(xp, *args, **attrs) if found is NotImplemented else found
+        return xp.operator(self.onnx, self.body, *args, **attrs)
 
     @property
     def doc(self) -> str:

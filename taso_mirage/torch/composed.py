@@ -27,7 +27,7 @@ from taso_mirage.targets.protocol import Target
 from taso_mirage.torch.captured import TensorCall
 from taso_mirage.torch.changes import memory
 from taso_mirage.torch.export import sizes_of
-from taso_mirage.torch.fallback import compiled_by_inductor
+from taso_mirage.torch.fallback import ran_once
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
 from taso_mirage.torch.parts import ROUNDING, rounded_now
 
@@ -124,7 +124,8 @@ class ComposedCalls:
         called = {PRODUCTS.get(node.target) for node in graph.graph.nodes}
         self.rounds = bool(rounded_now(frozenset(filter(None, called)))) and device.type == "cuda"
         """Whether operands of products are rounded to TF32."""
-        self._code = compiled_by_inductor(graph, [*self._tensors(given), *self._weights])
+        with torch.no_grad():
+            self._code = ran_once(graph, [*self._tensors(given), *self._weights], device.type == "cuda")
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         if self._setting(given) != self._made_for:
@@ -185,9 +186,7 @@ class _Traced:
             return next(tensors)
         return torch.full((), given, dtype=torch.int64, device=self.device)
 
-    def _computed(
-        self, part: OptimizedPart, weights: Mapping[Node, Any], values: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _computed(self, part: OptimizedPart, weights: Mapping[Node, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """The results of a part by name."""
         model, sizes = part.model, dict[str, int]()
         known = dict(weights)

@@ -143,7 +143,14 @@ def _log_softmax(xp: TorchMeaning, x: Any, *, axis: int = -1) -> Any:
 
 
 def _layer_norm(
-    xp: TorchMeaning, x: Any, scale: Any, bias: Any = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    xp: TorchMeaning,
+    x: Any,
+    scale: Any,
+    bias: Any = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
 ) -> Any:
     shape = x.shape[axis:]
     scale, bias = (each if each is None else each.broadcast_to(shape) for each in (scale, bias))

@@ -141,20 +141,20 @@ class Program:
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
 
     def _compose(self, sessions: Sessions, given: Sequence[Any], free: bool) -> None:
-        """Run what was optimized by Inductor's code, with the kernels or without, where that gives
-        the same and is faster; not at other sizes, if some are `free`."""
-        cuda = self._device.type == "cuda"
-        eager = partial(self._reference, given)
-        if both_short(lambda: self._run(given), eager, cuda):
+        """Run what was optimized by Inductor's code, with its kernels or without, where that gives
+        the same and is faster; at other sizes, if some are `free`, the session runs if it is no
+        slower than eager PyTorch."""
+        cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)
+        if both_short(partial(self._run, given), eager, cuda):
             return
-        session, reference = self._calls, eager()
-        kept = free and slower(lambda: session(given), eager, cuda) is None
+        reference = eager()
+        exact = cache(partial(in_float64, self._module, given))
+        kept = free and slower(partial(self._run, given), eager, cuda) is None
         for parts in candidates(self.results):
             try:
                 calls = sessions.composed(parts, given, session if kept else self._eager)
-                exact = cache(partial(in_float64, self._module, given))
                 check_equal(calls(given), reference, exact, calls.rounds or self._rounds)
-                ratio = slower(lambda: self._run(given), lambda calls=calls: calls(given), cuda)
+                ratio = slower(partial(self._run, given), partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):
                 continue
             except Exception as error:  # Inductor raises what its many parts raise

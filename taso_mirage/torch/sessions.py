@@ -20,8 +20,8 @@ from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.packaging import session
 from taso_mirage.torch.calls import TURN, BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
 from taso_mirage.torch.captured import TensorCall
+from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
 from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
 

@@ -357,10 +357,10 @@ class _Stage:
                 kept += trial
         if session is not None:
             kept = self._joined(kept, session)
-        self.kept = kept
         if kept and self.config.elsewhere:
             shipped = self.backend.shipped([kind.record for kind in kept])
-            return self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)])
+            kept = [replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]
+        self.kept = kept
         return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
