@@ -87,6 +87,14 @@ def test_the_written_model_computes_the_same_on_a_cpu(searched: tuple[Result, Re
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_the_result_has_the_record_of_each_kernel(searched: tuple[Result, Result]) -> None:
+    result, found = searched
+    called = {str(n.attr("call").node.op_type) for n in found.model.nodes() if n.op == "opaque"}
+    assert set(found.records) == called
+    assert found.unfused == result.model
+    assert not result.records
+
+
 def called(file: Path) -> list[dict[str, str]]:
     """The attributes of the kernels' only nodes."""
     functions = [f for f in onnx.load(file).functions if not f.attribute]
@@ -291,15 +299,14 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Right, launcher
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
 for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-    goal, program = from_json(goal), _program(record)
+    goal = from_json(goal)
     inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
-    results = load(program.source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
+    results = launcher(record, [x.shape for x in inputs])(*inputs)
     assert Right(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
     print(i)
 """
