@@ -116,6 +116,7 @@ HEAVY = {
         "torch/sessions.py",
         "torch/program.py",
         "torch/race.py",
+        "torch/variances.py",
     },
     "z3": {"checker/equations.py", "meanings/integers.py", "prove/arbiter.py"},
     "triton": {"kernels/codegen/compile.py", "kernels/codegen/tune.py"},

@@ -12,6 +12,8 @@ from test_ops import build, uses
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype, variable  # noqa: E402
@@ -21,6 +23,7 @@ from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import Op, term  # noqa: E402
 from taso_mirage.torch import meaning  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning, tensor_of  # noqa: E402
+from taso_mirage.torch.variances import with_variances  # noqa: E402
 
 TORCH = TorchMeaning(torch.device("cpu"))
 NONE = {("bit_shift", 1)}
@@ -106,6 +109,22 @@ def test_products_are_those_of_pytorch_where_it_has_them(monkeypatch: pytest.Mon
         cubes = [torch.ones((2,) * rank) for rank in ranks]
         with pytest.raises(TypeError):
             TORCH.contract(equation, *cubes)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(("around", "variances"), [((0, 2), 1), ((0,), 0)])
+def test_variances_are_read_once(keepdims: bool, around: tuple[int, ...], variances: int) -> None:
+    def function(x: Any) -> Any:
+        mean = x.mean(around, True)
+        centred = x - mean
+        return (centred * centred).mean((0, 2), keepdims), centred, mean, (x * x).mean((0, 2))
+
+    x = torch.randn(4, 3, 5) + 7
+    made = make_fx(function)(x)
+    torch.testing.assert_close(with_variances(made)(x), function(x), rtol=1e-4, atol=1e-5)
+    targets = [node.target for node in made.graph.nodes]
+    assert targets.count(torch.ops.aten.var_mean.correction) == variances
+    assert targets.count(torch.ops.aten.mean.dim) == 3 - 2 * variances
 
 
 def test_sizes_are_those_of_the_run() -> None:

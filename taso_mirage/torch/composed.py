@@ -30,6 +30,7 @@ from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
 from taso_mirage.torch.parts import ROUNDING, rounded_now
+from taso_mirage.torch.variances import with_variances
 
 NAMED = "kernel"
 """The operator in PyTorch: `taso_mirage::kernel(key, inputs)`."""
@@ -178,7 +179,7 @@ class _Traced:
             return _apart([values[name] for name in results], arguments)
 
         with torch.no_grad():
-            return make_fx(function, tracing_mode="fake")(*tensors, *self.weights)
+            return with_variances(make_fx(function, tracing_mode="fake")(*tensors, *self.weights))
 
     def _value(self, given: Any, tensors: Iterator[Any]) -> Any:
         """A number is a part of the graph."""
@@ -193,6 +194,8 @@ class _Traced:
         for node in model.graph.inputs:
             known[node] = values[node.attr("name")]
             learn(node.tensor.shape, known[node].shape, sizes)
+        if unknown := set(model.symbols()).difference(sizes):
+            raise Unsupported(f"the size {min(unknown)} is no dim of an input by itself")
         found = interpret(
             model.graph.outputs,
             self.meaning,
