@@ -31,7 +31,7 @@ def _centre(node: Any) -> Any:
     if distances.target is not ATEN.sub.Tensor or distances.kwargs:
         return None
     data, mean = distances.args
-    around = mean.target is ATEN.mean.dim and mean.args == (data, node.args[1], True)
+    around = getattr(mean, "target", None) is ATEN.mean.dim and mean.args == (data, node.args[1], True)
     return mean if around and not mean.kwargs and not node.kwargs else None
 
 
