@@ -3,6 +3,7 @@ the memory that tensors have."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -145,16 +146,17 @@ class Program:
         the same and is faster; at other sizes, if some are `free`, the session runs if it is no
         slower than eager PyTorch."""
         cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)
-        if both_short(partial(self._run, given), eager, cuda):
+        run = partial(self._run, given)
+        if both_short(run, run, cuda):
             return
         reference = eager()
         exact = cache(partial(in_float64, self._module, given))
-        kept = free and slower(partial(self._run, given), eager, cuda) is None
+        kept = free and slower(run, eager, cuda) is None
         for parts in candidates(self.results):
             try:
                 calls = sessions.composed(parts, given, session if kept else self._eager)
                 check_equal(calls(given), reference, exact, calls.rounds or self._rounds)
-                ratio = slower(partial(self._run, given), partial(calls, given), cuda)
+                ratio = slower(run, partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):
                 continue
             except Exception as error:  # Inductor raises what its many parts raise
@@ -164,6 +166,10 @@ class Program:
             if ratio is not None:
                 self.gain = ratio * (self.gain or 1.0)
                 self._calls, self._kept = calls, frozenset()
+                del calls
+        if self.gain is not None and not kept:
+            del session
+            gc.collect()  # it has memory of the GPU, and is in cycles
 
     def _eager(self, given: Sequence[Any]) -> list[Any]:
         with torch.no_grad():
