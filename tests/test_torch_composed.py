@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import exporter
@@ -33,7 +34,7 @@ from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.torch import backend, composed, fallback, program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
-from taso_mirage.torch.composed import PLACED, ComposedCalls, OptimizedPart  # noqa: E402
+from taso_mirage.torch.composed import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
@@ -200,6 +201,20 @@ def test_another_size_runs_otherwise_and_other_strides_are_copied() -> None:
     given = torch.randn(3, 3)
     torch.testing.assert_close(made([given.T]), [given.T.exp()])
     assert codes == [(3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("records", "unfused", "wanted"), [(1, "b", [1, 0]), (1, "a", [1]), (0, None, [0]), (0, "a", [])]
+)
+def test_what_was_optimized_is_compiled_with_kernels_and_without(
+    records: int, unfused: str | None, wanted: list[int]
+) -> None:
+    x = variable("x", Tensor("float32", (3,)))
+    models = {"a": of(term("exp", x)), "b": of(term("neg", x))}
+    made = {"model": models["b" if unfused is None or records else "a"], "unfused": models.get(unfused or "")}
+    result = SimpleNamespace(original=models["a"], records=dict.fromkeys(range(records)), target=CUDA, **made)
+    same = SimpleNamespace(original=models["a"], model=models["a"], records={}, unfused=None, target=CUDA)
+    assert [[len(part.records) for part in parts] for parts in candidates([result, same])] == [[n, 0] for n in wanted]
 
 
 # ---------------------------------------------------------------- the choice

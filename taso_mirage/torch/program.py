@@ -165,7 +165,7 @@ class Program:
                 continue
             if ratio is not None:
                 self.gain = ratio * (self.gain or 1.0)
-                self._calls, self._kept = calls, frozenset()
+                self._calls = calls
                 del calls
         if self.gain is not None and not kept:
             del session
