@@ -95,6 +95,37 @@ def test_the_result_has_the_record_of_each_kernel(searched: tuple[Result, Result
     assert not result.records
 
 
+COMPOSED = """
+import json, sys
+from pathlib import Path
+import torch
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import load
+from taso_mirage.torch import fallback
+from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+
+fallback.compiled_by_inductor = lambda graph, given: graph.forward
+torch.manual_seed(0)
+file, records = Path(sys.argv[1]), json.loads(sys.argv[2])
+before, after = load(file.parent / "before.onnx"), load(file, trust_kernels=True)
+x = torch.randn([int(n) for n in before.graph.inputs[0].shape])
+found = []
+for model, own in ((before, {}), (after, records)):
+    calls = ComposedCalls([OptimizedPart(model, own, CUDA)], model.input_names, model.output_names, [x], x.device, None)
+    found.append(calls([x]))
+    print(len(calls._placed))
+torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("torch")
+    save(searched[0].original, file.parent / "before.onnx")
+    done = interpreter.run(COMPOSED, file, json.dumps(dict(searched[1].records)))
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "2"]), done.stderr
+
+
 def called(file: Path) -> list[dict[str, str]]:
     """The attributes of the kernels' only nodes."""
     functions = [f for f in onnx.load(file).functions if not f.attribute]
