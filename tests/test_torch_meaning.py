@@ -15,13 +15,15 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from taso_mirage.errors import Unsupported  # noqa: E402
-from taso_mirage.ir.dims import symbol  # noqa: E402
-from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype, variable  # noqa: E402
+from taso_mirage.ir.dims import fixed, symbol  # noqa: E402
+from taso_mirage.ir.terms import Graph, Literal, Tensor, is_float, numpy_dtype, variable  # noqa: E402
 from taso_mirage.meanings.functions.record import Function  # noqa: E402
 from taso_mirage.meanings.reals import EXACT, REALS  # noqa: E402
+from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import Op, term  # noqa: E402
 from taso_mirage.torch import meaning  # noqa: E402
+from taso_mirage.torch.group_norms import with_group_norms  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning, tensor_of  # noqa: E402
 from taso_mirage.torch.variances import with_variances  # noqa: E402
 
@@ -109,6 +111,33 @@ def test_products_are_those_of_pytorch_where_it_has_them(monkeypatch: pytest.Mon
         cubes = [torch.ones((2,) * rank) for rank in ranks]
         with pytest.raises(TypeError):
             TORCH.contract(equation, *cubes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "norms"),
+    [
+        ((2, 6, 4, 5), (2, 3, 40), 1),
+        ((symbol("n"), 6, 4), (symbol("n"), 2, 12), 1),
+        ((2, 6, 4), (2, 4, 6), 0),
+        ((2, 6, 4), (4, 3, 4), 0),
+        ((6, 4), (6, 2, 2), 0),
+    ],
+)
+def test_norms_of_groups_are_one_operator(shape: Any, parts: Any, norms: int) -> None:
+    x = variable("x", Tensor("float32", shape))
+    scale, bias = (variable(name, Tensor("float32", (parts[1],))) for name in "sb")
+    made = x
+    for _ in range(2):
+        made = term("instance_norm", term("reshape", made, shape=parts), scale, bias, epsilon=0.1)
+        made = term("reshape", made, shape=shape)
+    model = standalone(Graph((x, scale, bias), (made,)), {"": 20})
+    found = with_group_norms(model)
+    assert [n.op for n in found.nodes()].count("group_norm") == 2 * norms
+    leaves = {each: RNG.normal(size=fixed(each.shape, {"n": 2})).astype(np.float32) for each in (x, scale, bias)}
+    exact = interpret([made], EXACT, {leaf: EXACT.load(each) for leaf, each in leaves.items()}, sizes={"n": 2})[made]
+    tensors = {leaf: tensor_of(each, "cpu") for leaf, each in leaves.items()}
+    (output,) = found.graph.outputs
+    near(interpret([output], TORCH, tensors, sizes={"n": 2})[output], exact, "float32")
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

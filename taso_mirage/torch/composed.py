@@ -4,7 +4,7 @@ operators (see `meaning`), and each fused kernel of the model is one operator, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -28,6 +28,7 @@ from taso_mirage.torch.captured import TensorCall
 from taso_mirage.torch.changes import memory
 from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
+from taso_mirage.torch.group_norms import with_group_norms
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
 from taso_mirage.torch.parts import ROUNDING, rounded_now
 from taso_mirage.torch.variances import with_variances
@@ -155,7 +156,8 @@ class _Traced:
     """A graph of ATen's operators for parts of a model, whose weights are its last arguments."""
 
     def __init__(self, parts: Sequence[OptimizedPart], device: Any) -> None:
-        self.parts = [OptimizedPart(fold_weights(each.model)[0], each.records, each.target) for each in parts]
+        models = [fold_weights(with_group_norms(each.model))[0] for each in parts]
+        self.parts = [replace(part, model=model) for part, model in zip(parts, models, strict=True)]
         self.device, self.meaning = device, TorchMeaning(device)
         self.placed: list[PlacedLaunch] = []
         self.weights: list[Any] = []
