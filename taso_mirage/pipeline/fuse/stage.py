@@ -128,8 +128,7 @@ class _Stage:
         self.ended = ""
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
-        self.kept: list[Fused] = []
-        self.tried: list[Fused] = []
+        self.kept, self.tried = list[Fused](), list[Fused]()
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.layout: ChannelsLastModel | None = None
         self.kinds = self._kinds()
