@@ -156,12 +156,13 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
     Where nothing is timed, what is predicted to be faster is taken.
     """
     ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
-    stay = [way for way in ours.ways if way.by != "ours"]
+    stay = [way for way in ours.ways if way.by in CALLS[:2]]
     kept = [result.kept or "" for result in ours.results]
     graphs = {
         "compiled": len(ours.results),
         "eager": sum(way.by == "eager" for way in stay),
         "inductor": sum(way.by == "inductor" for way in stay),
+        "composed": sum(way.by == "composed" for way in ours.ways),
         "reasons": [way.reason for way in stay],
         "changed": sum(result.changed for result in ours.results),
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),

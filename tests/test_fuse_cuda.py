@@ -87,6 +87,45 @@ def test_the_written_model_computes_the_same_on_a_cpu(searched: tuple[Result, Re
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_the_result_has_the_record_of_each_kernel(searched: tuple[Result, Result]) -> None:
+    result, found = searched
+    called = {str(n.attr("call").node.op_type) for n in found.model.nodes() if n.op == "opaque"}
+    assert set(found.records) == called
+    assert found.unfused == result.model
+    assert not result.records
+
+
+COMPOSED = """
+import json, sys
+from pathlib import Path
+import torch
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import load
+from taso_mirage.torch import fallback
+from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+
+fallback.compiled_by_inductor = lambda graph, given: graph.forward
+torch.manual_seed(0)
+file, records = Path(sys.argv[1]), json.loads(sys.argv[2])
+before, after = load(file.parent / "before.onnx"), load(file, trust_kernels=True)
+x = torch.randn([int(n) for n in before.graph.inputs[0].shape])
+found = []
+for model, own in ((before, {}), (after, records)):
+    calls = ComposedCalls([OptimizedPart(model, own, CUDA)], model.input_names, model.output_names, [x], x.device, None)
+    found.append(calls([x]))
+    print(len(calls._placed))
+torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("torch")
+    save(searched[0].original, file.parent / "before.onnx")
+    done = interpreter.run(COMPOSED, file, json.dumps(dict(searched[1].records)))
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "2"]), done.stderr
+
+
 def called(file: Path) -> list[dict[str, str]]:
     """The attributes of the kernels' only nodes."""
     functions = [f for f in onnx.load(file).functions if not f.attribute]
@@ -291,15 +330,14 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Right, launcher
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
 for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-    goal, program = from_json(goal), _program(record)
+    goal = from_json(goal)
     inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
-    results = load(program.source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
+    results = launcher(record, [x.shape for x in inputs])(*inputs)
     assert Right(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
     print(i)
 """

@@ -537,6 +537,8 @@ def test_threads_that_come_at_once_compile_once(monkeypatch: pytest.MonkeyPatch)
     made: list[Any] = []
 
     class Slow:
+        gain = None
+
         def __init__(self, *given: Any) -> None:
             time.sleep(0.1)
             made.append(self)

@@ -3,8 +3,9 @@ finite field, degree...)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,10 @@ class Meaning(Generic[V]):
 
     Shapes are as in numpy; a `Dim` is an int unless the meaning says otherwise.
     """
+
+    own: ClassVar[Mapping[str, Callable[..., Any]]] = MappingProxyType({})
+    """What the meaning computes in a way of its own, by ONNX's name of the operator: called as its
+    definition is, in the place of that, which counts where this gives NotImplemented."""
 
     def shape(self, a: V) -> Shape:
         raise NotImplementedError
@@ -112,6 +117,13 @@ class Meaning(Generic[V]):
         return fn(self, *operands)
 
     # What follows is sugar: no meaning overrides it.
+    def operator(self, name: str | None, definition: Callable[..., Any], /, *operands: V | None, **attrs: Any) -> Any:
+        """An operator of ONNX's name, if it has one: in the meaning's own way, else by its
+        definition."""
+        own = self.own.get(name or "")
+        found = NotImplemented if own is None else own(self, *operands, **attrs)
+        return definition(self, *operands, **attrs) if found is NotImplemented else found
+
     def rank(self, a: V) -> int:
         return len(self.shape(a))
 

@@ -78,7 +78,7 @@ def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: 
     op = get(node.op)
     if op.traits.decides:
         return xp.decided(partial(_defined, op, attrs), args, [a.tensor.dtype for a in node.args])
-    return op.body(xp, *args, **attrs)
+    return xp.operator(op.onnx, op.body, *args, **attrs)
 
 
 def _defined(op: Op, attrs: Mapping[str, Any], xp: Meaning[V], *args: V | None) -> Any:

@@ -144,7 +144,7 @@ class Op:
     def __call__(self, xp: Meaning[Any], *args: Any, **attrs: Any) -> Any:
         if isinstance(xp, TermBuilder):
             return self.term(*args, **attrs)
-        return self.body(xp, *args, **attrs)
+        return xp.operator(self.onnx, self.body, *args, **attrs)
 
     @property
     def doc(self) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, Weight
@@ -55,6 +55,9 @@ class Result:
     where a rewrite broke the model and was left out: it names the rewrite. `remarks` are all other
     things that a user should know.
 
+    `records`: what each kernel of the model was made of, by the name of its function; `unfused` is
+    the model without kernels then.
+
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in
     between needs; `rules` are those that could be applied; `cases` are the check's, with their
     float64 references, for a later stage that checks again; `normal` is the original after the
@@ -92,6 +95,8 @@ class Result:
     normal: ModelCandidate | None = field(default=None, repr=False, compare=False)
     let_through: LetThrough | None = None
     written: tuple[Path, ...] = ()
+    records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+    unfused: Model | None = field(default=None, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -151,6 +156,8 @@ class Result:
             equations={},
             differences=(),
             kernels=(),
+            records={},
+            unfused=None,
             explanations=(),
             times=None,
             profile=None,

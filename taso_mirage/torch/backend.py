@@ -29,8 +29,8 @@ GIVEN = frozenset(
 graphs."""
 FALLBACK = "fallback"
 """The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
-OURS = "ours"
-"""What runs here, beside INDUCTOR and EAGER."""
+OURS, COMPOSED = "ours", "composed"
+"""What runs here, beside INDUCTOR and EAGER: by ONNX Runtime, or what it would run by Inductor."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
@@ -69,8 +69,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, of so many operations runs: by OURS, INDUCTOR or
-    EAGER, and why not by ours."""
+    """How a captured graph, or a piece of one, of so many operations runs: by OURS, COMPOSED,
+    INDUCTOR or EAGER, and why not by ours."""
 
     by: str
     operations: int
@@ -149,10 +149,14 @@ class CapturedGraph:
             if len(self._programs) >= PROGRAMS:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
             options = {name: each for name, each in self._options.items() if name != FALLBACK}
-            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding)
+            composing = self._fallback.measures(arguments)
+            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding, composing)
             if self._measured:
                 self._check_beside_inductor(made, arguments)
             self._programs.append(made)
+            if made.gain is not None and self._way is not None:
+                reason = f"ONNX Runtime takes {made.gain:.2f} times as long"
+                self._way = Way(COMPOSED, self._way.operations, reason)
             return made
 
     def _check_beside_inductor(self, made: Program, arguments: Sequence[Any]) -> None:

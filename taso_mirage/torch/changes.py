@@ -26,7 +26,7 @@ def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int
             torch.fx.Interpreter(captured).run(*fakes)
     except Exception:  # what hangs on elements, or is unknown to PyTorch's own tracing
         return None
-    return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and _memory(each) in writes.to)
+    return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and memory(each) in writes.to)
 
 
 def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
@@ -43,11 +43,12 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
         self.to: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.to.update(map(_memory, _written(func, args, kwargs or {})))
+        self.to.update(map(memory, _written(func, args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 
-def _memory(tensor: Any) -> int:
+def memory(tensor: Any) -> int:
+    """What tells whether two tensors share memory, those without elements too."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -74,13 +74,16 @@ class Fallback:
     def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager
         PyTorch is long enough that it can matter."""
-        cuda = _cuda(given)
-        if not (cuda if self._wanted is None else self._wanted == INDUCTOR) or not _is_measurable(given):
+        if not self.measures(given):
             return None
         if not self._tried:
             with suppress(torch.OutOfMemoryError):
-                self._try(call, given, cuda)
+                self._try(call, given, _cuda(given))
         return self.code
+
+    def measures(self, given: Sequence[Any]) -> bool:
+        """Whether Inductor's code is wanted for arguments like these."""
+        return (_cuda(given) if self._wanted is None else self._wanted == INDUCTOR) and _is_measurable(given)
 
     def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
         """Compile it, once."""
@@ -93,9 +96,7 @@ class Fallback:
             return
         self._tried = True
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found, _ = drawing(lambda: _ran_once(self._captured, copies), cuda)  # it may tune on random numbers
+            found = ran_once(self._captured, copies, cuda)
             self._compare(found, given)
         except Unsupported as differs:
             warnings.warn(f"taso_mirage: Inductor's code of a graph is not used: {differs}", stacklevel=2)
@@ -145,9 +146,18 @@ def _copy(tensor: Any) -> Any:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _ran_once(captured: Captured, given: Sequence[Any]) -> GraphCall:
-    found = compiled_by_inductor(captured, given)
-    found(*given)  # what is left for the first call is done
+def ran_once(captured: Captured, given: Sequence[Any], cuda: bool) -> GraphCall:
+    """Inductor's code, of which nothing is left for its first call; random numbers come as if it
+    were not there."""
+
+    def ran() -> GraphCall:
+        found = compiled_by_inductor(captured, given)
+        found(*given)
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: GraphCall = drawing(ran, cuda)[0]  # it may tune on random numbers
     return found
 
 

@@ -3,6 +3,8 @@ the memory that tensors have."""
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter, is_
@@ -14,13 +16,14 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.changes import are_apart
+from taso_mirage.torch.composed import candidates
 from taso_mirage.torch.draws import drawing
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
-from taso_mirage.torch.race import slower
+from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.sessions import Sessions
 
 _VERSION = attrgetter("_version")
@@ -31,6 +34,9 @@ LARGE = 4 * SAMPLE
 """Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
 and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
 takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
+COMPOSED_ON = frozenset(("cuda",))
+"""The devices on which what was optimized may run by Inductor's code: on a CPU its operators are
+hardly ever faster than ONNX Runtime's."""
 COMPARED = 3
 """At so many sizes the first run is compared with eager PyTorch."""
 
@@ -42,8 +48,9 @@ class TooRounded(Unsupported):
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    A session computes what the inner half does. `rounding`: whether operands are rounded to TF32
-    where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
+    A session computes what the inner half does, or, where `composing` is tried and that is faster,
+    Inductor's code of what the optimizer made of it. `rounding`: whether operands are rounded to
+    TF32 where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
     Unsupported with the reason where the graph has to stay there.
     """
 
@@ -54,6 +61,7 @@ class Program:
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         rounding: bool = True,
+        composing: bool = False,
     ) -> None:
         self._device = _device(arguments)
         cut, self._module, model = _exported(captured, cut, arguments)
@@ -86,7 +94,12 @@ class Program:
         if not self._calls.owning:
             self._kept = _kept(given, found, self._run(given))
         del found
+        self.gain: float | None = None
+        """How many times as long as Inductor's code of the optimized graph, where that runs, ONNX
+        Runtime takes."""
         if options.get("measure", True):
+            if composing and self._device.type in COMPOSED_ON:
+                self._compose(sessions, given, any(dims is None or dims for dims in cut.free))
             self._check_fast(given)
 
     def stale(self) -> bool:
@@ -127,6 +140,40 @@ class Program:
         except Exception as error:  # onnxruntime's errors share no base class of its own
             raise Unsupported(f"ONNX Runtime does not run it at {sizes_of(given)}: {first_line(error)}") from error
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
+
+    def _compose(self, sessions: Sessions, given: Sequence[Any], free: bool) -> None:
+        """Run what was optimized by Inductor's code, with its kernels or without, where that gives
+        the same and is faster; at other sizes, if some are `free`, the session runs if it is no
+        slower than eager PyTorch."""
+        cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)
+        run = partial(self._run, given)
+        if both_short(run, run, cuda):
+            return
+        reference = eager()
+        exact = cache(partial(in_float64, self._module, given))
+        kept = free and slower(run, eager, cuda) is None
+        for parts in candidates(self.results):
+            try:
+                calls = sessions.composed(parts, given, session if kept else self._eager)
+                check_equal(calls(given), reference, exact, calls.rounds or self._rounds)
+                ratio = slower(run, partial(calls, given), cuda)
+            except (Unsupported, torch.OutOfMemoryError):
+                continue
+            except Exception as error:  # Inductor raises what its many parts raise
+                what = f"{type(error).__name__}: {first_line(error)}"
+                warnings.warn(f"taso_mirage: Inductor does not compile an optimized graph: {what}", stacklevel=2)
+                continue
+            if ratio is not None:
+                self.gain = ratio * (self.gain or 1.0)
+                self._calls = calls
+                del calls
+        if self.gain is not None and not kept:
+            del session
+            gc.collect()  # it has memory of the GPU, and is in cycles
+
+    def _eager(self, given: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
+            return list(self._module(*given))
 
     def _check_fast(self, given: Sequence[Any]) -> None:
         with torch.no_grad():

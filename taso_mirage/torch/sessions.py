@@ -20,6 +20,8 @@ from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.packaging import session
 from taso_mirage.torch.calls import TURN, BoundCalls, Calls, HostCalls, OpenSession
+from taso_mirage.torch.captured import TensorCall
+from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
 from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
 
@@ -73,6 +75,10 @@ class Sessions:
         if self._cuda or len(opened) > 1 or _has_bfloats(opened[0].session):
             return results, self._bound(opened, self._inputs, self._results)
         return results, HostCalls(opened[0].session)
+
+    def composed(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
+        """Calls of what the optimizer made of the parts as one function by Inductor; see there."""
+        return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}

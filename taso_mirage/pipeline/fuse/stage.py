@@ -130,8 +130,7 @@ class _Stage:
         self.ended = ""
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
-        self.kept: list[Fused] = []
-        self.tried: list[Fused] = []
+        self.kept, self.tried = list[Fused](), list[Fused]()
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.layout: ChannelsLastModel | None = None
         self.kinds = self._kinds()
@@ -357,10 +356,10 @@ class _Stage:
                 kept += trial
         if session is not None:
             kept = self._joined(kept, session)
-        self.kept = kept
         if kept and self.config.elsewhere:
             shipped = self.backend.shipped([kind.record for kind in kept])
-            return self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)])
+            kept = [replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]
+        self.kept = kept
         return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
@@ -445,5 +444,7 @@ class _Stage:
             kernels=tuple(self.made),
             timing=timing,
             differences=tuple(differences),
+            records={kind.kernel.entry: kind.record for kind in self.kept},
+            unfused=self.before,
         )
         return made.noted(*self.notes)

@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir.dims import Shape
+from taso_mirage.ir.dims import Shape, learn
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
-from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
+from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled, load_source
 from taso_mirage.kernels.codegen.gpu.program import (
     TF32_PARTS,
     TF32_ROUNDED,
@@ -280,6 +285,23 @@ def _form(record: Record, capability: int) -> TritonProgram:
     for i, each in enumerate(program.launches):
         plain = tune.scheduled(plain, i, replace(plain.launches[i].schedule, overlap=each.schedule.overlap))
     return plain
+
+
+def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., Any]:
+    """What runs a record's kernels on tensors of these shapes, on the GPU that is there: Triton
+    compiles them at the first call."""
+    sizes: dict[str, int] = {}
+    for x, shape in zip(from_json(record["mugraph"]).inputs, shapes, strict=True):
+        learn(x.shape, shape, sizes)
+    found = gpu()
+    program = _form(_at(record, prod(sizes.values())), SPECIALIZED if found is None else found.capability)
+    folder = TemporaryDirectory()
+    return partial(_launched, load_source(program.source, Path(folder.name)), folder)
+
+
+def _launched(module: ModuleType, folder: TemporaryDirectory[str], *inputs: Any) -> Any:
+    """`folder` has the source, which Triton reads again."""
+    return module.launch(*inputs)
 
 
 def here() -> CudaLowering:

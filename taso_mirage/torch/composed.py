@@ -1,0 +1,254 @@
+"""What the optimizer made of a graph as a function that Inductor compiles: terms are PyTorch's
+operators (see `meaning`), and each fused kernel of the model is one operator, which launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import Library, register_fake
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import fixed, learn
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, is_constant, is_named_weight
+from taso_mirage.kernels.packaging.functions import DOMAIN
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.report.result import Result
+from taso_mirage.search.weights import fold_weights
+from taso_mirage.targets.lowering import Record
+from taso_mirage.targets.protocol import Target
+from taso_mirage.torch.captured import TensorCall
+from taso_mirage.torch.changes import memory
+from taso_mirage.torch.export import sizes_of
+from taso_mirage.torch.fallback import ran_once
+from taso_mirage.torch.group_norms import with_group_norms
+from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
+from taso_mirage.torch.parts import ROUNDING, rounded_now
+from taso_mirage.torch.variances import with_variances
+
+NAMED = "kernel"
+"""The operator in PyTorch: `taso_mirage::kernel(key, inputs)`."""
+PRODUCTS = {
+    torch.ops.aten.convolution.default: "Conv",
+    torch.ops.aten.mm.default: "MatMul",
+    torch.ops.aten.bmm.default: "MatMul",
+    torch.ops.aten.addmm.default: "MatMul",
+    torch.ops.aten.baddbmm.default: "MatMul",
+}
+"""PyTorch's operators whose operands it may round to TF32, by ONNX's names."""
+Launch = Callable[..., Any]
+"""Runs a kernel on contiguous tensors."""
+LaunchMaker = Callable[[Record, Sequence[Sequence[int]]], Launch]
+"""What launches a kernel for inputs of such shapes."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedLaunch:
+    """A kernel at a place of a graph: what runs it, and the shapes and dtypes of its results."""
+
+    launch: Launch
+    results: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+PLACED: WeakValueDictionary[str, PlacedLaunch] = WeakValueDictionary()
+"""By the keys that graphs have; they are kept by what runs the graph."""
+_NUMBERS = count()
+
+
+def _launched(key: str, inputs: Sequence[Any]) -> list[Any]:
+    found = PLACED[key].launch(*[each.contiguous() for each in inputs])
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _typed(key: str, inputs: Sequence[Any]) -> list[Any]:
+    return [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in PLACED[key].results]
+
+
+LIBRARY = Library(DOMAIN, "DEF")
+LIBRARY.define(f"{NAMED}(str key, Tensor[] inputs) -> Tensor[]")
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl(NAMED, _launched, _device)
+register_fake(f"{DOMAIN}::{NAMED}", _typed, lib=LIBRARY)
+
+
+@dataclass(frozen=True)
+class OptimizedPart:
+    """A part of a graph as the optimizer gave it, with the records of the kernels in it."""
+
+    model: Model
+    records: Mapping[str, Record]
+    target: Target
+
+
+def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
+    """What the optimizer made of the parts of a graph, with its kernels and without; nothing that
+    is as it was."""
+    kerneled = any(each.records for each in results)
+    if kerneled:
+        yield [OptimizedPart(each.model, each.records, each.target) for each in results]
+    plain = [each.unfused or each.model for each in results]
+    if any(model.graph.outputs != each.original.graph.outputs for model, each in zip(plain, results, strict=True)):
+        yield [OptimizedPart(model, {}, each.target) for model, each in zip(plain, results, strict=True)]
+
+
+class ComposedCalls:
+    """Calls of parts of a graph, one after the other, as one function by Inductor; `given` are the
+    tensors and integers that it is made for. At other sizes, and by other settings of PyTorch for
+    TF32, `otherwise` runs.
+
+    Raises Unsupported where a term has no form in PyTorch, and what Inductor raises.
+    """
+
+    owning = True
+
+    def __init__(
+        self,
+        parts: Sequence[OptimizedPart],
+        inputs: Sequence[str],
+        results: Sequence[str],
+        given: Sequence[Any],
+        device: Any,
+        otherwise: TensorCall,
+    ) -> None:
+        self._device, self._otherwise = device, otherwise
+        self._made_for = self._setting(given)
+        self._strides = [each.stride() for each in given if isinstance(each, torch.Tensor)]
+        traced = _Traced(parts, device)
+        graph = traced.graph(inputs, results, given)
+        self._placed, self._weights = traced.placed, traced.weights
+        called = {PRODUCTS.get(node.target) for node in graph.graph.nodes}
+        self.rounds = bool(rounded_now(frozenset(filter(None, called)))) and device.type == "cuda"
+        """Whether operands of products are rounded to TF32."""
+        with torch.no_grad():
+            self._code = ran_once(graph, [*self._tensors(given), *self._weights], device.type == "cuda")
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        if self._setting(given) != self._made_for:
+            return self._otherwise(given)
+        with torch.no_grad():
+            return list(self._code(*self._tensors(given), *self._weights))
+
+    def _setting(self, given: Sequence[Any]) -> Any:
+        return sizes_of(given), rounded_now(ROUNDING) if self._device.type == "cuda" else None
+
+    def _tensors(self, given: Sequence[Any]) -> list[Any]:
+        """The inputs that are tensors, in memory as those were that the code is made for."""
+        tensors = [each.detach().resolve_neg() for each in given if isinstance(each, torch.Tensor)]
+        return [
+            each if each.stride() == strides else _copied(each, strides)
+            for each, strides in zip(tensors, self._strides, strict=True)
+        ]
+
+
+def _copied(tensor: Any, strides: tuple[int, ...]) -> Any:
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+class _Traced:
+    """A graph of ATen's operators for parts of a model, whose weights are its last arguments."""
+
+    def __init__(self, parts: Sequence[OptimizedPart], device: Any) -> None:
+        models = [fold_weights(with_group_norms(each.model))[0] for each in parts]
+        self.parts = [replace(part, model=model) for part, model in zip(parts, models, strict=True)]
+        self.device, self.meaning = device, TorchMeaning(device)
+        self.placed: list[PlacedLaunch] = []
+        self.weights: list[Any] = []
+        self._held: list[dict[Node, int]] = []
+        for part in self.parts:
+            self._held.append(places := {})
+            for node in part.model.nodes():
+                if (array := _array(node, part.model)) is not None:
+                    places[node] = len(self.weights)
+                    self.weights.append(tensor_of(array, device))
+
+    def graph(self, inputs: Sequence[str], results: Sequence[str], given: Sequence[Any]) -> Any:
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+
+        def function(*arguments: Any) -> list[Any]:
+            left = iter(arguments[: len(tensors)])
+            values = {name: self._value(each, left) for name, each in zip(inputs, given, strict=True)}
+            for part, held in zip(self.parts, self._held, strict=True):
+                weights = {node: arguments[len(tensors) + i] for node, i in held.items()}
+                values |= self._computed(part, weights, values)
+            return _apart([values[name] for name in results], arguments)
+
+        with torch.no_grad():
+            return with_variances(make_fx(function, tracing_mode="fake")(*tensors, *self.weights))
+
+    def _value(self, given: Any, tensors: Iterator[Any]) -> Any:
+        """A number is a part of the graph."""
+        if isinstance(given, torch.Tensor):
+            return next(tensors)
+        return torch.full((), given, dtype=torch.int64, device=self.device)
+
+    def _computed(self, part: OptimizedPart, weights: Mapping[Node, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of a part by name."""
+        model, sizes = part.model, dict[str, int]()
+        known = dict(weights)
+        for node in model.graph.inputs:
+            known[node] = values[node.attr("name")]
+            learn(node.tensor.shape, known[node].shape, sizes)
+        if unknown := set(model.symbols()).difference(sizes):
+            raise Unsupported(f"the size {min(unknown)} is no dim of an input by itself")
+        found = interpret(
+            model.graph.outputs,
+            self.meaning,
+            known,
+            opaque=lambda node, args: self._kernel(part, node, args, sizes),
+            sizes=sizes,
+        )
+        return dict(zip(model.output_names, [found[o] for o in model.graph.outputs], strict=True))
+
+    def _kernel(self, part: OptimizedPart, node: Node, args: Sequence[Any], sizes: Mapping[str, int]) -> Any:
+        """The results of a fused kernel; no other node without a definition has a form here."""
+        call = node.attr("call").node
+        name = next((each for each in part.records if call.op_type.startswith(each)), None)
+        if call.domain != DOMAIN or name is None:
+            raise Unsupported(f"{node.attr('call')!r} has no form in PyTorch")
+        types = node.type if isinstance(node.type, tuple) else (node.tensor,)
+        results = tuple((fixed(type.shape, sizes), torch_dtype(type.dtype)) for type in types)
+        launch = launch_maker(part.target)(part.records[name], [tuple(each.shape) for each in args])
+        key = f"{name} {next(_NUMBERS)}"
+        self.placed.append(PlacedLaunch(launch, results))
+        PLACED[key] = self.placed[-1]
+        found = getattr(getattr(torch.ops, DOMAIN), NAMED)(key, [each.contiguous() for each in args])
+        return tuple(found) if isinstance(node.type, tuple) else found[0]
+
+
+def launch_maker(target: Target) -> LaunchMaker:
+    """What launches kernels of a target on tensors.
+
+    Raises Unsupported where nothing does.
+    """
+    found = getattr(import_module(target.lowering), "launcher", None) if target.lowering else None
+    if found is None:
+        raise Unsupported(f"kernels for {target.name} are not launched on tensors")
+    made: LaunchMaker = found
+    return made
+
+
+def _array(node: Node, model: Model) -> Any:
+    """The array of a weight, or of a constant that is no number everywhere; None for another
+    term."""
+    if is_named_weight(node):
+        return model.weights[node.attr("name")].numpy()
+    array = node.attr("value").numpy() if is_constant(node) else None
+    return None if array is None or array.size == 0 or is_uniform(array) else array
+
+
+def _apart(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results, dense, in memory of their own."""
+    taken, found = set(map(memory, arguments)), list[Any]()
+    for each in results:
+        dense = each.contiguous()
+        found.append(dense.clone() if memory(dense) in taken else dense)
+        taken.add(memory(found[-1]))
+    return found
