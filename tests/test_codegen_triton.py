@@ -855,7 +855,8 @@ started_with = dict(os.environ)
 library = Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc"
 other = Path(sys.argv[0]).parent / library.name
 other.write_bytes(library.read_bytes() + bytes(4))
-os.environ["TRITON_LIBDEVICE_PATH"] = str(other)  # as PyTorch's compiler sets it
+triton.knobs.nvidia.libdevice_path = str(other)  # as PyTorch's compiler sets it, and ptxas by the environment
+os.environ["TRITON_PTXAS_PATH"] = triton.knobs.nvidia.ptxas.path
 compiled(first, 90)  # ahead of time, as a kernel that was chosen is
 subprocess.run([sys.executable, __file__, json.dumps(tune.job(second))], env=started_with, check=True)
 hits = []

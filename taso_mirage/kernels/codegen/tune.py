@@ -275,7 +275,11 @@ def job(program: TritonProgram) -> dict[str, Any]:
 
 def _settings() -> dict[str, str]:
     """What Triton's cache tells apart of this process: PyTorch sets some of it when it compiles."""
-    return {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
+    import triton
+
+    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
+    library = triton.knobs.nvidia.libdevice_path
+    return found | ({} if library is None else {"TRITON_LIBDEVICE_PATH": str(library)})
 
 
 def warmed(job: Mapping[str, Any]) -> bool:

@@ -28,10 +28,10 @@ from taso_mirage.verdicts import Evidence, Failure
 
 BLOCK = (128, 64, 16, 1)
 """Of a goal, which is launched with none."""
-TILES = ((128, 64, 32), (128, 64, 16), (256, 64, 16), (128, 128, 32), (128, 32, 16), (256, 32, 16), (256, 32, 32))
+TILES = ((128, 64, 16), (128, 64, 32), (128, 32, 16), (128, 128, 32), (256, 32, 16))
 """Pixels, columns and depth of a block."""
-SHARED = (3, 4, 2)
-"""Elements of the kernel's row for one load, where it has more than 4."""
+SHARED = 3
+"""Elements of the kernel's row for one load, at most; with one for each load sums are wider."""
 SUMS = 256 * 192
 """Elements of the sums of a block, at most."""
 BEST = 12
@@ -92,7 +92,7 @@ class ShiftedConvolution:
         """Blocks whose sums fit, of no more columns than there are."""
         row, columns = int(self.node.args[1].shape[1]), int(self.node.args[1].shape[2])
         alone = bool(self.node.attr("strides")[-1] != 1)
-        shared = (row,) if self.node.attr("extra") else (1,) if alone else (min(row, SHARED[0]), 1)
+        shared = (row,) if self.node.attr("extra") else (1,) if alone else (min(row, SHARED), 1)
         for (pixels, width, depth), together in product(TILES, dict.fromkeys(shared)):
             narrow = width == 32 or width < 2 * columns
             if narrow and pixels * width * together <= SUMS and not (width == 32 and columns > 64 and together < 4):

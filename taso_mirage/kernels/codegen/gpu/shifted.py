@@ -155,7 +155,7 @@ class ShiftedBlock:
         lanes = self.pixels * self.width * self.shared
         traffic = self._traffic()
         guess = guessed(usual_size(self.images * self.blocks), self.steps, lanes, traffic.in_flight, False)
-        guess = replace(guess, warps=8 if lanes > 1 << 14 else 4, stages=max(min(guess.stages, 3), 2))
+        guess = replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=max(min(guess.stages, 3), 2))
         names = tuple([b.name for b in self.buffers])
         schedule = schedule or replace(guess, precision=TF32_PARTS)
         ways = (TF32_PARTS, TF32_ROUNDED)
