@@ -25,8 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from op_specs.shifted_conv import natural  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
@@ -82,7 +82,7 @@ class Convolved:
     def natural(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs as PyTorch takes them."""
         x, w, b = inputs
-        whole = w.sum(0).permute(natural(len(self.kernel), bool(self.extra)))
+        whole = w.sum(0).permute(natural_weights(len(self.kernel), bool(self.extra)))
         return [x, whole.contiguous(), b.reshape(-1)]
 
 

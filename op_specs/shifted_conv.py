@@ -14,7 +14,7 @@ from op_specs.conv_transpose import conv_transpose
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Ints, op
@@ -45,7 +45,7 @@ def shifted_conv(
     spatial = xp.rank(x) - 2
     if xp.rank(w) != spatial + 3 or len(body.inputs) != 1 + len(others) or len(body.outputs) != 1 or len(block) != 4:
         raise IllTyped(f"shifted_conv of {xp.shape(x)} with {xp.shape(w)} and {len(others)} others")
-    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural(spatial, bool(extra)))
+    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural_weights(spatial, bool(extra)))
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}
     y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
     values = dict(zip(body.inputs, (y, *others), strict=True))
@@ -55,13 +55,6 @@ def shifted_conv(
     if xp.shape(values[body.outputs[0]]) != xp.shape(y):
         raise IllTyped(f"what follows a convolution of {xp.shape(y)} is of {xp.shape(values[body.outputs[0]])}")
     return values[body.outputs[0]]
-
-
-def natural(spatial: int, transposed: bool) -> Ints:
-    """The permutation that makes (j,o,i,c) the weights of a convolution (o,c,i,j), or of a
-    transposed one (c,o,i,j)."""
-    kernel = (*range(2, spatial + 1), 0)
-    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
 
 
 def _body(*shape):

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from op_specs.shifted_conv import natural
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import ABSENT, Node, constant, topological, with_args
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term, traits
@@ -84,7 +83,7 @@ def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
     """(p,j,o,i,c) -> the weights that a convolution has, or a transposed one."""
-    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural(spatial, transposed))
+    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
 
 
 def written(x: Node, w: Node, attrs: dict[str, Any]) -> Node:

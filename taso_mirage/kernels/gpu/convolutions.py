@@ -178,10 +178,12 @@ def candidates(
 
 def read_convolution(goal: Graph) -> ChannelsLastConvolution | ShiftedConvolution | None:
     """What a goal is that is such a convolution; None for others."""
-    (node, *more) = goal.outputs
-    if not more and is_shifted(node):
+    if len(goal.outputs) != 1:
+        return None
+    (node,) = goal.outputs
+    if is_shifted(node):
         return ShiftedConvolution(node)
-    if more or not is_channels_last(node) or node.dtype not in HALF_FLOATS:
+    if not is_channels_last(node) or node.dtype not in HALF_FLOATS:
         return None
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}

@@ -8,8 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from op_specs.shifted_conv import natural
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
 from taso_mirage.kernels.gpu.channels_last import nearest_tf32, written
 from taso_mirage.meanings.reals import EXACT
@@ -35,8 +34,7 @@ class Right:
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal, self.rounds = goal, rounds
         self.wanted: dict[int, list[Any]] = {}
-        first = goal.outputs[0]
-        self._shifted = first if traits(first).lowering is Lowering.SHIFTED else None
+        self._shifted = next((o for o in goal.outputs if traits(o).lowering is Lowering.SHIFTED), None)
         self._alone = () if self._shifted is None else set(self._shifted.args[:2]).difference(self._shifted.args[2:])
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -75,7 +73,7 @@ def _convolution(node: Node, x: Any, w: Any) -> Any:
     import torch
 
     count, extra = x.dim() - 2, node.attr("extra")
-    x, w = x.double(), w.double().sum(0).permute(natural(count, bool(extra)))
+    x, w = x.double(), w.double().sum(0).permute(natural_weights(count, bool(extra)))
     low, high = node.attr("pads")[:count], node.attr("pads")[count:]
     strides, dilations = node.attr("strides"), node.attr("dilations")
     if extra:  # one of all results, and those in between
