@@ -93,6 +93,7 @@ FORMS: dict[str, tuple[tuple[ShiftedConvolution, Graph], Block]] = {
     "a volume": (convolved((2, 3, 5, 6, 7), (3, 3, 3), 7, "bias, scale", pads=(1, 0, 1, 1, 1, 1)), (32, 16, 16, 3)),
     "a line": (convolved((2, 3, 50), (4,), 7, "bias"), (32, 16, 16, 4)),
     "one element": (convolved((2, 32, 6, 7), (1, 1), 7, "scale, sum, mish"), (32, 16, 16, 1)),
+    "one pixel": (convolved((3, 5, 3, 2), (3, 2), 7, "bias, scale, sum"), (32, 16, 16, 2)),
     "transposed": (convolved((2, 5, 6, 7), (3, 3), 7, "bias", pads=(1, 0, 1, 0), extra=(0, 0)), (32, 16, 16, 3)),
     "phases": (
         convolved((2, 5, 6, 7), (3, 3), 7, "bias, sum", strides=(2, 2), pads=(1, 1, 1, 1), extra=(1, 1)),
@@ -319,6 +320,38 @@ def test_a_model_with_shifted_convolutions_is_the_model() -> None:
     back = made.without_rest(made.model)
     assert back.graph == given.graph
     assert back.weights.keys() == given.weights.keys()
+
+
+@pytest.mark.parametrize("columns", [4, 5])
+def test_forms_of_weights_have_names_of_their_own(columns: int) -> None:
+    """One weight of a convolution and of a transposed one, one bias of an image and of a line, and
+    names that the model has for others."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w": (columns, 4, 3, 3),
+        "v": (4, columns, 3),
+        "b": (4,),
+        "bias_b": (1, 4, 1, 1),
+        "shifted_v": (2, 3, 4, columns),
+        "shifted_w": (7,),
+    }
+    arrays = {name: StoredWeight(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
+    w, v, b, *others = (weight(name, Tensor("float32", shape)) for name, shape in shapes.items())
+    x, line = variable("x", Tensor("float32", (2, 4, 6, 6))), variable("y", Tensor("float32", (2, columns, 6)))
+    plane: dict[str, Any] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    along: dict[str, Any] = {"strides": (1,), "pads": (1, 1), "dilations": (1,), "group": 1}
+    tied = term("conv_transpose", term("conv", x, w, **plane), w, b, **plane, output_padding=(0, 0))
+    sums = [term("reduce_sum", each, axes=(0,), keepdims=0) for each in others]
+    outputs = (tied, term("conv", line, v, b, **along), term("add", term("exp", x), others[0]), *sums)
+    given = standalone(Graph((x, line), outputs), {"": 20}, arrays)
+    made = with_channels_last(given)
+    assert sum(map(is_shifted, made.model.nodes())) == 3
+    back = made.without_rest(made.model)
+    assert back.graph == given.graph
+    inputs = random_inputs(given, 0)
+    for each in (made.model, back):
+        for mine, wanted in zip(_exact(each, inputs), _exact(given, inputs), strict=True):
+            np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
 
 
 def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:

@@ -108,14 +108,16 @@ def shifted(
     packed = _parts(weights[found["w"].attr("name")].numpy(), bool(extra))
     if packed is None:
         return None
-    own = _stored("shifted", packed, found["w"], weights)
+    own = _stored(
+        "shifted", packed, found["w"], weights, lambda made: originals.get(dense_parts(made, spatial, bool(extra)))
+    )
     originals[dense_parts(own, spatial, bool(extra))] = found["w"]
     channels = (1, conv.shape[1], *(1,) * spatial)
     image = (1, *conv.shape[1:])
     leaf = variable("y", Tensor("float32", image))
     given: dict[Node, tuple[Node, Node]] = {}  # an operand of the model: the one of the term, the leaf of its body
     if (b := found.get("b", ABSENT)) is not ABSENT:
-        stored = _stored("bias", weights[b.attr("name")].numpy().reshape(channels), b, weights)
+        stored = _stored("bias", weights[b.attr("name")].numpy().reshape(channels), b, weights, biases.get)
         biases[stored] = b
         given[b] = stored, variable("v0", Tensor("float32", channels))
     for a in (a for m in members[1:] for a in m.args):
@@ -137,10 +139,20 @@ def shifted(
     return made
 
 
-def _stored(what: str, array: NDArray[np.generic], of: Node, weights: dict[str, Weight]) -> Node:
-    name = f"{what}_{of.attr('name')}"
+def _stored(
+    what: str,
+    array: NDArray[np.generic],
+    of: Node,
+    weights: dict[str, Weight],
+    stands_for: Callable[[Node], Node | None],
+) -> Node:
+    """Another form of a weight, by a name that no other has: the model may have any, and one weight
+    may have two forms."""
+    made = weight(f"{what}_{of.attr('name')}", Tensor("float32", array.shape))
+    while (name := made.attr("name")) in weights and stands_for(made) != of:
+        made = weight(f"{name}_", made.tensor)
     weights[name] = StoredWeight(np.ascontiguousarray(array))
-    return weight(name, Tensor("float32", array.shape))
+    return made
 
 
 def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:

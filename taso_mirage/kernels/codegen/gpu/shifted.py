@@ -363,7 +363,7 @@ class ShiftedBlock:
         leaves, values = dict[Node, Node](), dict[Node, Tile]()
         for i, leaf in enumerate(body.inputs):
             found = whole if i == 0 else replace(whole, code=f"{self.names[i + 1]}_tile")
-            if i and math.prod(map(int, leaf.shape)) == self.columns == leaf.shape[-ones - 2]:
+            if i and self.node.args[i + 1].shape != self.node.shape:  # a number for each channel
                 found = replace(
                     found, shape=(1, self.width, *(1,) * ones, 1), axes=(None, across, *(None,) * ones, None)
                 )
