@@ -228,6 +228,16 @@ def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Pa
     assert "st.local" not in kernel.ptx
 
 
+def test_results_of_a_phase_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a thread are as far apart as the stride, also where one row has one pixel."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made, goal = convolved((2, 32, 64, 1), (1, 4), 32, strides=(1, 4), extra=(0, 0))
+    found = program(made, goal, (128, 32, 16, 4), TF32_PARTS)
+    (kernel,) = compiled(found, 90, (found.launches[0].schedule,))
+    assert "st.global.b32" in kernel.ptx
+    assert "st.global.v" not in kernel.ptx
+
+
 def test_what_has_no_form_says_why() -> None:
     made, goal = convolved((1, 5, 5, 4), (3, 3), 4)
     with pytest.raises(Unsupported, match="powers of two"):

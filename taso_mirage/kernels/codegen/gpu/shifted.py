@@ -339,7 +339,10 @@ class ShiftedBlock:
             column = f" & (column < {self.columns})[:, None]" if self.columns % self.width else ""
             yield f"kept = ({' & '.join(kept)})[None, :]{column}"
             yield f"place = (plane * {high.result} + top_y) * {self.row.result} + pixel_y"
-            yield f"place = column[:, None] * {size} + tl.max_contiguous(place, {self._beside()})[None, :]"
+            beside = f"tl.max_contiguous(place, {self._beside()})"
+            if self.row.phases > 1:  # not beside each other, though threads are: nobody stores several at once
+                beside = f"tl.multiple_of({beside}, 1)"
+            yield f"place = column[:, None] * {size} + {beside}[None, :]"
             yield from self._following()
             yield f"tl.store({self.names[-1]} + image * {self.columns * size} + place, result, mask=kept)"
 
