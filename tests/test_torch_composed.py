@@ -203,6 +203,15 @@ def test_another_size_runs_otherwise_and_other_strides_are_copied() -> None:
     assert codes == [(3, 1)]
 
 
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("first", [torch.ones(1, 3).expand(4, 3), torch.ones(6).unfold(0, 3, 1)])
+def test_elements_that_share_memory_are_no_layout(first: Any) -> None:
+    """Others could not be copied into it."""
+    made = calls([OptimizedPart(of(term("exp", variable("x", Tensor("float32", (4, 3))))), {}, CPU)], first)
+    for given in (first, torch.randn(4, 3), torch.randn(3, 4).T):
+        torch.testing.assert_close(made([given]), [given.exp()])
+
+
 @pytest.mark.parametrize(
     ("records", "unfused", "wanted"), [(1, "b", [1, 0]), (1, "a", [1]), (0, None, [0]), (0, "a", [])]
 )

@@ -96,6 +96,12 @@ def test_a_mean_in_half_precision_is_no_sum() -> None:
     near(found, exact, "float16")
 
 
+def test_zeros_keep_their_signs() -> None:
+    for values in ([0.0, -0.0], [-0.0, -0.0], [0.0, 0.0]):
+        given = np.array(values, np.float32)
+        assert np.array_equal(np.signbit(TORCH.constant(Literal.of(given)).numpy()), np.signbit(given))
+
+
 def test_slices_go_backwards_in_steps() -> None:
     x = torch.arange(10)
     for start, stop, step in ((9, -1, -1), (9, -1, -3), (8, 2, -2), (3, 3, -1), (1, 8, 3)):

@@ -119,7 +119,9 @@ class ComposedCalls:
     ) -> None:
         self._device, self._otherwise = device, otherwise
         self._made_for = self._setting(given)
-        self._strides = [each.stride() for each in given if isinstance(each, torch.Tensor)]
+        self._strides = [_strides(each) for each in given if isinstance(each, torch.Tensor)]
+        arranged = iter(self._tensors(given))
+        given = [next(arranged) if isinstance(each, torch.Tensor) else each for each in given]
         traced = _Traced(parts, device)
         graph = traced.graph(inputs, results, given)
         self._placed, self._weights = traced.placed, traced.weights
@@ -145,6 +147,17 @@ class ComposedCalls:
             each if each.stride() == strides else _copied(each, strides)
             for each, strides in zip(tensors, self._strides, strict=True)
         ]
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    """Those of a tensor, or of its dense copy where elements may share memory: no other tensor could
+    be copied into such."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tuple(torch.empty(tensor.shape, device="meta").stride())
+        reach += stride * max(size - 1, 0)
+    return tuple(tensor.stride())
 
 
 def _copied(tensor: Any, strides: tuple[int, ...]) -> Any:

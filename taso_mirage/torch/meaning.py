@@ -307,8 +307,11 @@ def _is_product(left: str, right: str, result: str) -> bool:
 
 
 def is_uniform(array: Any) -> bool:
-    """Whether all elements are the same."""
-    return bool((array == array.flat[0]).all())
+    """Whether all elements are the same; zeros of both signs are not."""
+    if not (array == array.flat[0]).all():
+        return False
+    signs = np.signbit(array.astype(np.float32))
+    return bool(signs.all() == signs.any())
 
 
 def torch_dtype(name: str) -> Any:
