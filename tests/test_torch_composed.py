@@ -226,6 +226,25 @@ def test_what_was_optimized_is_compiled_with_kernels_and_without(
     assert [[len(part.records) for part in parts] for parts in candidates([result, same])] == [[n, 0] for n in wanted]
 
 
+@pytest.mark.parametrize(
+    ("rounded", "of_products", "of_convolutions"),
+    [((), 2, 2), (("Conv",), 0, 2), (("MatMul",), 2, 0), (("Conv", "MatMul"), 2, 2)],
+)
+def test_nothing_is_rounded_that_was_not(
+    rounded: tuple[str, ...], of_products: int, of_convolutions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product written as a convolution, and the other way round, with a kernel and without."""
+    monkeypatch.setattr(composed, "rounded_now", lambda operators: operators.intersection(rounded))
+    x, w, k = (variable(n, Tensor("float32", s)) for n, s in (("x", (2, 4, 6)), ("w", (5, 4)), ("k", (5, 4, 1))))
+    attrs: dict[str, Any] = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}
+    product, convolution = of(term("matmul", w, x)), of(term("conv", x, k, **attrs))
+    for before, after, wanted in ((product, convolution, of_products), (convolution, product, of_convolutions)):
+        result = SimpleNamespace(original=before, model=after, unfused=after, records={"a": {}}, target=CUDA)
+        assert len(list(candidates([result]))) == wanted
+        same = SimpleNamespace(original=before, model=before, unfused=before, records={"a": {}}, target=CUDA)
+        assert len(list(candidates([same]))) == 1
+
+
 # ---------------------------------------------------------------- the choice
 
 

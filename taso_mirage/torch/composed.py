@@ -17,9 +17,10 @@ from torch.library import Library, register_fake
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, is_constant, is_named_weight
+from taso_mirage.ir.terms import Node, Tensor, is_constant, is_named_weight
 from taso_mirage.kernels.packaging.functions import DOMAIN
 from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import load_specs
 from taso_mirage.report.result import Result
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.lowering import Record
@@ -89,13 +90,32 @@ class OptimizedPart:
 
 def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
     """What the optimizer made of the parts of a graph, with its kernels and without; nothing that
-    is as it was."""
+    is as it was, or whose operands PyTorch would round where it rounds none now: a convolution may
+    be written as a product, and a product as a convolution."""
     kerneled = any(each.records for each in results)
-    if kerneled:
+    if kerneled and not any(_rounds_more(each.model, each.original) for each in results):
         yield [OptimizedPart(each.model, each.records, each.target) for each in results]
     plain = [each.unfused or each.model for each in results]
+    if any(_rounds_more(model, each.original) for model, each in zip(plain, results, strict=True)):
+        return
     if any(model.graph.outputs != each.original.graph.outputs for model, each in zip(plain, results, strict=True)):
         yield [OptimizedPart(model, {}, each.target) for model, each in zip(plain, results, strict=True)]
+
+
+def _rounds_more(model: Model, original: Model) -> bool:
+    """Whether PyTorch rounds operands of more products than before, not all of which it rounded."""
+    before, after = _products(original), _products(model)
+    rounded = rounded_now(ROUNDING)
+    kept = sum(name not in rounded for name in before)
+    return kept > 0 and sum(map(rounded.__contains__, after)) > len(before) - kept
+
+
+def _products(model: Model) -> list[str]:
+    """The products of a model in single precision, by ONNX's names."""
+    singles = [node.op for node in model.nodes() if isinstance(node.type, Tensor) and node.dtype == "float32"]
+    known = load_specs()
+    names = [str(known[op].onnx) for op in singles if op in known]
+    return [name for name in names if name in ROUNDING]
 
 
 class ComposedCalls:
