@@ -103,6 +103,10 @@ FORMS: dict[str, tuple[tuple[ShiftedConvolution, Graph], Block]] = {
         convolved((1, 16, 3, 4, 5), (4, 3, 3), 17, "bias", strides=(2, 2, 2), pads=(1,) * 6, extra=(0, 1, 0)),
         (32, 16, 16, 3),
     ),
+    "transposed with wide pads": (
+        convolved((2, 5, 8, 9), (3, 5), 7, strides=(2, 1), pads=(7, 4, 7, 4), extra=(1, 0)),
+        (32, 16, 16, 5),
+    ),
     "phases that differ": (
         convolved((2, 5, 6, 7), (4, 5), 7, "scale, mish", strides=(2, 3), extra=(0, 2)),
         (32, 16, 16, 5),

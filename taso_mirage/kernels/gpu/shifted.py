@@ -62,9 +62,9 @@ class ShiftedConvolution:
         attrs: dict[str, Any] = dict(self.node.attrs)
         count, strides, dilations = len(x.shape) - 2, attrs["strides"], attrs["dilations"]
         pads = [a + b for a, b in zip(attrs["pads"][:count], attrs["pads"][count:], strict=True)]
-        rows = zip((*w.shape[3:-1], w.shape[1]), dilations, pads, strides, strict=True)
-        sides = [max((int(k) - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
-        sides = [3] * count if attrs["extra"] else sides
+        rows = list(zip(map(int, (*w.shape[3:-1], w.shape[1])), dilations, pads, strides, strict=True))
+        sides = [max((k - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
+        sides = [max(-((k - p - 2) // s) + 1, 3) for k, _, p, s in rows] if attrs["extra"] else sides
         channels, columns = min(int(x.shape[1]), 2), min(int(w.shape[2]), 3)
         small_x = variable("x", Tensor("float32", (2, channels, *sides)))
         small_w = variable("w", Tensor("float32", (*w.shape[:2], columns, *w.shape[3:-1], channels)))
