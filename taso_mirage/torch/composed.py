@@ -170,8 +170,8 @@ class ComposedCalls:
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
-    """Those of a tensor, or of its dense copy where elements may share memory: no other tensor could
-    be copied into such."""
+    """Those of a tensor, or of its dense copy where elements may share memory: no other tensor
+    could be copied into such."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:

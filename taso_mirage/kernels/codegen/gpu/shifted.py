@@ -340,7 +340,7 @@ class ShiftedBlock:
             yield f"kept = ({' & '.join(kept)})[None, :]{column}"
             yield f"place = (plane * {high.result} + top_y) * {self.row.result} + pixel_y"
             beside = f"tl.max_contiguous(place, {self._beside()})"
-            if self.row.phases > 1:  # not beside each other, though threads are: nobody stores several at once
+            if self.row.phases > 1:  # threads lie along them, but no store may take several
                 beside = f"tl.multiple_of({beside}, 1)"
             yield f"place = column[:, None] * {size} + {beside}[None, :]"
             yield from self._following()
