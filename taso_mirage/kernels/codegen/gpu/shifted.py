@@ -93,7 +93,12 @@ class ShiftedBlock:
         self.apart = self.channels % self.depth == 0
         if any(n & (n - 1) or n < DOT for n in (self.pixels, self.width, self.depth)):
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        if self.kept < 1 or any(each.kernel < each.stride for each in self.axes if each.transposed):
+        for each in self.axes:
+            if each.transposed and each.kernel < each.stride:
+                raise Unsupported(
+                    f"a transposed convolution with a kernel of {each.kernel} and a stride of {each.stride}"
+                )
+        if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         names = Lines(RESERVED | OWN | {name, *self.free}, True)
         self.names = [names.name(b.name) for b in self.buffers]
