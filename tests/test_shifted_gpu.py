@@ -21,7 +21,7 @@ from test_fuse_cuda import GPU, accepted, called
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
@@ -54,6 +54,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 N = symbol("n0")
 Block = tuple[int, int, int, int]
+OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "sum_0")
+"""Names of inputs that a program has itself, or makes of those of inputs."""
 
 
 def convolved(
@@ -148,6 +150,14 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         given.append([f"wrong: {what}", [source], [to_json(goal)]])
     made, goal = convolved((2, 5, 6, 7), (3, 3), 7, "bias, sum")
     names = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1), (N, 7, 4, 5)), ((N, 7, 4, 5),))
+    other = dict(
+        zip(goal.inputs, [variable(n, x.tensor) for n, x in zip(OWN_NAMES, goal.inputs, strict=True)], strict=True)
+    )
+    renamed = Graph(tuple(other.values()), substitute(goal.outputs, other))
+    (node,) = substitute((made.mugraph((32, 16, 16, 3)),), other)
+    source = triton.program(Graph(renamed.inputs, (node,)))
+    source = tune.scheduled(source, 0, replace(source.launches[0].schedule, precision=IEEE))
+    given.append(["names", [source.source], [to_json(renamed)]])
     free = triton.program(with_free_names(Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),)), names))
     free = tune.scheduled(free, 0, replace(free.launches[0].schedule, precision=IEEE))
     goals = [to_json(convolved((n, 5, 6, 7), (3, 3), 7, "bias, sum")[1]) for n in (1, 3)]
@@ -161,7 +171,7 @@ def of(errors: dict[str, float], name: str) -> list[float]:
     return [error for key, error in errors.items() if key.rpartition(" ")[0] == name.replace(" ", "_")]
 
 
-@pytest.mark.parametrize("name", [*FORMS, "free"])
+@pytest.mark.parametrize("name", [*FORMS, "free", "names"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
     """At odd sizes: tiles that are not full, channels that are no powers of two."""
     assert len(of(errors, name)) == (2 if name == "free" else 1)

@@ -100,7 +100,9 @@ class ShiftedBlock:
                 )
         if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
-        names = Lines(RESERVED | OWN | {name, *self.free}, True)
+        own = {f"sum_{j}" for j in range(self.shared)} | {f"{b.name}_tile" for b in self.buffers}
+        self.taken = RESERVED | OWN | own | {name, *self.free}
+        names = Lines(self.taken, True)
         self.names = [names.name(b.name) for b in self.buffers]
 
     # ------------------------------------------------------------ sizes
@@ -361,7 +363,7 @@ class ShiftedBlock:
     def _following(self) -> Iterator[str]:
         """The lines of what follows, on a tile of columns by pixels."""
         body = self.node.attr("body")
-        lines = Lines(RESERVED | OWN | {self.name, *self.names, *self.free}, False)
+        lines = Lines(self.taken | {f"{name}_tile" for name in self.names} | {*self.names}, False)
         axes = TileAxes()
         tiles = Tiles(axes, lines, tile_product)
         across, along = axes.fresh(self.width), axes.fresh(self.pixels)
