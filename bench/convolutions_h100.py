@@ -30,7 +30,7 @@ from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
-from taso_mirage.kernels.gpu.channels_last import written  # noqa: E402
+from taso_mirage.kernels.gpu.in_operators import written  # noqa: E402
 from taso_mirage.kernels.gpu.shifted import ShiftedConvolution  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402

@@ -28,8 +28,8 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.channels_last import in_operators
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, ChannelsLastConvolution, read_convolution
+from taso_mirage.kernels.gpu.in_operators import in_operators
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -43,7 +43,7 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.channels_last import grouped_weights, parts_of_groups, with_channels_last
+from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups, with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -362,7 +362,7 @@ def block(batch: int | str = 2, dtype: str = "float16", dense: bool = False) -> 
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_model_with_channels_last_is_the_model(dense: bool) -> None:
     model = block(dense=dense)
-    made = with_channels_last(model)
+    made = with_convolutions(model)
     read = [found for graph in fragments(made.model, {}, 4, prepared=GPU_GOALS) if (found := read_convolution(graph))]
     found = sorted((each.group, each.merged, each.z is not ABSENT) for each in read)
     assert found == [(1, 1, False), (1, 1, False), (1, 1, True), (6, 6 if dense else 1, False)]
@@ -383,16 +383,16 @@ def _exact(model: Model, inputs: dict[str, Any]) -> Any:
 def test_what_a_model_says_elsewhere_stays() -> None:
     """Double precision, weights of the run, what is read twice: no sum or relu goes with it."""
     model = block(dtype="float64")
-    assert with_channels_last(model).model.graph == model.graph
+    assert with_convolutions(model).model.graph == model.graph
     x, w = variable("x", Tensor("float16", (1, 8, 5, 5))), variable("w", Tensor("float16", (8, 4, 3, 3)))
     attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 2}
     given = standalone(Graph((x, w), (term("conv", x, w, **attrs),)), {"": 20}, {})
-    assert with_channels_last(given).model.graph == given.graph
+    assert with_convolutions(given).model.graph == given.graph
     known = weight("k", w.tensor)
     made = term("conv", x, known, **attrs)
     outputs = (made, term("relu", made))
     arrays = {"k": StoredWeight(np.ones((8, 4, 3, 3), np.float16))}
-    twice = with_channels_last(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
+    twice = with_convolutions(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
     assert twice.graph.outputs[1].op == "relu"
     assert twice.graph.outputs[1].args[0] is twice.graph.outputs[0]
 

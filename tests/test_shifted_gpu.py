@@ -27,8 +27,8 @@ from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.channels_last import in_operators, is_shifted, nearest_tf32, written
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
+from taso_mirage.kernels.gpu.in_operators import in_operators, is_shifted, nearest_tf32, written
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -42,7 +42,7 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.channels_last import with_channels_last
+from taso_mirage.pipeline.fuse.convolved import with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -336,7 +336,7 @@ def model(batch: int | str = 2) -> Model:
 
 def test_a_model_with_shifted_convolutions_is_the_model() -> None:
     given = model()
-    made = with_channels_last(given)
+    made = with_convolutions(given)
     shifted = [n for n in made.model.nodes() if is_shifted(n)]
     inside = [sorted(n.op for n in each.attr("body") if n.args) for each in shifted]
     assert inside == [["add", "mul", "relu"], ["add"], ["add", "mul", "sigmoid", "tanh"]]
@@ -371,7 +371,7 @@ def test_forms_of_weights_have_names_of_their_own(columns: int) -> None:
     sums = [term("reduce_sum", each, axes=(0,), keepdims=0) for each in others]
     outputs = (tied, term("conv", line, v, b, **along), term("add", term("exp", x), others[0]), *sums)
     given = standalone(Graph((x, line), outputs), {"": 20}, arrays)
-    made = with_channels_last(given)
+    made = with_convolutions(given)
     assert sum(map(is_shifted, made.model.nodes())) == 3
     back = made.without_rest(made.model)
     assert back.graph == given.graph
@@ -404,10 +404,10 @@ def test_what_a_model_says_elsewhere_stays() -> None:
     ):
         arrays = {} if kernel is w else {kernel.attr("name"): StoredWeight(array)}
         given = standalone(Graph(leaves, (term("conv", leaves[0], kernel, **attrs, group=group),)), {"": 20}, arrays)
-        assert with_channels_last(given).model.graph == given.graph
+        assert with_convolutions(given).model.graph == given.graph
     arrays = {"k": StoredWeight(plain)}
     given = standalone(Graph((x,), (term("conv", x, known, **attrs, group=1),)), {"": 20}, arrays)
-    assert is_shifted(with_channels_last(given).model.graph.outputs[0])
+    assert is_shifted(with_convolutions(given).model.graph.outputs[0])
 
 
 def test_what_two_read_ends_what_follows() -> None:
@@ -424,7 +424,7 @@ def test_what_two_read_ends_what_follows() -> None:
         ((term("mul", conv, mean),), []),
         ((term("mul", relu, term("sigmoid", relu)),), ["mul", "relu", "sigmoid"]),
     ):
-        made = with_channels_last(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
+        made = with_convolutions(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
         (found,) = [n for n in made.nodes() if is_shifted(n)]
         assert sorted(n.op for n in found.attr("body") if n.args) == inside
 

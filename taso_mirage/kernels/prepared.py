@@ -42,10 +42,10 @@ class PreparedKinds:
     `candidates`: the terms of a model, in their order, that may be regions with such kernels at
     these sizes of its symbols, each with what follows. `read`: what such a goal is; None for
     others. `prepared`: the same of a goal whose inputs are these terms of a model, of which the
-    weights are known. `channels_last`: whether it wants convolutions in that layout.
+    weights are known. `convolutions`: whether a model's are to be as its kernels take them.
     """
 
     candidates: CandidateSites
     read: Callable[[Graph], PreparedGoal | None]
     prepared: Callable[[Graph, Sequence[Node]], PreparedGoal | None]
-    channels_last: bool = False
+    convolutions: bool = False

@@ -20,7 +20,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
-from taso_mirage.kernels.gpu.channels_last import in_operators, is_channels_last, is_shifted
+from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_shifted
 from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
 from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
@@ -196,4 +196,4 @@ def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolu
     return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None
 
 
-GPU_GOALS = PreparedKinds(candidates, read_convolution, known_convolution, channels_last=True)
+GPU_GOALS = PreparedKinds(candidates, read_convolution, known_convolution, convolutions=True)

@@ -18,7 +18,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.estimates import ranked
-from taso_mirage.kernels.gpu.channels_last import in_operators, written
+from taso_mirage.kernels.gpu.in_operators import in_operators, written
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term

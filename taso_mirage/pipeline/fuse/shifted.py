@@ -13,7 +13,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import StoredWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable, weight
 from taso_mirage.kernels.codegen import triton
-from taso_mirage.kernels.gpu.channels_last import dense_parts, nearest_tf32
+from taso_mirage.kernels.gpu.in_operators import dense_parts, nearest_tf32
 from taso_mirage.kernels.prepared import Users
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import retyped
@@ -108,7 +108,7 @@ def shifted(
     packed = _parts(weights[found["w"].attr("name")].numpy(), bool(extra))
     if packed is None:
         return None
-    own = _stored(
+    own = other_form(
         "shifted", packed, found["w"], weights, lambda made: originals.get(dense_parts(made, spatial, bool(extra)))
     )
     originals[dense_parts(own, spatial, bool(extra))] = found["w"]
@@ -117,7 +117,7 @@ def shifted(
     leaf = variable("y", Tensor("float32", image))
     given: dict[Node, tuple[Node, Node]] = {}  # an operand of the model: the one of the term, the leaf of its body
     if (b := found.get("b", ABSENT)) is not ABSENT:
-        stored = _stored("bias", weights[b.attr("name")].numpy().reshape(channels), b, weights, biases.get)
+        stored = other_form("bias", weights[b.attr("name")].numpy().reshape(channels), b, weights, biases.get)
         biases[stored] = b
         given[b] = stored, variable("v0", Tensor("float32", channels))
     for a in (a for m in members[1:] for a in m.args):
@@ -139,7 +139,7 @@ def shifted(
     return made
 
 
-def _stored(
+def other_form(
     what: str,
     array: NDArray[np.generic],
     of: Node,
@@ -148,7 +148,7 @@ def _stored(
 ) -> Node:
     """Another form of a weight, by a name that no other has: the model may have any, and one weight
     may have two forms."""
-    made = weight(f"{what}_{of.attr('name')}", Tensor("float32", array.shape))
+    made = weight(f"{what}_{of.attr('name')}", Tensor(of.dtype, array.shape))
     while (name := made.attr("name")) in weights and stands_for(made) != of:
         made = weight(f"{name}_", made.tensor)
     weights[name] = StoredWeight(np.ascontiguousarray(array))

@@ -36,9 +36,9 @@ from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
 from taso_mirage.pipeline.fuse import alone
-from taso_mirage.pipeline.fuse.channels_last import ChannelsLastModel, with_channels_last
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
+from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
 from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
@@ -132,7 +132,7 @@ class _Stage:
         self.left_out: set[str] = set()
         self.kept, self.tried = list[Fused](), list[Fused]()
         self.prepared: dict[Graph, PreparedGoal] = {}
-        self.layout: ChannelsLastModel | None = None
+        self.layout: ConvolvedModel | None = None
         self.kinds = self._kinds()
         self.forms = {
             kind: forms(kind, spots, self.backend.arranged, kind.goal in self.prepared)
@@ -178,7 +178,7 @@ class _Stage:
         try:
             backend, kinds = self.backend, self.backend.prepared
             if kinds is not None:
-                self.layout = with_channels_last(self.before) if kinds.channels_last else None
+                self.layout = with_convolutions(self.before) if kinds.convolutions else None
                 model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
                 self.base = replace(self.base, model=model)
             regions = free_regions if backend.free else equal_regions

@@ -10,7 +10,7 @@ import numpy as np
 
 from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
-from taso_mirage.kernels.gpu.channels_last import nearest_tf32, written
+from taso_mirage.kernels.gpu.in_operators import nearest_tf32, written
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.interpret import interpret, retyped

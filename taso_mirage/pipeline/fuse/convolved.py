@@ -11,13 +11,13 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.model import Model, StoredWeight, Weight
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, topological, users, weight, with_args
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import ABSENT, Node, topological, users, with_args
 from taso_mirage.kernels.cpu.convolutions import followed_convolution
-from taso_mirage.kernels.gpu.channels_last import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
+from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.shifted import following, shifted, single_convolution
+from taso_mirage.pipeline.fuse.shifted import following, other_form, shifted, single_convolution
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 CONVOLVED = tuple(
@@ -28,9 +28,9 @@ TO_FIRST, TO_LAST = (RegionPattern(f"transpose(y, perm={perm})") for perm in (FI
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelsLastModel:
-    """A model whose convolutions have channels last; `originals` are the weights of the model that
-    it was made of, `weights`, which terms of its own stand for."""
+class ConvolvedModel:
+    """A model whose convolutions are as kernels take them; `originals` are the weights of the model
+    that it was made of, `weights`, which terms of its own stand for."""
 
     model: Model
     originals: Mapping[Node, Node]
@@ -69,7 +69,7 @@ def _once_turned(node: Node) -> Node:
     return node
 
 
-def with_channels_last(model: Model) -> ChannelsLastModel:
+def with_convolutions(model: Model) -> ConvolvedModel:
     """A model with its convolutions, each with what alone reads it, as such terms. Where weights in
     half precision are zero outside of smaller groups, they are those of these groups."""
     ends = _ends(model)
@@ -81,7 +81,7 @@ def with_channels_last(model: Model) -> ChannelsLastModel:
         elif node in ends:
             made = shifted(ends[node], done, weights, originals, biases)
         done[node] = made or with_args(node, tuple([done[a] for a in node.args]))
-    return ChannelsLastModel(
+    return ConvolvedModel(
         _kept(model, tuple([done[o] for o in model.graph.outputs]), weights), originals, model.weights, biases
     )
 
@@ -121,10 +121,12 @@ def _turned(
     array, whole = weights[w.attr("name")].numpy(), conv.attr("group")
     merged = parts_of_groups(array, whole)
     group = whole * merged
-    packed = np.ascontiguousarray(grouped_weights(array, group, whole).transpose(INNERMOST))
-    name = f"channels_last_{group}_{merged}_{w.attr('name')}"
-    weights[name] = StoredWeight(packed)
-    own = weight(name, Tensor(w.dtype, packed.shape))
+    packed = grouped_weights(array, group, whole).transpose(INNERMOST)
+
+    def stands_for(made: Node) -> Node | None:
+        return originals.get(dense_weights(made, group, merged))
+
+    own = other_form(f"channels_last_{group}_{merged}", packed, w, weights, stands_for)
     originals[dense_weights(own, group, merged)] = w
     others = [a for n in following if ADDED.match(n) is not None for a in n.args if a is not conv]
     image, *more = (term("transpose", done[each], perm=LAST) for each in (x, *others))
