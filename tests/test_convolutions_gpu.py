@@ -397,6 +397,20 @@ def test_what_a_model_says_elsewhere_stays() -> None:
     assert twice.graph.outputs[1].args[0] is twice.graph.outputs[0]
 
 
+def test_a_name_that_the_model_has_stays_its_own() -> None:
+    x, w = variable("x", Tensor("float16", (1, 8, 5, 5))), weight("k", Tensor("float16", (8, 8, 3, 3)))
+    own = weight("channels_last_1_1_k", Tensor("float16", (8, 1, 1)))
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    rng = np.random.default_rng(0)
+    shapes = {"k": (8, 8, 3, 3), "channels_last_1_1_k": (8, 1, 1)}
+    arrays = {n: StoredWeight(rng.normal(size=shape).astype(np.float16)) for n, shape in shapes.items()}
+    model = standalone(Graph((x,), (term("mul", term("conv", x, w, **attrs), own),)), {"": 20}, arrays)
+    made = with_convolutions(model)
+    inputs = random_inputs(model, 0)
+    np.testing.assert_allclose(_exact(made.model, inputs), _exact(model, inputs), rtol=1e-12, atol=1e-12)
+    assert made.without_rest(made.model).graph == model.graph
+
+
 # ---------------------------------------------------------------- the stage
 
 CONFIG = Config(budget=1000.0, seconds=0.0)

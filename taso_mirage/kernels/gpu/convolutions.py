@@ -15,12 +15,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.codegen import triton
-from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
 from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_shifted
+from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
 from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
@@ -117,19 +115,11 @@ class ChannelsLastConvolution:
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
         first. None where libraries do it best."""
-        found: list[FoundMuGraph] = []
         if self.saved(device) == 0:
-            return found
-        for merged, block in self._forms():
-            evidence = _evidence(*self.small(merged), merged)
-            if isinstance(evidence, Evidence):
-                made = Graph(graph.inputs, (self.mugraph(merged, block),))
-                try:
-                    ((seconds, _),) = ranked([triton.program(made)], device)
-                except Unsupported:
-                    continue
-                found.append(FoundMuGraph(made, graph, seconds, device.name, evidence))
-        return sorted(found, key=lambda each: each.seconds)[:BEST]
+            return []
+        known = ((form, _evidence(*self.small(form[0]), form[0])) for form in self._forms())
+        verified = ((self.mugraph(*form), found) for form, found in known if isinstance(found, Evidence))
+        return ranked_mugraphs(verified, graph, device, BEST)
 
     def _forms(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Groups that are one matrix, and blocks."""

@@ -14,11 +14,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.codegen import triton
-from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.gpu.in_operators import in_operators, written
+from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
@@ -78,15 +76,7 @@ class ShiftedConvolution:
         evidence = _evidence(*self.small())
         if not isinstance(evidence, Evidence):
             return []
-        found: list[FoundMuGraph] = []
-        for block in self._blocks():
-            made = Graph(graph.inputs, (self.mugraph(block),))
-            try:
-                ((seconds, _),) = ranked([triton.program(made)], device)
-            except Unsupported:
-                continue
-            found.append(FoundMuGraph(made, graph, seconds, device.name, evidence))
-        return sorted(found, key=lambda each: each.seconds)[:BEST]
+        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self._blocks()), graph, device, BEST)
 
     def _blocks(self) -> Iterator[tuple[int, ...]]:
         """Blocks whose sums fit, of no more columns than there are."""
