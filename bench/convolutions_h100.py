@@ -104,7 +104,8 @@ ROWS = {
 
 
 def programs_of(made: ShiftedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
-    found = [triton.program(each.graph) for each in made.mugraphs(goal, H100)]
+    every = [p for each in made.mugraphs(goal, H100) for p in triton.program_forms(each.graph, rounds)]
+    found = list({p.source: p for p in every}.values())
     if not rounds:
         return found
     return [tune.scheduled(p, 0, replace(p.launches[0].schedule, precision=TF32_ROUNDED)) for p in found]

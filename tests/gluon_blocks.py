@@ -1,6 +1,7 @@
 """A block of a kernel in Gluon without a GPU: its generated functions run as Python, with numpy
 in place of tiles and a thread in place of each group of warps.
 
+Copies of `cp.async` are done as late as they may be, when they are waited for, or at once (`late`).
 Barriers are what PTX says of them: an `mbarrier` has arrivals and bytes to come, and a wait is for
 the phase of a parity; `bar.sync` and `bar.arrive` are of two groups. Layouts have no meaning here.
 What each group did with barriers and shared memory is noted, in its order.
@@ -19,6 +20,9 @@ import numpy as np
 LONGEST = 10.0
 """Seconds for a wait: longer is for ever."""
 NAMED = re.compile(r"bar\.(sync|arrive) (\d+), 256")
+MOVES = re.compile(r"(mov|shfl\.sync\.down)\.b32 \$(\d), \$(\d)(?:, (\d+), 31, -1)?;")
+WARP = 32
+"""Positions that a warp has, four of them in the registers of a thread."""
 Event = tuple[Any, ...]
 """What a group does: ("wait", barrier, parity), ("arrive", barrier), ("expect", barrier), ("copy",
 barrier, memory, slot), ("begin", memory, slot) and ("end", memory, slot) of a read, ("write",
@@ -81,7 +85,7 @@ class Memory:
         return Memory(self.name, array, self.block, self.slot if slot is None else slot)
 
     def index(self, slot: int) -> Memory:
-        return self._part(self.array[slot], slot)
+        return self._part(self.array[int(slot)], int(slot))
 
     def slice(self, first: int, rows: int) -> Memory:
         assert first + rows <= len(self.array)
@@ -136,6 +140,9 @@ class Block:
     source: str
     ids: tuple[int, int, int] = (0, 0, 0)
     blocks: bool = True
+    count: int = 1
+    """Blocks along the first dim of the grid."""
+    late: bool = True
     traces: list[list[Event]] = field(default_factory=list)
     barriers: dict[tuple[str, int], Barrier] = field(default_factory=dict)
     given: int = 0
@@ -153,7 +160,7 @@ class Block:
     def run(self, kernel: str, *arguments: Any, **constants: Any) -> None:
         """The kernel's function, in this thread, then its groups, each in its own. Raises what one
         of them raised first: Hang for a wait without end."""
-        self.own.trace, self.own.pending = [], []
+        self.own.trace, self.own.pending, self.own.copies = [], [], [[]]
         self.traces.append(self.own.trace)
         self.names[kernel](*arguments, **constants)
         if self.errors:
@@ -170,13 +177,27 @@ class Block:
             "static_range": range,
             "static_assert": _asserted,
             "program_id": lambda i: self.ids[i],
+            "num_programs": lambda i: self.count,
+            "thread_barrier": lambda: None,
+            "reshape": lambda x, shape: tile(np.reshape(x, shape)),
+            "permute": lambda x, dims: tile(np.transpose(x, dims)),
+            "join": lambda a, b: tile(np.stack([a, b], -1)),
+            "where": lambda c, a, b: np.where(c, a, b)[()],
+            "multiple_of": _multiples,
+            "max_contiguous": _beside,
+            "max_constancy": _constant,
+            "load": _loaded,
+            "cast": lambda x, dtype: dtype(x),
+            "exp": lambda x: tile(np.exp(x)),
+            "log": lambda x: tile(np.log(x)),
+            "abs": lambda x: tile(np.abs(x)),
             "float32": np.float32,
             "int64": np.int64,
             "int32": np.int32,
             "zeros": lambda shape, dtype, layout: tile(np.zeros(shape, dtype)),
             "full": lambda shape, x, dtype, layout: tile(np.full(shape, x, dtype)),
             "arange": lambda a, b, layout: tile(np.arange(a, b)),
-            "convert_layout": lambda x, layout: x,
+            "convert_layout": lambda x, layout, assert_trivial=False: x,
             "expand_dims": lambda x, axis: tile(np.expand_dims(x, axis)),
             "maximum": lambda a, b: tile(np.maximum(a, b)),
             "max": lambda x, axis: tile(np.max(x, axis)),
@@ -189,7 +210,8 @@ class Block:
             "warp_specialize": self._specialized,
         }
         layouts = (
-            "NVMMASharedLayout NVMMADistributedLayout SwizzledSharedLayout SliceLayout BlockedLayout DotOperandLayout"
+            "NVMMASharedLayout NVMMADistributedLayout SwizzledSharedLayout SliceLayout BlockedLayout DotOperandLayout "
+            "DistributedLinearLayout"
         )
         gl = type("gl", (), {k: staticmethod(v) for k, v in plain.items()} | dict.fromkeys(layouts.split(), _layout))
         barrier = {"MBarrierLayout": _barriers, "init": _init, "expect": self._expect, "arrive": self._arrive}
@@ -198,6 +220,13 @@ class Block:
             "gl": gl,
             "gl_mbarrier": _named(barrier),
             "tma": _named({"async_copy_global_to_shared": self._copy}),
+            "async_copy": _named(
+                {
+                    "async_copy_global_to_shared": self._copied,
+                    "commit_group": self._committed,
+                    "wait_group": self._waited_for,
+                }
+            ),
             "warpgroup_mma": self._product,
             "warpgroup_mma_wait": self._waited,
             "fence_async_shared": lambda: None,
@@ -225,10 +254,10 @@ class Block:
             each.join()
 
     def _group(self, number: int, function: Callable[..., None], arguments: Sequence[Any]) -> None:
-        self.own.trace, self.own.pending = self.traces[number], []
+        self.own.trace, self.own.pending, self.own.copies = self.traces[number], [], [[]]
         try:
             with np.errstate(
-                over="ignore", invalid="ignore"
+                over="ignore", invalid="ignore", divide="ignore"
             ):  # of the least float, and of tiles that are not there yet
                 function(*arguments)
         except BaseException as error:
@@ -266,6 +295,25 @@ class Block:
             to.array[...] = found
             barrier.change(0, -matrix.block_type.nbytes)
 
+    def _copied(self, to: Memory, pointer: Pointer, mask: Any) -> None:
+        at = np.where(mask, pointer.at, 0)
+        found = np.where(mask, pointer.buffer[at], 0)
+        assert found.shape == to.array.shape
+        self.own.copies[-1].append((to.array, found))
+        if not self.late:
+            to.array[...] = found
+
+    def _committed(self) -> None:
+        self.own.copies.append([])
+
+    def _waited_for(self, left: int) -> None:
+        """All groups but so many are there; the last one of the list is not committed."""
+        done = max(len(self.own.copies) - 1 - left, 0)
+        for group in self.own.copies[:done]:
+            for array, found in group:
+                array[...] = found
+        self.own.copies = self.own.copies[done:]
+
     def _product(self, a: Any, b: Any, c: Tile, use_acc: bool = True, is_async: bool = False) -> Tile:
         assert is_async
         for x in (a, b):
@@ -285,8 +333,7 @@ class Block:
     def _assembly(self, text: str, constraints: str, arguments: Sequence[Any], **options: Any) -> Any:
         found = NAMED.match(text)
         if found is None:
-            assert text == ""
-            return arguments[0]
+            return _computed(text, options["pack"], *arguments)
         number = int(found[2])
         if found[1] == "arrive":
             self.note("pass", number)
@@ -302,7 +349,12 @@ class Block:
         return None
 
     @staticmethod
-    def _stored(pointer: Pointer, value: Any) -> None:
+    def _stored(pointer: Pointer, value: Any, mask: Any = None) -> None:
+        if mask is not None:
+            kept = np.broadcast_to(mask, value.shape)
+            at = np.broadcast_to(pointer.at, value.shape)[kept]
+            assert len(np.unique(at)) == len(at), "an element that is stored twice"
+            pointer, value = Pointer(pointer.buffer, at), value[kept]
         assert np.isnan(pointer.buffer[pointer.at]).all(), "an element that is stored twice"
         pointer.buffer[pointer.at] = value
 
@@ -329,3 +381,49 @@ def _named(names: Mapping[str, Any]) -> Any:
 
 def _asserted(holds: bool) -> None:
     assert holds
+
+
+def rounded(x: Any) -> Any:
+    """To the nearest number of TF32, of two the one further from zero (`cvt.rna.tf32.f32`)."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(np.float32)
+
+
+def _computed(text: str, pack: int, x: Any) -> Any:
+    """A rounding, or positions that are moved among four registers and the lanes of a warp: NaN
+    where a lane beyond the last one has them."""
+    if not text:
+        return x
+    if text.startswith("cvt.rna.tf32.f32"):
+        return tile(rounded(x))
+    moves = MOVES.findall(text)
+    assert pack == len(moves) == 4
+    assert "".join(MOVES.sub("", text)).strip() == ""
+    given = np.asarray(x).reshape(-1, WARP // 4, 4, x.shape[1])  # (warp, lane / 4, register, column)
+    found = np.full_like(given, np.nan)
+    for _, to, source, lanes in moves:
+        further = int(lanes or 0) // 4
+        assert int(lanes or 0) % 4 == 0
+        found[:, : WARP // 4 - further, int(to)] = given[:, further:, int(source) - 4]
+    return tile(found.reshape(x.shape))
+
+
+def _loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tile:
+    return tile(np.where(mask, pointer.buffer[np.where(mask, pointer.at, 0)], other))
+
+
+def _multiples(x: Any, of: Sequence[int]) -> Any:
+    assert not np.any(np.asarray(x)[:, :: of[1]] % of[1])
+    return x
+
+
+def _beside(x: Any, count: Sequence[int]) -> Any:
+    parts = np.asarray(x).reshape(len(x), -1, count[1])
+    assert np.array_equal(parts, parts[..., :1] + np.arange(count[1]))
+    return x
+
+
+def _constant(x: Any, count: Sequence[int]) -> Any:
+    parts = np.asarray(x).reshape(len(x), -1, count[1])
+    assert np.array_equal(parts, np.broadcast_to(parts[..., :1], parts.shape))
+    return x

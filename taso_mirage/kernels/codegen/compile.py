@@ -124,14 +124,14 @@ def _compiled(
     function: Any = getattr(module, launch.name)
     launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
     types = [pointer(program.buffer(b).pointed) for b in launch.buffers] + ["i32"] * len(launch.sizes)
-    if launch.maps and capability != SPECIALIZED:
-        raise Unsupported(f"{launch.name} has warps with roles, for sm_{SPECIALIZED} alone")
+    if schedule.specialized and capability != SPECIALIZED:
+        raise Unsupported(f"{launch.name} has groups of warps, for sm_{SPECIALIZED} alone")
     types = [_tiled(t, m.tile, module) for t, m in zip(types, launch.maps, strict=False)] + types[len(launch.maps) :]
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
     constants = dict.fromkeys(names[len(types) :], False) | launch.constants
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))}
-    source = (_gluon_source() if launch.maps else ASTSource)(function, signature, constants, aligned)
+    source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = made.metadata

@@ -33,12 +33,16 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
 from taso_mirage.kernels.codegen.gpu.specialized import HELPERS, SpecializedBlock
+from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
+from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 ByHand: TypeAlias = ConvolutionBlock | ShiftedBlock
 """What has its own text."""
-ProgramBlock: TypeAlias = TritonBlock | SpecializedBlock | ByHand
+Specialized: TypeAlias = SpecializedBlock | StationaryBlock
+"""What is in Gluon."""
+ProgramBlock: TypeAlias = TritonBlock | Specialized | ByHand
 """What is written as one function."""
 
 
@@ -63,7 +67,7 @@ def program(
     read = [_block(node, f"kernel_{i}", buffers, sizes) for i, node in enumerate(kernel_terms(graph))]
     chosen = schedules or [None] * len(read)
     blocks: list[ProgramBlock] = [
-        SpecializedBlock(block) if schedule and schedule.specialized and isinstance(block, TritonBlock) else block
+        _in_groups(block) if schedule and schedule.specialized else block
         for block, schedule in zip(read, chosen, strict=True)
     ]
     if specialized:
@@ -72,6 +76,7 @@ def program(
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = dense_buffers(graph, buffers)
     helpers = [HELPERS] if any(each.maps for each in launches) else []
+    helpers += [ROUNDED_TILES] if any(isinstance(each, StationaryBlock) for each in blocks) else []
     helpers += [SOURCE] if any(each.cluster != 1 for each in launches) else []
     helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
@@ -99,18 +104,25 @@ def _block(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequ
     return by_hand(node, name, [buffers.get(a) for a in node.args], written, sizes)
 
 
+def _in_groups(block: TritonBlock | ByHand) -> Specialized:
+    """The form whose groups of warps do not wait for each other as those of a block do."""
+    if isinstance(block, ShiftedBlock):
+        return StationaryBlock(block)
+    if isinstance(block, TritonBlock):
+        return SpecializedBlock(block)
+    raise Unsupported("a convolution whose warps have roles")
+
+
 def _specialized(blocks: Sequence[ProgramBlock], chosen: Sequence[LaunchSchedule | None]) -> list[ProgramBlock]:
-    """Those of attention with roles. Raises Unsupported where there is none."""
+    """Those that have such a form in it. Raises Unsupported where none has."""
     found, reasons = list(blocks), list[str]()
     for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
-        if isinstance(block, ByHand):
-            reasons.append("a convolution whose warps have roles")
-        elif schedule is None and isinstance(block, TritonBlock):
+        if schedule is None and not isinstance(block, Specialized):
             try:
-                found[i] = SpecializedBlock(block)
+                found[i] = _in_groups(block)
             except Unsupported as error:
                 reasons.append(str(error))
-    if not any(isinstance(block, SpecializedBlock) for block in found):
+    if not any(isinstance(block, Specialized) for block in found):
         raise Unsupported("; ".join(dict.fromkeys(reasons)) or "schedules that were chosen for another form")
     return found
 

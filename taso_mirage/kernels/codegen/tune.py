@@ -139,7 +139,7 @@ def _tuned(
     trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
     different: dict[object, Trial] = {}
     for trial in sorted(trials, key=lambda t: t.seconds):
-        different.setdefault(tuple((x.grid, x.loop, bool(x.maps)) for x in trial.program.launches), trial)
+        different.setdefault(tuple((x.grid, x.loop, x.schedule.specialized) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
@@ -306,6 +306,8 @@ def warmed(job: Mapping[str, Any]) -> bool:
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """What is tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
+    if launch.schedule.specialized and not launch.maps:  # what fits is its own
+        return [launch.schedule]
     if launch.maps:
         own = launch.schedule
         return [own, *[replace(own, stages=s) for s in DEPTHS_OF_ROLES if s != own.stages and s <= loop]]

@@ -94,7 +94,7 @@ class CudaLowering:
         float64; with free sizes a table of those that are at each of the measured ones, the least
         first."""
         graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
-        known = _programs(graphs, self.device.specialized)
+        known = _programs(graphs, self.device)
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
 
@@ -205,7 +205,7 @@ class CudaLowering:
     def fine(self, record: Record) -> Record:
         """With operands in two parts where they are rounded."""
         schedules = [
-            {**each, "precision": TF32_PARTS} if each.get("precision") == TF32_ROUNDED else each
+            {**each, "precision": TF32_PARTS, "specialized": False} if each.get("precision") == TF32_ROUNDED else each
             for each in record["schedules"]
         ]
         before = [self.fine(each) for each in record.get("before", ())]
@@ -237,12 +237,14 @@ def shippable(job: Mapping[str, Any]) -> bool:
     return bool(_fitting(_form(job["record"], capability), capability, SHARED.get(capability, LEAST)))
 
 
-def _programs(graphs: Sequence[Graph], specialized: bool) -> dict[str, tuple[Graph, TritonProgram]]:
-    """The different ones, by what no schedule changes, with the first muGraph of each."""
+def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph, TritonProgram]]:
+    """The different ones, by what no schedule changes, with the first muGraph of each; those that
+    can only round where that may be."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
-        for program in triton.program_forms(graph, specialized):
-            known.setdefault(_functions(program), (graph, program))
+        for program in triton.program_forms(graph, device.specialized):
+            if device.rounds or all(each.precisions != (TF32_ROUNDED,) for each in program.launches):
+                known.setdefault(_functions(program), (graph, program))
     return known
 
 
@@ -278,13 +280,13 @@ def _form(record: Record, capability: int) -> TritonProgram:
     form in Triton, with the schedule that the generator guesses, where there is no other. Buffers
     and grids are the same."""
     program = _program(record)
-    if capability == SPECIALIZED or not any(each.maps for each in program.launches):
+    if capability == SPECIALIZED or not any(each.schedule.specialized for each in program.launches):
         return program
-    schedules = [None if each.maps else each.schedule for each in program.launches]
+    schedules = [None if each.schedule.specialized else each.schedule for each in program.launches]
     plain = triton.program(from_json(record["mugraph"]), schedules)
-    for i, each in enumerate(program.launches):
-        plain = tune.scheduled(plain, i, replace(plain.launches[i].schedule, overlap=each.schedule.overlap))
-    return plain
+    pairs = zip(plain.launches, [each.schedule for each in program.launches], strict=True)
+    same = [replace(p.schedule, overlap=own.overlap, persistent=own.persistent) for p, own in pairs]
+    return triton.program(from_json(record["mugraph"]), same)
 
 
 def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., Any]:

@@ -49,6 +49,16 @@ class ConvolvedAxis:
         """The element of the kernel."""
         return f"({phase} + {tap} * {self.stride})" if self.phases > 1 else tap
 
+    def shifts(self, shared: int) -> list[list[tuple[int, int]]]:
+        """For each phase of a row its products with so many elements of the kernel, by their
+        numbers, with the positions by which they are shifted."""
+        if not self.transposed:
+            return [[(j, j * self.dilation) for j in range(shared)]]
+        return [
+            [(k, self.taps - 1 - m) for m, k in enumerate(range(phase, self.kernel, self.stride))]
+            for phase in range(self.phases)
+        ]
+
     def made(self, at: str, phase: str) -> str:
         """The place in the result."""
         return f"{at} * {self.stride} + {phase} - {self.pad}" if self.transposed else at

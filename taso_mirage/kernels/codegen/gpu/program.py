@@ -79,7 +79,8 @@ class LaunchSchedule:
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
     start before that wait, and not only after it; without a loop. `late`: not before this one
     ends. `specialized`: warps have roles (`specialized.py`); `warps` are then those that load, and
-    `stages` the slots of their ring. `precision`: one of PRECISIONS, or TF32_ROUNDED."""
+    `stages` the slots of their ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`:
+    so many blocks are launched, and take tiles in turn; 0: one for each tile."""
 
     warps: int = 4
     stages: int = 1
@@ -88,6 +89,7 @@ class LaunchSchedule:
     late: bool = False
     specialized: bool = False
     precision: str = IEEE
+    persistent: int = 0
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
@@ -176,6 +178,7 @@ class TritonLaunch:
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
         own: dict[str, int | str] = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
         own |= {"PRECISION": self.schedule.precision} if self.precisions else {}
+        own |= {"TURNS": True} if self.schedule.persistent and not self.schedule.specialized else {}
         late = {"LATE": True} if overlap and self.schedule.late else {}
         own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
         return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late
@@ -313,9 +316,12 @@ SPECIAL = frozenset(
         "take_turn",
         "pass_turn",
         "here",
+        "async_copy",
+        "rounded_tile",
+        "by_position",
     }
 )
-"""Names of modules with a kernel whose warps have roles."""
+"""Names of modules with a kernel whose warps have roles, or whose weights stay."""
 RESERVED = frozenset(
     {
         "torch",
@@ -344,6 +350,7 @@ RESERVED = frozenset(
         "EARLY",
         "LATE",
         "APART",
+        "TURNS",
         "PRECISION",
         *SPECIAL,
     }

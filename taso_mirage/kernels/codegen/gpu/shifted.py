@@ -116,13 +116,7 @@ class ShiftedBlock:
     def shifts(self) -> list[list[tuple[int, int]]]:
         """For each phase of a row its products, by their numbers, with the positions by which they
         are shifted."""
-        if not self.row.transposed:
-            return [[(j, j * self.row.dilation) for j in range(self.shared)]]
-        last = self.row.taps - 1
-        return [
-            [(k, last - m) for m, k in enumerate(range(phase, self.row.kernel, self.row.stride))]
-            for phase in range(self.row.phases)
-        ]
+        return self.row.shifts(self.shared)
 
     @property
     def reach(self) -> int:
@@ -168,7 +162,7 @@ class ShiftedBlock:
         ways = (TF32_PARTS, TF32_ROUNDED)
         return TritonLaunch(
             self.name,
-            (self.images * self.blocks,),
+            (schedule.persistent or self.images * self.blocks,),
             max(self.steps, 2),
             names,
             schedule,
@@ -186,19 +180,27 @@ class ShiftedBlock:
         return Traffic(flops * blocks, loads * self.steps * 4 * blocks + stored, loads * 4, live)
 
     def source(self) -> str:
-        lines = [*self._places(), *WAITING, *self._sum(), *self._ends()]
-        own = "STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee', OVERLAP: tl.constexpr = False"
+        lines = [*self._places(), *self._sum(), *self._ends()]
+        own = "STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee'"
         free = f"(do_not_specialize={list(self.free)})" if self.free else ""
+        late = ", ".join(f"{name}: tl.constexpr = False" for name in ("OVERLAP", "LATE", "TURNS"))
+        names = ", ".join(self.names)
         given = ", ".join((*self.names, *self.free))
-        head = f"@triton.jit{free}\ndef {self.name}({given}, {own}, LATE: tl.constexpr = False):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        count = self.free[0] if self.free else str(self.images)
+        turns = [f"for block in range(tl.program_id(0), {count} * {self.blocks}, tl.num_programs(0)):"]
+        turns += [f"    {self.name}_block(block, {names}, STAGES, PRECISION)"]
+        once = f"    {self.name}_block(tl.program_id(0), {names}, STAGES, PRECISION)"
+        body = [*WAITING, "if TURNS:", *(f"    {line}" for line in turns), "else:", once]
+        block = [f"@triton.jit\ndef {self.name}_block(block, {names}, {own}):", *(f"    {line}" for line in lines)]
+        head = f"@triton.jit{free}\ndef {self.name}({given}, {own}, {late}):"
+        return "\n".join([*block, "", "", head, *(f"    {line}" for line in body)]) + "\n"
 
     def _places(self) -> Iterator[str]:
         """Which positions a block has, and which columns."""
         parts, tiles = -(-self.columns // self.width), -(-self.plane // self.kept)
         deep, high = self.outer
-        yield f"columns = tl.program_id(0) % {parts}  # neighbours have other channels of the same pixels"
-        yield f"at = tl.program_id(0) // {parts}"
+        yield f"columns = block % {parts}  # neighbours have other channels of the same pixels"
+        yield f"at = block // {parts}"
         yield f"first = at % {tiles} * {self.kept}"
         yield f"at = at // {tiles}"
         for name, axis in (("high", high), ("deep", deep)):
@@ -220,7 +222,7 @@ class ShiftedBlock:
             return f"pixel - {self.row.taps - 1}"
         return f"pixel * {self.row.stride} - {self.row.pad}" if self.row.stride != 1 else f"pixel - {self.row.pad}"
 
-    def _taps(self, i: int) -> str:
+    def taps_of(self, i: int) -> str:
         """How many elements of the kernel a phase of an axis sees."""
         axis, phase = self.outer[i], f"phase_{('deep', 'high')[i]}"
         if axis.kernel % axis.phases == 0:
@@ -230,8 +232,8 @@ class ShiftedBlock:
     def _sum(self) -> Iterator[str]:
         for j in range(self.shared):
             yield f"sum_{j} = tl.zeros([{self.pixels}, {self.width}], tl.float32)"
-        yield f"taps_high = {self._taps(1)}"
-        yield f"inner = {self._taps(0)} * taps_high * {self.channels}"
+        yield f"taps_high = {self.taps_of(1)}"
+        yield f"inner = {self.taps_of(0)} * taps_high * {self.channels}"
         yield f"chunks = (inner + {self.depth - 1}) // {self.depth}"
         yield f"for t in tl.range(0, {f'{self.groups} * ' if self.groups > 1 else ''}chunks, num_stages=STAGES):"
         yield from (f"    {line}" for line in (*self._step(), *self._data(), *self._products()))

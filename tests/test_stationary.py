@@ -1,0 +1,153 @@
+"""Convolutions whose weights stay in shared memory: what the generated Gluon computes, as Python
+(`gluon_blocks`), is the convolution and what follows; that the compiler takes it; and where there
+is no such form."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gluon_blocks import Block, Pointer, rounded
+from test_shifted_gpu import convolved
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import TF32_PARTS, TritonProgram
+from taso_mirage.kernels.gpu.in_operators import nearest_tf32
+from taso_mirage.kernels.gpu.shifted import BLOCK
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.interpret import interpret
+
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+Goal = tuple[Any, Graph]
+FORMS: dict[str, Goal] = {
+    "plain": convolved((2, 5, 9, 12), (3, 3), 7),
+    "pads": convolved((2, 16, 9, 12), (3, 3), 20, "bias, mish", pads=(1, 1, 1, 1)),
+    "other pads": convolved((1, 3, 4, 8), (2, 3), 17, "scale", pads=(3, 4, 0, 6)),
+    "a long row": convolved((1, 8, 7, 40), (2, 5), 7, "bias, sum", pads=(0, 2, 1, 2)),
+    "dilations": convolved((1, 24, 12, 16), (3, 3), 7, dilations=(2, 2), pads=(1, 2, 0, 1)),
+    "strides of rows": convolved((2, 3, 12, 16), (3, 2), 7, "mish", strides=(2, 1), pads=(1, 2, 0, 1)),
+    "a volume": convolved((2, 3, 5, 6, 8), (3, 3, 3), 7, "bias, scale", pads=(1, 0, 1, 1, 1, 1)),
+    "a line": convolved((2, 3, 52), (4,), 7, "bias"),
+    "one element": convolved((2, 32, 6, 8), (1, 1), 7, "scale, sum, mish"),
+    "parts of the columns": convolved((3, 5, 3, 4), (3, 2), 75, "bias, scale, sum"),
+    "transposed": convolved((2, 5, 6, 8), (3, 3), 7, "bias", pads=(1, 0, 1, 0), extra=(0, 0)),
+    "phases": convolved((2, 16, 6, 8), (3, 3), 7, "bias, sum", strides=(2, 2), pads=(1,) * 4, extra=(1, 1)),
+    "phases of a volume": convolved(
+        (1, 16, 3, 4, 4), (4, 3, 3), 17, "bias", strides=(2, 2, 2), pads=(1,) * 6, extra=(0, 1, 0)
+    ),
+    "transposed with wide pads": convolved((2, 5, 8, 12), (3, 5), 7, strides=(2, 1), pads=(7, 4, 7, 4), extra=(1, 0)),
+    "four phases": convolved((2, 5, 6, 8), (4, 5), 7, "scale, mish", strides=(2, 4), extra=(0, 2)),
+}
+"""Rows of whole chunks of 16 bytes."""
+
+
+def program(goal: Goal) -> TritonProgram:
+    return triton.program(Graph(goal[1].inputs, (goal[0].mugraph(BLOCK),)), specialized=True)
+
+
+def parts(made: TritonProgram) -> int:
+    """Of the columns."""
+    found = re.search(r"columns = gl.program_id\(0\) % (\d+)", made.source)
+    assert found is not None
+    return int(found[1])
+
+
+def inputs_of(goal: Goal) -> list[Any]:
+    rng = np.random.default_rng(0)
+    found = [rng.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in goal[1].inputs]
+    high = nearest_tf32(found[1][0])
+    found[1] = np.stack([high, found[1][0] - high])
+    return found
+
+
+def run(source: str, made: TritonProgram, inputs: list[Any], blocks: int, late: bool) -> Any:
+    """What so many blocks store."""
+    (launch,) = made.launches
+    sizes = [int(n) for n in made.buffers[-1].shape]
+    result = np.full(int(np.prod(sizes)), np.nan, np.float32)
+    pointers = [Pointer(x.reshape(-1)) for x in inputs]
+    for i in range(blocks):
+        block = Block(source, (i, 0, 0), count=blocks, late=late)
+        block.run(launch.name, *pointers, Pointer(result), *launch.sizes, STAGES=launch.schedule.stages)
+    return result.reshape(sizes)
+
+
+def exact(goal: Goal, inputs: list[Any]) -> Any:
+    """In float64, of operands that are rounded to TF32."""
+    x, (w, _), *others = inputs
+    given = [rounded(x), np.stack([w, 0 * w]), *others]
+    arrays = dict(zip(goal[1].inputs, [each.astype(np.float64) for each in given], strict=True))
+    (found,) = interpret(goal[1].outputs, EXACT, arrays).values()
+    return found
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_kernel_computes_the_convolution(name: str, late: bool) -> None:
+    goal = FORMS[name]
+    made, inputs = program(goal), inputs_of(goal)
+    wanted = exact(goal, inputs)
+    found = run(made.source, made, inputs, 2 * parts(made), late)
+    assert np.abs(found - wanted).max() < 2e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("pads", "(rows + further >= 0) & ", ""),
+        ("pads", "(left >= 0) & ", ""),
+        ("pads", "& (top < 9)", "& (top < 8)"),
+        ("other pads", "- 4\n", "- 3\n"),
+        ("a long row", "(place % 32 < 28)", "(place % 32 < 30)"),
+        ("phases", "index % 2 - 1", "1 - index % 2 - 1"),
+        ("phases", "$3, $4, 4, 31", "$3, $4, 8, 31"),
+        ("parts of the columns", " & gl.expand_dims(column < 75, 0)", ""),
+        ("plain", "gl.expand_dims(begin + c < 5, 1)", "gl.expand_dims(begin + c < 4, 1)"),
+        ("pads", "async_copy.wait_group(STAGES - 2)", "async_copy.wait_group(STAGES - 1)"),
+        ("pads", "            tile_x = next_x\n", ""),
+    ],
+)
+def test_what_is_wrong_in_a_kernel_is_seen(name: str, old: str, new: str) -> None:
+    goal = FORMS[name]
+    made, inputs = program(goal), inputs_of(goal)
+    wanted = exact(goal, inputs)
+    assert old in made.source
+    try:
+        found = run(made.source.replace(old, new), made, inputs, 2 * parts(made), True)
+    except (AssertionError, IndexError):
+        return
+    assert not np.abs(found - wanted).max() < 2e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["plain", "pads", "a long row", "phases of a volume", "four phases"])
+def test_the_compiler_takes_it(name: str) -> None:
+    made = program(FORMS[name])
+    (kernel,) = compiled(made)
+    assert kernel.shared <= 227 * 1024
+    assert "wgmma.mma_async.sync.aligned.m64n" in kernel.ptx
+    assert "cp.async.cg.shared.global [ %r" in re.sub(r"\s+", " ", kernel.ptx)
+    with pytest.raises(Unsupported, match="for sm_90 alone"):
+        compiled(made, 100)
+
+
+def test_what_has_no_form_says_why() -> None:
+    for goal, why in (
+        (convolved((1, 5, 9, 10), (3, 3), 4), "rows of 10 numbers"),
+        (convolved((1, 5, 9, 12), (3, 3), 4, strides=(1, 2)), "stride 2"),
+        (convolved((1, 5, 9, 24), (3, 4), 4, dilations=(1, 6)), "of which a warp has 32"),
+        (convolved((1, 512, 9, 12), (3, 3), 64), "no room"),
+        (convolved((1, 5, 4, 8), (3, 3), 4, strides=(1, 3), extra=(0, 0)), "3 phases"),
+    ):
+        block = (32, 16, 16, 1) if "stride 2" in why else BLOCK
+        with pytest.raises(Unsupported, match=why):
+            triton.program(Graph(goal[1].inputs, (goal[0].mugraph(block),)), specialized=True)
+    made = triton.program(Graph(FORMS["plain"][1].inputs, (FORMS["plain"][0].mugraph(BLOCK),)))
+    rounding = replace(made.launches[0].schedule, specialized=True, precision=TF32_PARTS)
+    with pytest.raises(Unsupported, match="another form"):
+        triton.program(Graph(FORMS["plain"][1].inputs, (FORMS["plain"][0].mugraph(BLOCK),)), [rounding])
