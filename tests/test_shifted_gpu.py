@@ -25,7 +25,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weig
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
-from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED
+from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
 from taso_mirage.kernels.gpu.in_operators import in_operators, is_shifted, nearest_tf32, written
@@ -158,7 +158,11 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     source = triton.program(Graph(renamed.inputs, (node,)))
     source = tune.scheduled(source, 0, replace(source.launches[0].schedule, precision=IEEE))
     given.append(["names", [source.source], [to_json(renamed)]])
-    free = triton.program(with_free_names(Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),)), names))
+    graph = Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),))
+    turns = triton.program(graph, [LaunchSchedule(4, 2, persistent=3)])
+    assert turns.launches[0].grid == (3,)
+    given.append(["turns", [turns.source], [to_json(goal)]])
+    free = triton.program(with_free_names(graph, names))
     free = tune.scheduled(free, 0, replace(free.launches[0].schedule, precision=IEEE))
     goals = [to_json(convolved((n, 5, 6, 7), (3, 3), 7, "bias, sum")[1]) for n in (1, 3)]
     given.append(["free", [free.source], goals])
@@ -171,7 +175,7 @@ def of(errors: dict[str, float], name: str) -> list[float]:
     return [error for key, error in errors.items() if key.rpartition(" ")[0] == name.replace(" ", "_")]
 
 
-@pytest.mark.parametrize("name", [*FORMS, "free", "names"])
+@pytest.mark.parametrize("name", [*FORMS, "free", "names", "turns"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
     """At odd sizes: tiles that are not full, channels that are no powers of two."""
     assert len(of(errors, name)) == (2 if name == "free" else 1)
@@ -505,10 +509,15 @@ def test_more_images_are_measured_at_one_number() -> None:
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
-@pytest.mark.parametrize(("batch", "target"), [(2, CUDA), ("batch", CUDA), (2, CUDA_TF32)])
-def test_they_run_on_the_gpu(batch: int | str, target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing but the choice of what to keep is made up."""
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(("batch", "target"), [(2, CUDA), ("batch", CUDA), (2, CUDA_TF32), ("batch", CUDA_TF32)])
+def test_they_run_on_the_gpu(
+    batch: int | str, target: Any, stays: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing but the choice of what to keep is made up; with weights that stay where they can."""
     fresh_cache(monkeypatch, tmp_path)
+    forms = triton.program_forms
+    monkeypatch.setattr(triton, "program_forms", lambda *args: forms(*args)[-1:] if stays else forms(*args)[:1])
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
     monkeypatch.setattr(stage, "KEEP", 0.0)
@@ -520,6 +529,9 @@ def test_they_run_on_the_gpu(batch: int | str, target: Any, monkeypatch: pytest.
     assert found.kernels, found.notes
     assert not [note for note in found.notes if "report it" in note]
     assert all(d.passed for d in found.differences)
+    save(found.model, tmp_path / "model.onnx")
+    stored = onnx.load(tmp_path / "model.onnx").metadata_props
+    assert any("rounded_tile(" in each.value for each in stored) == (stays and target is CUDA_TF32)
     session = Session(serialize(found.model), target, library=True)
     inputs = random_inputs(result.original, 0, {"batch": 3})
     bound = 2e-2 if target is CUDA_TF32 else 1e-4

@@ -5,7 +5,8 @@ is no such form."""
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,19 @@ from test_shifted_gpu import convolved
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton
-from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.compile import compiled, load_source
 from taso_mirage.kernels.codegen.gpu.program import TF32_PARTS, TritonProgram
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100, SPECIALIZED, gpu
+from taso_mirage.targets.cuda.lowering import CudaLowering
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 Goal = tuple[Any, Graph]
 FORMS: dict[str, Goal] = {
@@ -151,3 +157,38 @@ def test_what_has_no_form_says_why() -> None:
     rounding = replace(made.launches[0].schedule, specialized=True, precision=TF32_PARTS)
     with pytest.raises(Unsupported, match="another form"):
         triton.program(Graph(FORMS["plain"][1].inputs, (FORMS["plain"][0].mugraph(BLOCK),)), [rounding])
+
+
+def test_other_gpus_take_turns_too() -> None:
+    """What a record says for others has the same grid and the same buffers, and rounds nothing."""
+    goal = FORMS["phases"]
+    made = program(goal)
+    record = {"mugraph": to_json(Graph(goal[1].inputs, (goal[0].mugraph(BLOCK),)))}
+    record |= {"schedules": [asdict(replace(x.schedule, overlap=True)) for x in made.launches]}
+    (own,), (other,) = (cuda._form(record, c).launches for c in (90, 80))
+    assert own.schedule.specialized
+    assert not other.schedule.specialized
+    assert (own.grid, own.buffers) == (other.grid, other.buffers)
+    assert other.schedule.overlap
+    assert other.schedule.precision == TF32_PARTS
+    assert other.constants["TURNS"]
+    (fine,) = cuda._program(CudaLowering(H100, "H100", 90).fine(record)).launches
+    assert (fine.schedule.precision, fine.schedule.specialized, fine.grid) == (TF32_PARTS, False, own.grid)
+
+
+def test_it_is_tried_where_operands_may_be_rounded() -> None:
+    graph = Graph(FORMS["pads"][1].inputs, (FORMS["pads"][0].mugraph(BLOCK),))
+    tried = {rounds: cuda._programs([graph], replace(H100, rounds=rounds)).values() for rounds in (False, True)}
+    stays = {rounds: [p.launches[0].schedule.specialized for _, p in found] for rounds, found in tried.items()}
+    assert stays == {False: [False], True: [False, True]}
+
+
+@pytest.mark.skipif((found := gpu()) is None or found.capability != SPECIALIZED, reason="needs a GPU of sm_90")
+@pytest.mark.parametrize("name", FORMS)
+def test_it_runs_on_the_gpu(name: str, tmp_path: Path) -> None:
+    goal = FORMS[name]
+    made, inputs = program(goal), inputs_of(goal)
+    module, wanted = load_source(made.source, tmp_path), exact(goal, inputs)
+    results = [module.launch(*[torch.tensor(x).cuda() for x in inputs]) for _ in range(3)]
+    for each in results:
+        assert np.abs(each.cpu().numpy() - wanted).max() < 2e-5 * np.abs(wanted).max()
