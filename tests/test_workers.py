@@ -70,7 +70,7 @@ def test_closing_does_not_wait_for_what_hangs(workers: Workers) -> None:
 def test_all_are_started_ahead_and_end_without_a_job() -> None:
     workers = made(count=3)
     with closing(workers):
-        workers.start()
+        workers.start({"what": "first"})
         started = list(workers._started)
         assert len(started) == 3
         found = [each.result(60)["by"] for each in [workers({"what": str(i)}) for i in range(4)]]

@@ -45,9 +45,11 @@ class Workers:
         """The answer to a job; None if it took too long, or the process ended."""
         return self._threads.submit(self._asked, job)
 
-    def start(self) -> None:
-        """Start all processes now, before the first job."""
+    def start(self, job: Mapping[str, Any]) -> None:
+        """Start all processes now, each with this job: the first one of a process takes long."""
         self._ahead += [self._new() for _ in range(self._count)]
+        for _ in range(self._count):  # a thread each: none is idle before its process has answered
+            self(job)
 
     def close(self) -> None:
         """End all, those that are still at work too."""

@@ -62,6 +62,12 @@ Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
 compiles."""
 COMPILERS = 12
 """Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
+FIRST = {
+    "source": "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n",
+    "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]],
+    "settings": {},
+}
+"""A `job` that is small: a process takes seconds for its first one, whatever that is."""
 LIMIT = 10.0
 """Seconds for a program, which takes one or two: past that the compiler has lost its way."""
 

@@ -10,6 +10,7 @@ from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +62,9 @@ SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 22
 specifications)."""
 LEAST = 99
 """KiB that it can have everywhere from PORTABLE on."""
+BESIDE = 4
+"""So many programs, by the model the fastest, are tuned beside one whose weights stay: that is
+rarely the slower one, and no program is compiled for nothing."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
 
@@ -212,8 +216,9 @@ class CudaLowering:
         return {**record, "schedules": schedules, **({"before": before} if before else {})}
 
     def start(self) -> None:
-        """Processes that compile import PyTorch first; float64 references multiply on the GPU."""
-        self.compiler.start()
+        """Processes that compile import PyTorch, and compile what is small, first; float64
+        references multiply on the GPU."""
+        self.compiler.start(tune.FIRST)
         MULTIPLYING.by = product_on_gpu
 
     def close(self) -> None:
@@ -239,13 +244,18 @@ def shippable(job: Mapping[str, Any]) -> bool:
 
 def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph, TritonProgram]]:
     """The different ones, by what no schedule changes, with the first muGraph of each; those that
-    can only round where that may be."""
+    can only round where that may be, and BESIDE others then."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
         for program in triton.program_forms(graph, device.specialized):
-            if device.rounds or all(each.precisions != (TF32_ROUNDED,) for each in program.launches):
+            if device.rounds or not _rounds_always(program):
                 known.setdefault(_functions(program), (graph, program))
-    return known
+    rounding = {key: pair for key, pair in known.items() if _rounds_always(pair[1])}
+    return {**rounding, **dict(islice(known.items(), BESIDE + len(rounding)))} if rounding else known
+
+
+def _rounds_always(program: TritonProgram) -> bool:
+    return any(each.precisions == (TF32_ROUNDED,) for each in program.launches)
 
 
 def _at(record: Record, most: int | None) -> Record:
