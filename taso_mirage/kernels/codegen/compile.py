@@ -130,7 +130,10 @@ def _compiled(
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
     constants = dict.fromkeys(names[len(types) :], False) | launch.constants
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))}
+    aligned: dict[tuple[int], list[Any]] = {
+        (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
+    }
+    aligned |= {(i,): [] for i in range(len(launch.buffers), len(types))}  # as a launch says it, whose cache it is
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

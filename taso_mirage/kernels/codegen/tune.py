@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -62,12 +62,9 @@ Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
 compiles."""
 COMPILERS = 12
 """Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
-FIRST = {
-    "source": "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n",
-    "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]],
-    "settings": {},
-}
-"""A `job` that is small: a process takes seconds for its first one, whatever that is."""
+SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""The variable that names the assembler, which PyTorch's compiler sets."""
 LIMIT = 10.0
 """Seconds for a program, which takes one or two: past that the compiler has lost its way."""
 
@@ -279,13 +276,25 @@ def job(program: TritonProgram) -> dict[str, Any]:
     return {"source": program.source, "launches": launches, "settings": _settings()}
 
 
+def first_job() -> dict[str, Any]:
+    """A `job` that is small: a process takes seconds for its first one, whatever that is."""
+    return {"source": SMALL, "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]], "settings": _settings()}
+
+
 def _settings() -> dict[str, str]:
     """What Triton's cache tells apart of this process: PyTorch sets some of it when it compiles."""
     import triton
 
-    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
+    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
+    found |= {} if (assembler := _assembler()) is None else {ASSEMBLER: assembler}
     library = triton.knobs.nvidia.libdevice_path
     return found | ({} if library is None else {"TRITON_LIBDEVICE_PATH": str(library)})
+
+
+@cache
+def _assembler() -> str | None:
+    """The assembler that keys of this process name: Triton asks for its version once."""
+    return os.environ.get(ASSEMBLER)
 
 
 def warmed(job: Mapping[str, Any]) -> bool:
@@ -293,6 +302,8 @@ def warmed(job: Mapping[str, Any]) -> bool:
     can be done."""
     import torch
 
+    for name in [name for name in os.environ if name.startswith("TRITON_")]:
+        del os.environ[name]
     os.environ.update(job["settings"])
     with TemporaryDirectory() as folder:
         module = load_source(job["source"], Path(folder))

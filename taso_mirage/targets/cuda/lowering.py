@@ -218,7 +218,7 @@ class CudaLowering:
     def start(self) -> None:
         """Processes that compile import PyTorch, and compile what is small, first; float64
         references multiply on the GPU."""
-        self.compiler.start(tune.FIRST)
+        self.compiler.start(tune.first_job())
         MULTIPLYING.by = product_on_gpu
 
     def close(self) -> None:
