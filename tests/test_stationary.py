@@ -5,6 +5,7 @@ is no such form."""
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from taso_mirage.targets.cuda.device import H100, SPECIALIZED, gpu
 from taso_mirage.targets.cuda.lowering import CudaLowering
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton", reason="the extra `triton` is not installed")
+triton_package = pytest.importorskip("triton", reason="the extra `triton` is not installed")
 Goal = tuple[Any, Graph]
 FORMS: dict[str, Goal] = {
     "plain": convolved((2, 5, 9, 12), (3, 3), 7),
@@ -140,6 +141,22 @@ def test_the_compiler_takes_it(name: str) -> None:
     assert "cp.async.cg.shared.global [ %r" in re.sub(r"\s+", " ", kernel.ptx)
     with pytest.raises(Unsupported, match="for sm_90 alone"):
         compiled(made, 100)
+
+
+@pytest.mark.parametrize(("follows", "width"), [("bias, mish", 32), ("bias", 64)])
+def test_what_follows_stays_in_registers(follows: str, width: int, tmp_path: Path) -> None:
+    """Of two phases a thread has twice as many results: with as many columns these would go to
+    memory."""
+    attrs = {"strides": (2, 2), "pads": (1,) * 4, "extra": (1, 1)}
+    made = program(convolved((2, 64, 32, 32), (3, 3), 64, follows, **attrs))
+    assert f"weights of {width} columns" in made.source
+    (kernel,) = compiled(made)
+    (tmp_path / "kernel").write_bytes(kernel.cubin)
+    tool = Path(triton_package.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    said = subprocess.run([tool, "-res-usage", tmp_path / "kernel"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", said)
+    assert found is not None
+    assert int(found[1]) < 64, said
 
 
 def test_what_has_no_form_says_why() -> None:

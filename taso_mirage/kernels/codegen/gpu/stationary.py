@@ -15,6 +15,7 @@ warp's are loaded there, too.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -40,7 +41,10 @@ STEP = 8
 WIDTHS = (64, 32, 16)
 """Columns of a block."""
 SUMS = 192
-"""Registers of a thread that sums have, at most: with more they go to memory."""
+"""Registers of a thread that sums have, and that results have with what is computed of them, at
+most: with more they go to memory."""
+SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
+"""What takes registers beside an element and its result: so many of them as much as one more."""
 REGISTERS = 240
 """Of a thread of the second group; the first has no less."""
 MEMORY = 226 * 1024
@@ -79,20 +83,22 @@ class StationaryBlock:
         self.channels = _up(block.channels, STEP)
         self.depth = 2 * STEP if self.channels % (2 * STEP) == 0 else STEP
         self.chunks = self.channels // self.depth
-        self.width, self.stages = self._fitting()
-        self.parts = -(-block.columns // self.width)
         self.images = block.free[0] if block.free else str(block.images)
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
+        self.width = WIDTHS[-1]
+        self.width, self.stages = self._fitting()
+        self.parts = -(-block.columns // self.width)
 
     def _fitting(self) -> tuple[int, int]:
         """The columns of a block, and the slots of a ring: as few parts as there can be, of which
         each loads the data."""
-        columns = self.block.columns
-        found = []
+        columns, found = self.block.columns, []
+        slow = len(SLOW.findall("".join(self._following("x", ROWS)))) >= MANY
+        live = self.row.phases * (2 if self.added else 1) + (2 if slow else 1)
         for width in WIDTHS:
             memory = MEMORY - SCRATCH - self.elements * width * self.depth * 4
             slots = min(DEEPEST, memory // (GROUPS * self.depth * ROWS * 4))
-            if self.sums * width <= SUMS and slots >= LEAST:
+            if max(self.sums, live) * width <= SUMS and slots >= LEAST:
                 found.append((-(-columns // width) * (width + WIDTHS[-1]), width, slots))
         if not found or (found[0][1] < 2 * STEP * 2 and columns > found[0][1]):
             raise Unsupported(f"weights of {self.node.args[1].type}, which shared memory has no room for")
@@ -259,10 +265,15 @@ class StationaryBlock:
         row, size = self.row, math.prod(each.result for each in (*self.outer, self.row))
         for j in range(self.sums):
             yield f"sum_{j} = by_position(sum_{j}, {self.width}, SUMMED)"
-        found = []
-        for products in self.shifts:
-            found.append(" + ".join(f"{self.name}_moved_{s}(sum_{j})" if s else f"sum_{j}" for j, s in products))
-        yield f"result_tile = gl.convert_layout({self._joined(found)}, STORED)"
+        if not self.added:  # where a thread has fewer columns
+            yield f"column = columns + gl.arange(0, {self.width}, gl.SliceLayout(0, SUMMED))"
+            yield from map(self._of_channels, self.others)
+        for i, products in enumerate(self.shifts):
+            parts = [f"{self.name}_moved_{s}(sum_{j})" if s else f"sum_{j}" for j, s in products]
+            yield f"phase_{i} = {' + '.join(parts)}"
+            if not self.added:
+                yield from self._following(f"phase_{i}", ROWS)
+        yield f"result_tile = gl.convert_layout({self._joined()}, STORED)"
         yield f"index = gl.arange(0, {ROWS * row.phases}, gl.SliceLayout(1, STORED))"
         yield f"column = columns + gl.arange(0, {self.width}, gl.SliceLayout(0, STORED))"
         yield f"place = index // {row.phases}"
@@ -282,54 +293,58 @@ class StationaryBlock:
         yield f"place_y = (plane_y * {high.result} + top_y) * {row.result} + pixel_y"
         yield f"place_y = gl.expand_dims(place_y, 1) + gl.expand_dims(column * {size}, 0)"
         yield f"own_image = own_image * {self.block.columns * size}"
-        yield from self._following()
+        if self.added:
+            for i, name in enumerate(self.others):
+                yield self._added(name) if i in self.added else self._of_channels(name)
+            yield from self._following("result_tile", ROWS * row.phases)
         yield "gl.store(result + own_image + place_y, result_tile, mask=kept)"
 
-    def _joined(self, phases: Sequence[str]) -> str:
+    def _joined(self) -> str:
         """The results of all phases, each beside that of the next one."""
-        if len(phases) == 1:
-            return phases[0]
-        count, pairs = len(phases), list(phases)
+        count = self.row.phases
+        pairs = [f"phase_{i}" for i in range(count)]
         while len(pairs) > 1:  # the last dim that is joined is that of neighbours
             half = len(pairs) // 2
             pairs = [f"gl.join({a}, {b})" for a, b in zip(pairs[:half], pairs[half:], strict=True)]
         dims = range(2, 2 + count.bit_length() - 1)
-        return f"gl.reshape(gl.permute({pairs[0]}, {[0, *dims, 1]}), [{ROWS * count}, {self.width}])"
+        whole = f"gl.reshape(gl.permute({pairs[0]}, {[0, *dims, 1]}), [{ROWS * count}, {self.width}])"
+        return pairs[0] if count == 1 else whole
 
-    def _following(self) -> Iterator[str]:
-        """The lines of what follows, on a tile of positions by columns."""
+    @property
+    def added(self) -> set[int]:
+        """Those of the other operands that have a number for each result."""
+        return {i for i, x in enumerate(self.node.args[2:]) if x.shape == self.node.shape}
+
+    def _following(self, name: str, count: int) -> Iterator[str]:
+        """The lines of what follows, on so many positions by columns."""
         body = self.node.attr("body")
-        names = [f"{name}_tile" for name in ("result", *self.others)]
+        names = [name, *(f"{other}_tile" for other in self.others)]
         lines = Lines(RESERVED | OWN | {*names, *self.others, *self.block.free}, False)
         axes = TileAxes()
         tiles = Tiles(axes, lines, tile_product)
-        count = ROWS * self.row.phases
         along, across = axes.fresh(count), axes.fresh(self.width)
         ones = (1,) * (len(self.node.args[0].shape) - 3)
-        whole = Tile(
-            names[0], (1, count, *ones, self.width), (None, along, *(None,) * len(ones), across), "float32", "float32"
-        )
+        placed = (None, along, *(None,) * len(ones), across)
+        whole = Tile(name, (1, count, *ones, self.width), placed, "float32", "float32")
         leaves, values = dict[Node, Node](), dict[Node, Tile]()
         for i, leaf in enumerate(body.inputs):
             found = replace(whole, code=names[i])
-            if i and self.node.args[i + 1].shape != self.node.shape:  # a number for each channel
-                found = replace(found, shape=(1, 1, *ones, self.width), axes=(None, None, *(None,) * len(ones), across))
+            if i and i - 1 not in self.added:
+                found = replace(found, shape=(1, 1, *ones, self.width), axes=(None, *(None,) * len(placed[2:]), across))
             leaves[leaf] = variable(f"v{i}", Tensor("float32", found.shape))
             values[leaves[leaf]] = found
-            if i:
-                yield self._other(i, found)
         (made,) = interpret(retyped(body.outputs, leaves), tiles, values).values()
-        lines.write(LoopPhase.INVARIANT, f"{names[0]} = {tiles.ready(made).code}")
+        lines.write(LoopPhase.INVARIANT, f"{name} = {tiles.ready(made).code}")
         sections, _ = lines.swept()
         if lines.ranges():
             raise Unsupported("what follows a convolution counts positions")
         yield from (line.replace("tl.", "gl.") for line in sections[LoopPhase.INVARIANT])
 
-    def _other(self, i: int, found: Tile) -> str:
-        name = self.others[i - 1]
-        if len(found.present) == 1:
-            mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""
-            return f"{name}_tile = gl.load({name} + column{mask})"
+    def _of_channels(self, name: str) -> str:
+        mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""
+        return f"{name}_tile = gl.load({name} + column{mask})"
+
+    def _added(self, name: str) -> str:
         return f"{name}_tile = gl.load({name} + own_image + place_y, mask=kept, other=0.0)"
 
     def explained(self) -> list[str]:
@@ -345,7 +360,7 @@ OWN = frozenset(
     "x w result weights ring total columns first_tile first stride tile following image plane phase_deep phase_high low_taps "
     "high_taps left rows where step slot ahead tile_x next_x own_image own_plane own_deep own_high own_first own_low own_taps "
     "place_w index column place position top pixel plane_y top_y pixel_y kept place_y MMA DOT COPIED LOADED SUMMED STORED GROUP "
-    "async_copy rounded_tile by_position i t".split()
+    "async_copy rounded_tile by_position i t phase_0 phase_1 phase_2 phase_3".split()
 ) | {f"{kind}_{j}" for kind in ("sum", "token") for j in range(SUMS // WIDTHS[-1] + 1)}
 """Names that a group has itself."""
 
