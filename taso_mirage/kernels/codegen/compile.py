@@ -133,7 +133,8 @@ def _compiled(
     aligned: dict[tuple[int], list[Any]] = {
         (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
     }
-    aligned |= {(i,): [] for i in range(len(launch.buffers), len(types))}  # as a launch says it, whose cache it is
+    named = [i for i, name in enumerate(names) if isinstance(constants.get(name), str)]
+    aligned |= {(i,): [] for i in named}  # as a launch says it: it takes a text for what is known of an argument
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
