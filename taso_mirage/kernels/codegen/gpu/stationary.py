@@ -357,7 +357,7 @@ class StationaryBlock:
 
 
 OWN = frozenset(
-    "x w result weights ring total columns first_tile first stride tile following image plane phase_deep phase_high low_taps "
+    "x w result weights ring total columns first_tile first stride tile following image plane "
     "high_taps left rows where step slot ahead tile_x next_x own_image own_plane own_deep own_high own_first own_low own_taps "
     "place_w index column place position top pixel plane_y top_y pixel_y kept place_y MMA DOT COPIED LOADED SUMMED STORED GROUP "
     "async_copy rounded_tile by_position i t phase_0 phase_1 phase_2 phase_3".split()

@@ -60,6 +60,16 @@ def {name}_seen(first, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def {name}_ahead(tile, LAYOUT: gl.constexpr):
+    """Of a tile that is to be loaded: its image and plane, the elements of the kernel that it sees along the second axis, its steps, and
+    what its positions see."""
+    image, plane, phase_deep, phase_high, first = {name}_place(tile)
+    low_taps, high_taps = {name}_taps(phase_deep, phase_high)
+    rows, where = {name}_seen(first, LAYOUT)
+    return image, plane, high_taps, low_taps * high_taps * {chunks}, rows, where
+
+
+@gluon.jit
 def {name}_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT: gl.constexpr):
     """Some channels of a tile, through one element of the kernel along the first two axes."""
     tap = step // {chunks}
@@ -89,10 +99,7 @@ def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride,
     SUMMED: gl.constexpr = gl.DistributedLinearLayout({summed}, [], [128, {width}])
     STORED: gl.constexpr = gl.DistributedLinearLayout({stored}, [], [{results}, {width}])
     following = first_tile * {groups} + GROUP
-    image, plane, phase_deep, phase_high, first = {name}_place(following)
-    low_taps, high_taps = {name}_taps(phase_deep, phase_high)
-    left = low_taps * high_taps * {chunks}
-    rows, where = {name}_seen(first, COPIED)
+    image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
     step = 0
     for i in gl.static_range(STAGES - 1):
         if following < total:
@@ -102,10 +109,7 @@ def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride,
         if step == left:
             step = 0
             following += stride * {groups}
-            image, plane, phase_deep, phase_high, first = {name}_place(following)
-            low_taps, high_taps = {name}_taps(phase_deep, phase_high)
-            left = low_taps * high_taps * {chunks}
-            rows, where = {name}_seen(first, COPIED)
+            image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
     slot = 0
     ahead = STAGES - 1
     tile_x = rounded_tile(ring, GROUP * STAGES, STAGES, {depth}, LOADED, DOT)
@@ -123,10 +127,7 @@ def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride,
             if step == left:
                 step = 0
                 following += stride * {groups}
-                image, plane, phase_deep, phase_high, first = {name}_place(following)
-                low_taps, high_taps = {name}_taps(phase_deep, phase_high)
-                left = low_taps * high_taps * {chunks}
-                rows, where = {name}_seen(first, COPIED)
+                image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
             ahead = gl.where(ahead == STAGES - 1, 0, ahead + 1)
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
             next_x = rounded_tile(ring, GROUP * STAGES + slot, STAGES, {depth}, LOADED, DOT)
