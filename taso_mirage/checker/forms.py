@@ -25,18 +25,6 @@ Bound: TypeAlias = frozenset[Atom]
 Term: TypeAlias = tuple[Bound, Powers]
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """Both sides are equal."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Equality was not established; it may hold."""
-
-    reason: str
-
-
 @dataclass
 class Work:
     """One check: its budget, polynomials known to be >= 0, and whether sizes are taken to be legal
