@@ -49,16 +49,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_sessions() -> Iterator[None]:
-    """No test asks how fast a model is: threads do not spin, and a comparison of whole models has
-    its least rounds, and not 1.5 s in any case."""
+    """No test asks how fast a model is: threads do not spin, and comparisons have few rounds."""
     import quiet
 
-    from taso_mirage.measure import native
-    from taso_mirage.pipeline import shares
+    from taso_mirage.measure import native, session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
-        patch.setattr(shares, "SHORTEST", 0.25)
+        patch.setattr(session, "MOST", 2 * session.ROUNDS)
         yield
 
 

@@ -220,8 +220,8 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-ROUNDS, FEW = 15, 5
-"""Rounds of a comparison, at least, and those of slow models."""
+ROUNDS, FEW, MOST = 15, 5, 2000
+"""Rounds of a comparison: at least, at least those of slow models, and at most."""
 
 
 def interleaved(
@@ -249,7 +249,7 @@ def interleaved(
     times: list[list[float]] = [[] for _ in runs]
     began = time.perf_counter()
     rounds = 0
-    while rounds < least or (time.perf_counter() < began + seconds and rounds < 2000):
+    while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
         if late or (rounds and deadline.last() <= 0):
             break
