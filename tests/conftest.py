@@ -107,3 +107,18 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
         return onnx.load(path)
 
     return cache(built)
+
+
+@pytest.fixture(scope="module")
+def exporting() -> Iterator[None]:
+    """For tests that export models from PyTorch, often.
+
+    A graph that stays in eager PyTorch has the garbage collector look at everything, which takes 2 s
+    late in a run: what the tests before have left is not looked at again.
+    """
+    import exporter
+
+    gc.collect()
+    gc.freeze()
+    with exporter.read_once():
+        yield
