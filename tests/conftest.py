@@ -113,8 +113,8 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
 def exporting() -> Iterator[None]:
     """For tests that export models from PyTorch, often.
 
-    A graph that stays in eager PyTorch has the garbage collector look at everything, which takes 2 s
-    late in a run: what the tests before have left is not looked at again.
+    A graph that stays in eager PyTorch has the garbage collector look at everything, which takes
+    2 s late in a run: what the tests before have left is not looked at again.
     """
     import exporter
 

@@ -97,7 +97,8 @@ def within(text: str, budget: int) -> str:
 
 
 COMPARED = ("SPINNING = ", "ROUNDS, FEW, MOST = 15, 5, ")
-"""Where `measure/session.py` says how long runs wait for each other, and how often they are compared."""
+"""Where `measure/session.py` says how long runs wait for each other, and how often they are
+compared."""
 
 
 def hasten(checkout: Path) -> None:
