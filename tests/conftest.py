@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another process imports PyTorch for it
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
 
 # Workers, and the processes that tests start, read what the first of them has compiled, whatever
@@ -49,12 +50,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_sessions() -> Iterator[None]:
+    """No test asks how fast a model is: threads do not spin, and comparisons have few rounds."""
     import quiet
 
-    from taso_mirage.measure import native
+    from taso_mirage.measure import native, session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
+        patch.setattr(session, "MOST", 2 * session.ROUNDS)
         yield
 
 
@@ -105,3 +108,18 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
         return onnx.load(path)
 
     return cache(built)
+
+
+@pytest.fixture(scope="module")
+def exporting() -> Iterator[None]:
+    """For tests that export models from PyTorch, often.
+
+    A graph that stays in eager PyTorch has the garbage collector look at everything, which takes
+    2 s late in a run: what the tests before have left is not looked at again.
+    """
+    import exporter
+
+    gc.collect()
+    gc.freeze()
+    with exporter.read_once():
+        yield

@@ -24,6 +24,7 @@ from taso_mirage.cli import commands
 from taso_mirage.measure import session
 from taso_mirage.pipeline import stages  # noqa: F401
 from taso_mirage.prove.rules import proofs  # noqa: F401
+from taso_mirage.search import rulesets
 
 MOST = 500
 
@@ -63,6 +64,7 @@ def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -
 def main(folder: Path, error: int, lasts: int, step: int, command: list[str]) -> None:
     # The runtime works in this process: no other one is started for each run.
     session.in_child = lambda function, *args: function(*args)
+    rulesets.rules()  # read once
     (folder / "cache").mkdir()
     for call in range(0, MOST, step):  # the first without a fault; it fills the cache that the others begin with
         work = folder / "run" / "work"

@@ -31,8 +31,11 @@ LONG = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "lig
 
 The last two are built small from torch, too.
 """
-ALIKE = ("resnet50", "resnext50", "nasnet_a", "light_densenet121", "light_inception_v1", "llama_lora")
-"""Of the kinds of ResNet-18 and -3D, Inception v3, ShuffleNet and Llama."""
+ALIKE = (
+    *("resnet50", "resnext50", "nasnet_a", "light_densenet121", "light_inception_v1", "light_squeezenet"),
+    *("vit", "llama", "llama_lora"),
+)
+"""Of the kinds of ResNet-18 and -3D, Inception v3, ShuffleNet, BERT, and Llama with a cache."""
 SLOW = (*LONG, *ALIKE)
 
 Small = Callable[..., onnx.ModelProto]

@@ -220,8 +220,9 @@ def test_a_cost_is_a_finite_number(tmp_path: Path, seconds: object) -> None:
         assert cache.get("cpu", "MatMul") in (None, float(2**62))
 
 
-def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "proofs.sqlite"
+def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, connect = tmp_path / "proofs.sqlite", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout=0.0: connect(path, timeout=min(timeout, 0.1)))
     with closing(_Kept(path)) as kept:
         kept.put("key", True)
     with closing(sqlite3.connect(path)) as other:

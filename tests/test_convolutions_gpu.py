@@ -432,7 +432,9 @@ def _form(made: ChannelsLastConvolution) -> Form:
     return (2 if made.group % 2 == 0 else 1), (32, 32, 32, 0)
 
 
-@pytest.mark.parametrize(("batch", "dense"), [(2, False), (2, True), ("batch", True)])
+@pytest.mark.parametrize(
+    ("batch", "dense"), [(2, False), pytest.param(2, True, marks=pytest.mark.slow), ("batch", True)]
+)
 def test_all_convolutions_of_a_block_become_kernels(
     batch: int | str, dense: bool, stand_in: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

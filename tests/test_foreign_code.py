@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from commandline import run, run_apart
+from fused_models import fresh_cache
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.ir.terms import Tensor
@@ -47,7 +48,8 @@ def hostile(mark: Path) -> onnx.ModelProto:
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    fresh_cache(monkeypatch, tmp_path / "cache")
     return tmp_path / "mark"
 
 

@@ -146,7 +146,8 @@ def test_every_form_of_a_mugraph_runs_at_every_size(flags: Sequence[str], every:
         made = each.free(search.free)
         if made is not None:
             key = tuple((k.attr("loop") != 1, len(k.attr("grid"))) for k in kernels_of(made.outputs))
-            forms.setdefault(key, (made, each.graph()))
+            if key not in forms:
+                forms[key] = made, each.graph()
     seen = set[object]()
     for form in list(forms):
         parts = {(len(form), place, own) for place, kernel in enumerate(form) for own in enumerate(kernel)}

@@ -207,12 +207,24 @@ def test_the_time_of_a_product_of_bytes_hangs_on_no_result(dtype: str, monkeypat
 INSTRUCTION = re.compile(r"(wgmma\.mma_async|mma)\.sync\.\S*s32\.s8\.s8")
 
 
+COMPILED = ("zero", "both", "long_unsigned", "odd", "batched", "turned")
+"""What is compiled for tensor cores by default: zeros of each kind, signs, shapes and layouts."""
+
+
 @pytest.mark.parametrize(
-    ("name", "capability"), [("zero", 80), *((name, 90) for name in SUMMED_OF if name != "one_row")]
+    ("name", "capability"),
+    [
+        ("zero", 80),
+        *(
+            pytest.param(name, 90, marks=[pytest.mark.slow] * (name not in COMPILED))
+            for name in SUMMED_OF
+            if name != "one_row"
+        ),
+    ],
 )
 def test_tensor_cores_multiply_the_bytes(name: str, capability: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    programs = [each.program() for each in searched(SUMMED_OF[name].layer(), 8)]
+    programs = (each.program() for each in searched(SUMMED_OF[name].layer(), 8))
     made = compiled(next(p for p in programs if "int8 operands, int32 sums" in p.source), capability)
     assert all(each.cubin for each in made)
     assert any(INSTRUCTION.search(each.ptx) for each in made)

@@ -237,14 +237,14 @@ def compared(pair: tuple[Build, Build], dtype: str, numbers: Numbers) -> list[ch
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_heads_pass(name: str, dtype: str) -> None:
-    passing(name, dtype, SEEDS)
+    passing(name, dtype, SEEDS[:1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_heads_pass_often(name: str, dtype: str) -> None:
-    passing(name, dtype, range(3, 12))
+    passing(name, dtype, range(1, 12))
 
 
 def passing(name: str, dtype: str, seeds: range) -> None:

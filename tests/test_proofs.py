@@ -3,6 +3,7 @@ laws stand on them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -265,11 +266,11 @@ def test_what_is_false_is_not_proved(name: str) -> None:
     assert failed(prove_symbolic(left, right), FailureKind.UNPROVED)
 
 
-def legal(equation: Equation, wanted: int, tries: int = 2000) -> list[Typing]:
+def legal(equation: Equation, wanted: int, tries: int = 2000) -> Iterator[Typing]:
     """Typings without empty tensors and indices outside, around the one that is stated with a law
     if there is one."""
     drawn = typings(equation, 0, tries, *stated(equation))
-    return list(islice((y for y in drawn if not any(map(_empty, topological(y.lhs))) and _runs(y)), wanted))
+    return islice((y for y in drawn if not any(map(_empty, topological(y.lhs))) and _runs(y)), wanted)
 
 
 def _empty(node: Node) -> bool:
@@ -301,7 +302,7 @@ def test_wrong_laws_are_never_proved(text: str) -> None:
 
 
 LAWS = laws()
-SAMPLE = LAWS[::3]
+SAMPLE = LAWS[::6]
 FIXED_SIZES = {
     "reduce_sum.0": "a constant in its guard is the number of elements, so the size is fixed with it",
     **dict.fromkeys(("sub.7", "mul.8", "clip.3", "clip.4", "clip.5"), "a constant is expanded to the sizes"),

@@ -449,7 +449,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
-@pytest.mark.parametrize(("batch", "target"), [(2, CUDA), ("batch", CUDA), (2, CUDA_TF32)])
+@pytest.mark.parametrize(
+    ("batch", "target"), [pytest.param(2, CUDA, marks=pytest.mark.slow), ("batch", CUDA), (2, CUDA_TF32)]
+)
 def test_all_convolutions_become_kernels(
     batch: int | str, target: Any, stand_in: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

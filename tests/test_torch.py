@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import exporter
 import onnx_ir
 import pytest
 
@@ -40,15 +39,12 @@ from taso_mirage.torch.norms import may_change  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 from taso_mirage.torch.race import ROUNDS, slower  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exporter_reads_once() -> Iterator[None]:
-    with exporter.read_once():
-        yield
 
 
 @pytest.fixture(autouse=True)

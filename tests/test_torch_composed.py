@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import exporter
 import numpy as np
 import pytest
 from fused_models import WIDTH, model
@@ -37,16 +36,13 @@ from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.composed import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 HERE = torch.device("cpu")
 ROWS = 5
 F = torch.nn.functional
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exporter_reads_once() -> Iterator[None]:
-    with exporter.read_once():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,10 @@ from test_torch import compiled, same  # noqa: E402
 
 from taso_mirage.torch.export import _exportable  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 functional = torch.nn.functional
 LOGS = torch.tensor([-100.0, -200.0, 100.0, 200.0, -20.0, -50.0, -inf, 0.0])
 OTHERS = torch.tensor([-101.0, -190.0, 105.0, 100.0, -20.0, -150.0, -inf, -inf])

@@ -10,11 +10,10 @@ import pickle
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import exporter
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
@@ -27,17 +26,14 @@ from taso_mirage.torch.backend import CapturedGraph, checked_options  # noqa: E4
 from taso_mirage.torch.changes import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 X = torch.linspace(-2, 2, 32).reshape(4, 8)
 F = torch.nn.functional
 OPTIONS = {"budget": 1, "kernels": "off", "fallback": "inductor"}
 BY_INDUCTOR = r"a graph of \d+ operations runs by Inductor: it takes 1\.50 times as long here as Inductor's code"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exporter_reads_once() -> Iterator[None]:
-    with exporter.read_once():
-        yield
 
 
 class Played:

@@ -25,7 +25,10 @@ from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 functional = torch.nn.functional
 
 

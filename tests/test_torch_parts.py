@@ -27,7 +27,10 @@ from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.parts import MOST, PrecisionPart, parts_of, rounded_now, rounding_operators  # noqa: E402
 from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+    pytest.mark.usefixtures("exporting"),
+]
 N = torch.nn
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 PRODUCTS = frozenset(("Attention", "Einsum", "Gemm", "MatMul"))

@@ -50,7 +50,9 @@ def gelu() -> KernelGraph:
 GOALS = {"norm_linear 1": norm_linear(1), "norm_linear 5": norm_linear(5), "attention": attention(), "gelu": gelu()}
 
 
-@pytest.mark.parametrize("name", GOALS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "norm_linear 5")) for name in GOALS]
+)
 def test_what_the_search_finds_for_a_cpu_computes_the_goal(name: str, tmp_path: Path) -> None:
     goal = GOALS[name].graph()
     graphs = [each.graph for each in superoptimize(goal, best=12, device=CPU_DEVICE)]

@@ -3,7 +3,6 @@
 See `equations`.
 """
 
-from taso_mirage.checker.equations import check, check_step
-from taso_mirage.checker.forms import Accepted, Refused
+from taso_mirage.checker.equations import Accepted, Refused, check, check_step
 
 __all__ = ["Accepted", "Refused", "check", "check_step"]

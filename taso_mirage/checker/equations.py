@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -24,9 +25,7 @@ from taso_mirage.checker.forms import (
     LENGTH,
     WORK,
     ZERO,
-    Accepted,
     Poly,
-    Refused,
     Term,
     Work,
     boolean,
@@ -45,6 +44,19 @@ from taso_mirage.checker.forms import (
 from taso_mirage.checker.operators import OPS
 from taso_mirage.checker.tensors import Tensor, dims, legal
 from taso_mirage.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Both sides are equal."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Equality was not established; it may hold."""
+
+    reason: str
+
 
 # ---------------------------------------------------------------- texts
 

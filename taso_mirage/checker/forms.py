@@ -25,18 +25,6 @@ Bound: TypeAlias = frozenset[Atom]
 Term: TypeAlias = tuple[Bound, Powers]
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """Both sides are equal."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Equality was not established; it may hold."""
-
-    reason: str
-
-
 @dataclass
 class Work:
     """One check: its budget, polynomials known to be >= 0, and whether sizes are taken to be legal
@@ -82,7 +70,9 @@ class Poly:
         return collected([*self.terms, *poly(other).terms])
 
     def __mul__(self, other: Poly | Number) -> Poly:
-        return collected(m for t, a in self.terms for u, b in poly(other).terms for m in times(t, u, a * b))
+        if not isinstance(other, Poly):
+            return collected((t, a * other) for t, a in self.terms)
+        return collected(m for t, a in self.terms for u, b in other.terms for m in times(t, u, a * b))
 
     def __neg__(self) -> Poly:
         return self * -1
@@ -284,10 +274,18 @@ def holds(p: Poly, facts: frozenset[Poly]) -> bool:
     """Whether p >= 0 follows, for index variables in their ranges and sizes of at least 1."""
     if (n := constant(p)) is not None and (n >= 0 or not facts):
         return n >= 0
+    if (found := WORK.get().known.get((p, facts))) is None:
+        found = remembered(p) or any(remembered(p - f) or any(remembered(p - f - g) for g in facts) for f in facts)
+        WORK.get().known[p, facts] = found
+    return found
+
+
+def remembered(p: Poly) -> bool:
+    """`least`, once in a check."""
     known = WORK.get().known
-    if (p, facts) not in known:
-        known[p, facts] = least(p) or any(least(p - f) or any(least(p - f - g) for g in facts) for f in facts)
-    return known[p, facts]
+    if p not in known:
+        known[p] = least(p)
+    return known[p]
 
 
 def least(p: Poly) -> bool:

@@ -23,7 +23,7 @@ from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli.optimize import optimize
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import OutputError, TasoMirageError
-from taso_mirage.system.memory import reuse_memory
+from taso_mirage.system.memory import collect_seldom, reuse_memory
 from taso_mirage.system.terminal import one_line, say, say_lines
 from taso_mirage.version import __version__
 
@@ -155,6 +155,7 @@ def main() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     reuse_memory()
+    collect_seldom()
     try:
         try:
             app()

@@ -63,7 +63,7 @@ class Symbolic:
         return Symbolic(tuple([(m, -c) for m, c in self.terms]))
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(self, -other)
+        return _difference(self, other)
 
     def __rsub__(self, other: int) -> Dim:
         return -self + other
@@ -129,14 +129,19 @@ many."""
 
 @lru_cache(maxsize=1 << 15)
 def _sum(a: Symbolic, b: Dim) -> Dim:
-    return _build([*a.terms, *_terms(b)])
+    return summed_terms([*a.terms, *_terms(b)])
+
+
+@lru_cache(maxsize=1 << 15)
+def _difference(a: Symbolic, b: Dim) -> Dim:
+    return summed_terms([*a.terms, *[(m, -c) for m, c in _terms(b)]])
 
 
 @lru_cache(maxsize=1 << 15)
 def _product(a: Symbolic, b: Dim) -> Dim:
     if len(a.terms) * len(_terms(b)) > TERMS:
         raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with --shape")
-    return _build([(times(m, n, lambda power: str(power[0])), c * d) for m, c in a.terms for n, d in _terms(b)])
+    return summed_terms([(times(m, n, lambda power: str(power[0])), c * d) for m, c in a.terms for n, d in _terms(b)])
 
 
 def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None = None) -> Powers[F]:
@@ -149,16 +154,26 @@ def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None
     return tuple(sorted([pair for pair in total.items() if pair[1]], key=key))
 
 
-def _build(terms: Iterable[tuple[DimMonomial, int]]) -> Dim:
-    total: dict[DimMonomial, int] = {}
+def summed_terms(terms: Iterable[tuple[DimMonomial, int]]) -> Dim:
+    """The sum of products of sizes, each with its coefficient."""
+    found: dict[DimMonomial, int] = {}
     for monomial, coefficient in terms:
-        total[monomial] = total.get(monomial, 0) + coefficient
-    kept = [item for item in total.items() if item[1]]
+        found[monomial] = found.get(monomial, 0) + coefficient
+    kept = [item for item in found.items() if item[1]]
     if not kept:
         return 0
     if len(kept) > 1:
-        kept.sort(key=lambda item: (-len(item[0]), str(item[0])))
+        kept.sort(key=_place)
     return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(tuple(kept))
+
+
+def _place(term: tuple[DimMonomial, int]) -> tuple[int, str]:
+    return _place_of(term[0])
+
+
+@lru_cache(maxsize=1 << 15)
+def _place_of(monomial: DimMonomial) -> tuple[int, str]:
+    return -len(monomial), str(monomial)
 
 
 def _divide_term(term: tuple[DimMonomial, int], divisor: tuple[DimMonomial, int]) -> tuple[DimMonomial, int] | None:
@@ -193,12 +208,12 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     for term in _terms(a):
         divided = _divide_term(term, divisors[0])
         (rest if divided is None else quotient).append(term if divided is None else divided)
-    remainder = _build(rest)
+    remainder = summed_terms(rest)
     if isinstance(remainder, int) and isinstance(b, int):
-        return _build(quotient) + remainder // b
+        return summed_terms(quotient) + remainder // b
     if remainder == 0:
-        return _build(quotient)
-    return _build(quotient) + uneven(remainder, b)
+        return summed_terms(quotient)
+    return summed_terms(quotient) + uneven(remainder, b)
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
@@ -219,17 +234,17 @@ def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
         if divided is None or len(found) == len(_terms(a)):
             return None
         found.append(divided)
-        rest = rest - _build([divided]) * b
-    return _build(found)
+        rest = rest - summed_terms([divided]) * b
+    return summed_terms(found)
 
 
 def _divide_by_number(a: Symbolic, b: int) -> Dim:
     """Whole multiples of `b` come out of every term, a common factor cancels, and floors of floors
     are one floor."""
-    quotient = _build([(m, c // b) for m, c in a.terms])
-    rest = _lift(_build([(m, c % b) for m, c in a.terms]))
+    quotient = summed_terms([(m, c // b) for m, c in a.terms])
+    rest = _lift(summed_terms([(m, c % b) for m, c in a.terms]))
     factor = gcd(b, *(c for m, c in rest.terms if m))
-    rest, b = _lift(_build([(m, c // factor) for m, c in rest.terms])), b // factor
+    rest, b = _lift(summed_terms([(m, c // factor) for m, c in rest.terms])), b // factor
     if b == 1 or not any(m for m, _ in rest.terms):
         return quotient + rest if b == 1 else quotient
     (monomial, coefficient), *others = rest.terms

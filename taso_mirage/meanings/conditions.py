@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from taso_mirage.ir.dims import Dim, Floor, Symbolic, replaced_factors, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, replaced_factors, summed_terms, symbol
 
 Conditions = tuple[Dim, ...]
 """A conjunction: each polynomial is >= 0."""
@@ -61,15 +61,16 @@ def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
     """(a, b) with e = a * name + b; None where e is not linear in it."""
     if name not in index_names(e) or not isinstance(e, Symbolic):
         return 0, e
-    slope: Dim = 0
-    rest: Dim = 0
+    sloped: list[Any] = []
+    others: list[Any] = []
     for monomial, c in e.terms:
         if any(a == name for a, _ in monomial):
             if any((a == name and p != 1) for a, p in monomial):
                 return None
-            slope = slope + polynomial([(tuple(x for x in monomial if x[0] != name), c)])
+            sloped.append((tuple([x for x in monomial if x[0] != name]), c))
         else:
-            rest = rest + polynomial([(monomial, c)])
+            others.append((monomial, c))
+    slope, rest = summed_terms(sloped), summed_terms(others)
     if name in index_names(slope) or name in index_names(rest):
         return None
     return slope, rest

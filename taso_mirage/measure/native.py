@@ -33,6 +33,15 @@ def turn(run: Callable[[], float]) -> float:
     return float(np.median(counted))
 
 
+def spins(run: Callable[[], float], seconds: float) -> bool:
+    """Whether threads of a session go on after a run: whether this process works in so many seconds
+    in which it is asked for nothing."""
+    run()
+    start = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - start > seconds / 10
+
+
 _NUMBERS = count(1)
 _SESSIONS: dict[int, RuntimeSession] = {}
 _RUNS: dict[int, Callable[[], float]] = {}
@@ -75,6 +84,11 @@ def once(number: int) -> float:
 def turn_of(number: int) -> float:
     """Seconds of a prepared run, see `turn`."""
     return turn(_RUNS[number])
+
+
+def spins_after(number: int, seconds: float) -> bool:
+    """Whether threads go on after a prepared run, see `spins`."""
+    return spins(_RUNS[number], seconds)
 
 
 def let_go(numbers: Iterable[int]) -> None:

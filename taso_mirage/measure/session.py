@@ -99,6 +99,10 @@ class PreparedRun:
         """As one turn of `interleaved`, all of it in the child process."""
         return in_child(native.turn_of, self._number())
 
+    def spins(self, seconds: float) -> bool:
+        """Whether threads of the session go on after a run, see `native.spins`."""
+        return in_child(native.spins_after, self._number(), seconds)
+
     def _number(self) -> int:
         return self._place.number(lambda: in_child(native.prepare, self._session._number(), self._inputs, self._bound))
 
@@ -216,8 +220,8 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-ROUNDS, FEW = 15, 5
-"""Rounds of a comparison, at least, and those of slow models."""
+ROUNDS, FEW, MOST = 15, 5, 2000
+"""Rounds of a comparison: at least, at least those of slow models, and at most."""
 
 
 def interleaved(
@@ -226,25 +230,26 @@ def interleaved(
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.
 
-    A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts;
-    of a fast model a block of runs, of which the median counts. There are `least` rounds; of models
-    so slow that these would take more than `patience` times the `seconds`, fewer, down to FEW:
-    their times vary less. On a machine that has become slower meanwhile no round begins after that
-    time either, and after the command's last end there are no FEW.
+    A turn is a pause until the other sessions' threads sleep, if they spin at all, a run to warm up
+    and one that counts; of a fast model a block of runs, of which the median counts. There are
+    `least` rounds; of models so slow that these would take more than `patience` times the
+    `seconds`, fewer, down to FEW: their times vary less. On a machine that has become slower
+    meanwhile no round begins after that time either, and after the command's last end there are no
+    FEW.
     """
     deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
-    pause = pause_between(len(sessions), getattr(sessions[0], "target", CPU))  # a peer has none
     round_takes = 0.0
     for run in runs:
         run()
         round_takes += 2 * run()
+    pause = pause_between(runs, getattr(sessions[0], "target", CPU), _spins)  # a peer has none
     if patience * seconds < least * round_takes:
         least = max(min(least, FEW), int(patience * seconds / round_takes))
     times: list[list[float]] = [[] for _ in runs]
     began = time.perf_counter()
     rounds = 0
-    while rounds < least or (time.perf_counter() < began + seconds and rounds < 2000):
+    while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
         if late or (rounds and deadline.last() <= 0):
             break
@@ -256,9 +261,20 @@ def interleaved(
     return times
 
 
-def pause_between(count: int, target: Target) -> float:
-    """Seconds before a turn of one of several sessions."""
-    return 0.0 if count == 1 or target.gpu else SPINNING
+Run = Callable[[], float]
+
+
+def pause_between(runs: Sequence[Run], target: Target, spins: Callable[[Run, float], bool]) -> float:
+    """Seconds before a turn of one of several sessions: none where none `spins`, as after runs that
+    are so small that they take one thread."""
+    if len(runs) == 1 or target.gpu:
+        return 0.0
+    return SPINNING if any(spins(run, SPINNING / 3) for run in runs) else 0.0
+
+
+def _spins(run: Run, seconds: float) -> bool:
+    """A peer's run, which may be in any process, is taken to."""
+    return not isinstance(run, PreparedRun) or run.spins(seconds)
 
 
 @cache

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.measure.native import SETTLED, Arrays, device_key
+from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io import serialize
@@ -39,7 +39,7 @@ def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1,
     machine meets all alike. Only with the `library` do their kernels run (`Target.open`)."""
     runs = [_runner(content, target, seed, library) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
-    pause = pause_between(len(runs), target)
+    pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
     while len(times[0]) < LEAST or (time.perf_counter() < end and len(times[0]) < MOST):
         for run, taken in zip(runs, times, strict=True):

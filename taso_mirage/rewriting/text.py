@@ -231,17 +231,24 @@ def _pattern_term(name: str, args: list[ast.expr], keywords: list[ast.keyword]) 
     attrs = given if rest else op.normalise(given)
     pairs = [(k, attrs[k]) for k in op.attributes if k in attrs]
     pairs = [(k, v if isinstance(v, Expr) or v is None else op.attributes[k][0](v)) for k, v in pairs]
-    pairs += [(REST, Expr(ast.unparse(v))) for v in rest]
+    pairs += [(REST, Expr(_source(v))) for v in rest]
     if not args and not rest:  # an interned term: it has its type, as in a graph
         return op.term(**dict(pairs))
     return Node(name, tuple(_pattern(a) for a in args), tuple(pairs))
 
 
 def _pattern_value(tree: ast.expr) -> Any:
+    if isinstance(tree, ast.Name) and tree.id not in ("inf", "nan"):
+        return Expr(tree.id)
     try:
         return parse_value(tree)
     except SyntaxProblem:
         return Expr(ast.unparse(tree))
+
+
+def _source(tree: ast.expr) -> str:
+    """What most expressions are is a name, for which to ask `ast` takes as long as all else."""
+    return tree.id if isinstance(tree, ast.Name) else ast.unparse(tree)
 
 
 def show_equation(equation: Equation) -> str:
