@@ -75,7 +75,7 @@ def test_what_has_no_room_there_is_numpys(error: Exception, moved: list[Any], mo
 
 def test_a_back_end_multiplies_there_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = CudaLowering(H100, "a stand-in", 90)
-    monkeypatch.setattr(made.compiler, "start", lambda: None)
+    monkeypatch.setattr(made.compiler, "start", lambda job: None)
     made.start()
     assert MULTIPLYING.by is exact.product_on_gpu
     made.close()
