@@ -200,6 +200,7 @@ class Block:
             "convert_layout": lambda x, layout, assert_trivial=False: x,
             "expand_dims": lambda x, axis: tile(np.expand_dims(x, axis)),
             "maximum": lambda a, b: tile(np.maximum(a, b)),
+            "minimum": lambda a, b: tile(np.minimum(a, b)),
             "max": lambda x, axis: tile(np.max(x, axis)),
             "sum": lambda x, axis: tile(np.sum(x, axis)),
             "exp2": lambda x: tile(np.exp2(x)),
@@ -230,7 +231,7 @@ class Block:
             "warpgroup_mma": self._product,
             "warpgroup_mma_wait": self._waited,
             "fence_async_shared": lambda: None,
-            "gluon": _named({"jit": lambda f: f}),
+            "gluon": _named({"jit": lambda f=None, **_: f or (lambda own: own)}),
             "triton": _named({"jit": lambda f: f}),
             "tl": _named({"constexpr": None}),
         }
@@ -296,8 +297,7 @@ class Block:
             barrier.change(0, -matrix.block_type.nbytes)
 
     def _copied(self, to: Memory, pointer: Pointer, mask: Any) -> None:
-        at = np.where(mask, pointer.at, 0)
-        found = np.where(mask, pointer.buffer[at], 0)
+        found = _loaded(pointer, mask)
         assert found.shape == to.array.shape
         self.own.copies[-1].append((to.array, found))
         if not self.late:
@@ -355,6 +355,7 @@ class Block:
             at = np.broadcast_to(pointer.at, value.shape)[kept]
             assert len(np.unique(at)) == len(at), "an element that is stored twice"
             pointer, value = Pointer(pointer.buffer, at), value[kept]
+        assert np.min(pointer.at, initial=0) >= 0, "an element before the first one"
         assert np.isnan(pointer.buffer[pointer.at]).all(), "an element that is stored twice"
         pointer.buffer[pointer.at] = value
 
@@ -409,7 +410,9 @@ def _computed(text: str, pack: int, x: Any) -> Any:
 
 
 def _loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tile:
-    return tile(np.where(mask, pointer.buffer[np.where(mask, pointer.at, 0)], other))
+    at = np.where(mask, pointer.at, 0)
+    assert at.min() >= 0, "an element before the first one"
+    return tile(np.where(mask, pointer.buffer[at], other))
 
 
 def _multiples(x: Any, of: Sequence[int]) -> Any:

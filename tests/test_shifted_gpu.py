@@ -54,7 +54,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 N = symbol("n0")
 Block = tuple[int, int, int, int]
-OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "sum_0")
+OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "kernel_0_block")
 """Names of inputs that a program has itself, or makes of those of inputs."""
 
 

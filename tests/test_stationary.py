@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from gluon_blocks import Block, Pointer, rounded
 from test_shifted_gpu import convolved
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.dims import evaluate, symbol
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled, load_source
 from taso_mirage.kernels.codegen.gpu.program import TF32_PARTS, TritonProgram
+from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK
 from taso_mirage.meanings.reals import EXACT
@@ -73,15 +76,24 @@ def inputs_of(goal: Goal) -> list[Any]:
     return found
 
 
-def run(source: str, made: TritonProgram, inputs: list[Any], blocks: int, late: bool) -> Any:
-    """What so many blocks store."""
+def run(
+    source: str, made: TritonProgram, inputs: list[Any], blocks: int, late: bool, known: Mapping[str, int] | None = None
+) -> Any:
+    """What so many blocks store, where a run gives these sizes."""
     (launch,) = made.launches
-    sizes = [int(n) for n in made.buffers[-1].shape]
+    known = known or {}
+    sizes = [evaluate(n, known) for n in made.buffers[-1].shape]
     result = np.full(int(np.prod(sizes)), np.nan, np.float32)
     pointers = [Pointer(x.reshape(-1)) for x in inputs]
     for i in range(blocks):
         block = Block(source, (i, 0, 0), count=blocks, late=late)
-        block.run(launch.name, *pointers, Pointer(result), *launch.sizes, STAGES=launch.schedule.stages)
+        block.run(
+            launch.name,
+            *pointers,
+            Pointer(result),
+            *map(known.__getitem__, launch.sizes),
+            STAGES=launch.schedule.stages,
+        )
     return result.reshape(sizes)
 
 
@@ -132,6 +144,32 @@ def test_what_is_wrong_in_a_kernel_is_seen(name: str, old: str, new: str) -> Non
     assert not np.abs(found - wanted).max() < 2e-5 * np.abs(wanted).max()
 
 
+def test_a_run_counts_the_images() -> None:
+    """By another name than the first that it gives."""
+    goal = FORMS["phases"]
+    shapes = [tuple([symbol("n1") if n == 2 else n for n in x.shape[:1]]) + x.shape[1:] for x in goal[1].inputs]
+    shapes[1] = goal[1].inputs[1].shape
+    free = FreeSizes(tuple(shapes), ((symbol("n1"), *goal[1].outputs[0].shape[1:]),))
+    graph = with_free_names(Graph(goal[1].inputs, (goal[0].mugraph(BLOCK),)), free)
+    graph = Graph((variable("z", Tensor("float32", (symbol("n0"),))), *graph.inputs), graph.outputs)
+    made = triton.program(graph, specialized=True)
+    assert "total = (n1) * " in made.source
+    assert "range(tl.program_id(0), (n1) * " in triton.program(graph).source
+    compiled(made)
+    for images in (1, 2):
+        inputs = [x[:images] if x.shape[0] == 2 and i != 1 else x for i, x in enumerate(inputs_of(goal))]
+        found = run(made.source, made, inputs, 3, True, {"n0": 5, "n1": images})
+        wanted = exact(goal, inputs_of(goal))[:images]
+        assert np.abs(found - wanted).max() < 2e-5 * np.abs(wanted).max()
+
+
+def test_results_of_four_phases_have_room() -> None:
+    """They pass through shared memory all together."""
+    made = program(convolved((1, 120, 4, 8), (3, 4), 32, "bias", strides=(1, 4), extra=(0, 0)))
+    (kernel,) = compiled(made)
+    assert kernel.shared <= 227 * 1024
+
+
 @pytest.mark.parametrize("name", ["plain", "pads", "a long row", "phases of a volume", "four phases"])
 def test_the_compiler_takes_it(name: str) -> None:
     made = program(FORMS[name])
@@ -172,8 +210,15 @@ def test_what_has_no_form_says_why() -> None:
             triton.program(Graph(goal[1].inputs, (goal[0].mugraph(block),)), specialized=True)
     made = triton.program(Graph(FORMS["plain"][1].inputs, (FORMS["plain"][0].mugraph(BLOCK),)))
     rounding = replace(made.launches[0].schedule, specialized=True, precision=TF32_PARTS)
-    with pytest.raises(Unsupported, match="another form"):
-        triton.program(Graph(FORMS["plain"][1].inputs, (FORMS["plain"][0].mugraph(BLOCK),)), [rounding])
+    own = program(FORMS["parts of the columns"]).launches[0].schedule
+    for name, schedule in (
+        ("plain", rounding),
+        *(("parts of the columns", replace(own, persistent=own.persistent + 1 - n)) for n in (0, own.persistent + 1)),
+        *(("plain", replace(own, stages=n)) for n in (1, 5)),
+    ):
+        graph = Graph(FORMS[name][1].inputs, (FORMS[name][0].mugraph(BLOCK),))
+        with pytest.raises(Unsupported, match="another form"):
+            triton.program(graph, [schedule])
 
 
 def test_other_gpus_take_turns_too() -> None:
@@ -194,10 +239,13 @@ def test_other_gpus_take_turns_too() -> None:
 
 
 def test_it_is_tried_where_operands_may_be_rounded() -> None:
-    graph = Graph(FORMS["pads"][1].inputs, (FORMS["pads"][0].mugraph(BLOCK),))
-    tried = {rounds: cuda._programs([graph], replace(H100, rounds=rounds)).values() for rounds in (False, True)}
+    """Once, whatever blocks muGraphs have, which it has none of."""
+    blocks = (BLOCK, (64, 32, 16, 3), (32, 32, 16, 3), (64, 16, 16, 3), (32, 16, 16, 3), (64, 32, 16, 1))
+    graphs = [Graph(FORMS["pads"][1].inputs, (FORMS["pads"][0].mugraph(each),)) for each in blocks]
+    tried = {rounds: cuda._programs(graphs, replace(H100, rounds=rounds)).values() for rounds in (False, True)}
     stays = {rounds: [p.launches[0].schedule.specialized for _, p in found] for rounds, found in tried.items()}
-    assert stays == {False: [False], True: [True, False]}
+    assert stays == {False: [False] * len(blocks), True: [True, *[False] * cuda.BESIDE]}
+    assert [graph for graph, p in tried[True] if p.launches[0].schedule.specialized] == graphs[:1]
 
 
 @pytest.mark.skipif((found := gpu()) is None or found.capability != SPECIALIZED, reason="needs a GPU of sm_90")

@@ -101,7 +101,7 @@ class ShiftedBlock:
         if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         own = {f"sum_{j}" for j in range(self.shared)} | {f"{b.name}_tile" for b in self.buffers}
-        self.taken = RESERVED | OWN | own | {name, *self.free}
+        self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
         names = Lines(self.taken, True)
         self.names = [names.name(b.name) for b in self.buffers]
 
@@ -186,8 +186,7 @@ class ShiftedBlock:
         late = ", ".join(f"{name}: tl.constexpr = False" for name in ("OVERLAP", "LATE", "TURNS"))
         names = ", ".join(self.names)
         given = ", ".join((*self.names, *self.free))
-        count = self.free[0] if self.free else str(self.images)
-        turns = [f"for block in range(tl.program_id(0), {count} * {self.blocks}, tl.num_programs(0)):"]
+        turns = [f"for block in range(tl.program_id(0), ({self.images}) * {self.blocks}, tl.num_programs(0)):"]
         turns += [f"    {self.name}_block(block, {names}, STAGES, PRECISION)"]
         once = f"    {self.name}_block(tl.program_id(0), {names}, STAGES, PRECISION)"
         body = [*WAITING, "if TURNS:", *(f"    {line}" for line in turns), "else:", once]

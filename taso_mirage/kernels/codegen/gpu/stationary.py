@@ -47,9 +47,10 @@ SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
 """What takes registers beside an element and its result: so many of them as much as one more."""
 REGISTERS = 240
 """Of a thread of the second group; the first has no less."""
-MEMORY = 226 * 1024
-"""Bytes of shared memory of a block, less what the results of a warp pass through."""
-SCRATCH = 9 * 1024
+MEMORY = 227 * 1024
+"""Bytes of shared memory of a block."""
+SCRATCH = 4 * 1024 + 512
+"""Those of them that the results of a phase pass through."""
 DEEPEST, LEAST = 4, 3
 """Slots of a ring."""
 BEYOND = -(1 << 30)
@@ -83,7 +84,6 @@ class StationaryBlock:
         self.channels = _up(block.channels, STEP)
         self.depth = 2 * STEP if self.channels % (2 * STEP) == 0 else STEP
         self.chunks = self.channels // self.depth
-        self.images = block.free[0] if block.free else str(block.images)
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
         self.width = WIDTHS[-1]
         self.width, self.stages = self._fitting()
@@ -96,7 +96,7 @@ class StationaryBlock:
         slow = len(SLOW.findall("".join(self._following("x", ROWS)))) >= MANY
         live = self.row.phases * (2 if self.added else 1) + (2 if slow else 1)
         for width in WIDTHS:
-            memory = MEMORY - SCRATCH - self.elements * width * self.depth * 4
+            memory = MEMORY - SCRATCH * self.row.phases - self.elements * width * self.depth * 4
             slots = min(DEEPEST, memory // (GROUPS * self.depth * ROWS * 4))
             if max(self.sums, live) * width <= SUMS and slots >= LEAST:
                 found.append((-(-columns // width) * (width + WIDTHS[-1]), width, slots))
@@ -148,7 +148,8 @@ class StationaryBlock:
         processors = max(H100.processors // self.parts, 1) * self.parts
         own = LaunchSchedule(4, self.stages, specialized=True, precision=TF32_ROUNDED, persistent=processors)
         chosen = schedule or own
-        if not chosen.specialized or chosen.precision != TF32_ROUNDED or chosen.stages > self.stages:
+        whole = chosen.persistent > 0 and chosen.persistent % self.parts == 0 and 2 <= chosen.stages <= self.stages
+        if not chosen.specialized or chosen.precision != TF32_ROUNDED or not whole:
             raise Unsupported(f"weights that stay, with a schedule of another form: {chosen}")
         loop = max(math.prod(each.taps for each in self.outer) * self.chunks, 2)
         return replace(
@@ -232,7 +233,7 @@ class StationaryBlock:
             "tokens": ", ".join(f"token_{j}" for j in sums),
             "ends": _indented(list(self._ends()), 8),
             "parts": self.parts,
-            "images": self.images,
+            "images": block.images,
             "tiles_of_image": self.tiles_of_image,
             "elements": self.elements,
             "elements_of_row": self.elements // self.sums,

@@ -142,7 +142,7 @@ def {name}({arguments}{sizes}, STAGES: gl.constexpr, PRECISION: gl.constexpr = '
     columns = gl.program_id(0) % {parts} * {width}
     first = gl.program_id(0) // {parts}
     stride = gl.num_programs(0) // {parts}
-    total = {images} * {tiles_of_image}
+    total = ({images}) * {tiles_of_image}
     weights = gl.allocate_shared_memory(gl.float32, [{elements}, {width}, {depth}], gl.NVMMASharedLayout({row_bytes}, 32, 2))
     ring = gl.allocate_shared_memory(gl.float32, [{groups} * STAGES, {depth}, 128], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
     if OVERLAP:  # loads follow the wait for the kernel before
