@@ -332,8 +332,10 @@ def here() -> CudaLowering:
 
 
 def _functions(program: TritonProgram) -> str:
-    """What no schedule changes of its source: the muGraph and the kernels."""
-    return program.source[: program.source.index(tune.OPTIONS)]
+    """What no schedule changes of its source: the kernels, and how they are launched. Several
+    muGraphs may have the same."""
+    head, _, launched = program.source.partition(tune.OPTIONS)
+    return head[head.index(triton.IMPORTS) :] + launched[launched.index("\ndef launch(") :]
 
 
 def everywhere(
