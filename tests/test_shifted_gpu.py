@@ -288,7 +288,13 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
     wanted = torch.from_numpy(meaning.interpret(goal.outputs, EXACT, values)[goal.outputs[0]]).float()
     assert right(inputs, [wanted])
     assert not right(inputs, [wanted * 1.0001])
-    assert Right(Graph(goal.inputs, (made.node,)), rounds=True)(inputs, [wanted * 1.0001])
+    rounding = Right(Graph(goal.inputs, (made.node,)), rounds=True)
+    assert not rounding(inputs, [wanted * 1.001])
+    values[goal.inputs[0]] = nearest_tf32(inputs[0].numpy()).astype(np.float64)
+    values[goal.inputs[1]][1] = 0
+    (rounded,) = meaning.interpret(goal.outputs, EXACT, values).values()
+    assert rounding(inputs, [torch.from_numpy(rounded * 1.0001).float()])
+    assert not rounding(inputs, [torch.from_numpy(rounded * 1.0005).float()])
 
 
 def test_what_is_convolved_may_be_added_too() -> None:

@@ -3,7 +3,7 @@ over torch tensors.
 
 Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after
 the loop, in which order, and what is folded when. Layouts in shared memory and barriers are the
-Triton compiler's. Nothing persistent: a block is one program.
+Triton compiler's, but in Gluon.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def program(
     """Triton source for a muGraph whose terms are kernels.
 
     `schedules`: one for each kernel, None to leave it to the generator. `batch`: the muGraph is of
-    one sample, and run for as many as the inputs have. `specialized`: kernels of attention whose
-    schedule is left to the generator have warps with roles, in Gluon for sm_90; one of them at
-    least.
+    one sample, and run for as many as the inputs have. `specialized`: kernels whose schedule is left
+    to the generator have groups of warps, in Gluon for sm_90: attention, with roles, and
+    convolutions whose weights stay; one of them at least.
 
     Raises Unsupported with the reason where a body has no form in Triton, or not that one.
     """
@@ -86,8 +86,8 @@ def program(
 
 
 def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
-    """All forms of a muGraph: that in Triton, and if asked for the one whose warps have roles;
-    none where it has none."""
+    """All forms of a muGraph: that in Triton, and if asked for the one in Gluon; none where it has
+    none."""
     found = []
     for each in (False, True)[: 1 + specialized]:
         with suppress(Unsupported):

@@ -286,9 +286,9 @@ def _program(record: Record) -> TritonProgram:
 
 
 def _form(record: Record, capability: int) -> TritonProgram:
-    """The program of a record for a compute capability: kernels whose warps have roles have their
-    form in Triton, with the schedule that the generator guesses, where there is no other. Buffers
-    and grids are the same."""
+    """The program of a record for a compute capability: kernels in Gluon have their form in Triton,
+    which rounds nothing, with the schedule that the generator guesses, where there is no other.
+    Buffers and grids are the same."""
     program = _program(record)
     if capability == SPECIALIZED or not any(each.schedule.specialized for each in program.launches):
         return program
