@@ -207,10 +207,13 @@ class CudaLowering:
         return replace(self, device=replace(self.device, rounds=True), key=f"{self.key} {TF32_ROUNDED}")
 
     def fine(self, record: Record) -> Record:
-        """With operands in two parts where they are rounded."""
+        """With operands in two parts where they are rounded, in Triton, as other GPUs have it: more
+        registers than it guesses may take the compiler minutes."""
         schedules = [
-            {**each, "precision": TF32_PARTS, "specialized": False} if each.get("precision") == TF32_ROUNDED else each
-            for each in record["schedules"]
+            {**(asdict(other.schedule) if each.get("specialized") else each), "precision": TF32_PARTS}
+            if each.get("precision") == TF32_ROUNDED
+            else each
+            for each, other in zip(record["schedules"], _form(record, PORTABLE).launches, strict=True)
         ]
         before = [self.fine(each) for each in record.get("before", ())]
         return {**record, "schedules": schedules, **({"before": before} if before else {})}
