@@ -267,6 +267,9 @@ def test_what_has_no_form_says_why() -> None:
     with pytest.raises(Unsupported, match="dilations"):
         program(dilated, of_dilated, (32, 16, 16, 3))
     apart, of_apart = convolved((1, 5, 4, 4), (3, 2), 4, strides=(2, 3), extra=(0, 0))
+    narrow, of_narrow = convolved((1, 1, 1 << 29, 1), (1, 7), 1, pads=(0, 3, 0, 3))
+    with pytest.raises(Unsupported, match="positions of a plane, which 32 bits count"):
+        program(narrow, of_narrow, (32, 16, 16, 7))
     with pytest.raises(Unsupported, match="a kernel of 2 and a stride of 3"):
         program(apart, of_apart, (32, 16, 16, 3))
     assert [each for each in strided.mugraphs(of_strided, H100) if each.graph.outputs[0].attr("block")[3] != 1] == []

@@ -204,6 +204,7 @@ def test_what_has_no_form_says_why() -> None:
         (convolved((1, 5, 9, 24), (3, 4), 4, dilations=(1, 6)), "of which a warp has 32"),
         (convolved((1, 512, 9, 12), (3, 3), 64), "no room"),
         (convolved((1, 5, 4, 8), (3, 3), 4, strides=(1, 3), extra=(0, 0)), "3 phases"),
+        (convolved((1, 1, 1 << 28, 4), (1, 5), 1, pads=(0, 2) * 2), "tiles of a plane, whose positions 32 bits count"),
     ):
         block = (32, 16, 16, 1) if "stride 2" in why else BLOCK
         with pytest.raises(Unsupported, match=why):

@@ -55,8 +55,8 @@ def program(
     """Triton source for a muGraph whose terms are kernels.
 
     `schedules`: one for each kernel, None to leave it to the generator. `batch`: the muGraph is of
-    one sample, and run for as many as the inputs have. `specialized`: kernels whose schedule is left
-    to the generator have groups of warps, in Gluon for sm_90: attention, with roles, and
+    one sample, and run for as many as the inputs have. `specialized`: kernels whose schedule is
+    left to the generator have groups of warps, in Gluon for sm_90: attention, with roles, and
     convolutions whose weights stay; one of them at least.
 
     Raises Unsupported with the reason where a body has no form in Triton, or not that one.

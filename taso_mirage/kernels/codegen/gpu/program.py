@@ -79,8 +79,9 @@ class LaunchSchedule:
     dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
     start before that wait, and not only after it; without a loop. `late`: not before this one
     ends. `specialized`: groups of warps (`specialized.py`, where `warps` are those that load, and
-    `stationary.py`); `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`:
-    so many blocks are launched, and take tiles in turn; 0: one for each tile."""
+    `stationary.py`); `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or
+    TF32_ROUNDED. `persistent`: so many blocks are launched, and take tiles in turn; 0: one for each
+    tile."""
 
     warps: int = 4
     stages: int = 1

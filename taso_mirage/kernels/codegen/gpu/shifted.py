@@ -43,6 +43,8 @@ ROUNDED = "tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [{}], t
 """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
 CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
 """A number without those digits: what is left is exact in single precision."""
+COUNTED = 1 << 31
+"""Positions of a plane, with those of a tile beyond it: less than so many."""
 OWN = frozenset(
     "part columns position first begin image plane top left column at depth c tap low seen x_tile x_low rows result kept place pixel "
     "inner chunks across taps_high phase_high phase_deep plane_x row_x pixel_x top_y pixel_y w_tile w_low place_w".split()
@@ -100,6 +102,8 @@ class ShiftedBlock:
                 )
         if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
+        if self.plane + self.pixels >= COUNTED:
+            raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
         own = {f"sum_{j}" for j in range(self.shared)} | {f"{b.name}_tile" for b in self.buffers}
         self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
         names = Lines(self.taken, True)

@@ -26,7 +26,7 @@ from taso_mirage.kernels.codegen.gpu.axes import TileAxes, power_of_two
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.products import tile_product
 from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
-from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
+from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.operators.interpret import interpret, retyped
@@ -81,6 +81,8 @@ class StationaryBlock:
         self.kept = WARP - _up(self.reach, CHUNK)
         if self.kept < WARP // 2:
             raise Unsupported(f"sums of {self.reach + 1} positions of a row, of which a warp has {WARP}")
+        if self.tiles * 4 * self.kept >= COUNTED:
+            raise Unsupported(f"{self.tiles} tiles of a plane, whose positions 32 bits count")
         self.channels = _up(block.channels, STEP)
         self.depth = 2 * STEP if self.channels % (2 * STEP) == 0 else STEP
         self.chunks = self.channels // self.depth
