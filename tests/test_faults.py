@@ -127,13 +127,13 @@ def test_wherever_memory_ends_it_is_an_error_of_one_line(monkeypatch: pytest.Mon
     monkeypatch.setitem(children._CHILD, os.getpid(), own)
     feed = {"t0": np.ones(2**18, np.float32)}
     try:
-        for more in (4000, 700, 300, 100, 20, 3, 0):
+        for more in (4000, 700, 500, 300, 100, 20, 3, 1, 0):
             own.call(bounded, more * 2**20)
             said = ran(feed)
             assert "\n" not in said
             failed += [more] if said else []
             own.stop()
-        assert failed[-3:] == [20, 3, 0]
+        assert failed[-4:] == [20, 3, 1, 0]
         assert 4000 not in failed
         assert not ran(feed)
     finally:

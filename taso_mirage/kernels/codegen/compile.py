@@ -134,7 +134,9 @@ def _compiled(
         (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
     }
     named = [i for i, name in enumerate(names) if isinstance(constants.get(name), str)]
-    aligned |= {(i,): [] for i in named}  # as a launch says it: it takes a text for what is known of an argument
+    # A launch takes the text of a constant for what is known of its alignment, which is in the key
+    # of Triton's cache.
+    aligned |= {(i,): [] for i in named}
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -3,7 +3,7 @@ over torch tensors.
 
 Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after
 the loop, in which order, and what is folded when. Layouts in shared memory and barriers are the
-Triton compiler's, but in Gluon.
+Triton compiler's, except in the forms in Gluon, which say their own.
 """
 
 from __future__ import annotations

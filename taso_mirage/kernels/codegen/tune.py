@@ -63,6 +63,7 @@ compiles."""
 COMPILERS = 12
 """Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
 SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
+"""A program that is compiled soon."""
 ASSEMBLER = "TRITON_PTXAS_PATH"
 """The variable that names the assembler, which PyTorch's compiler sets."""
 LIMIT = 10.0

@@ -182,66 +182,77 @@ class StationaryBlock:
 
     def _values(self) -> dict[str, object]:
         """What stands in the templates."""
-        deep, high = self.outer
-        row, block = self.row, self.block
-        across = [[0, 1 << i] for i in range(3, power_of_two(self.width).bit_length() - 1)]
-        lanes = [[1, 0], [2, 0], [0, 4], [0, 8], [0, 16]]
-        loaded = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, self.depth.bit_length() - 1))]
-        phases = row.phases.bit_length() - 1
-        stored = [[0, 1 << i] for i in range(self.width.bit_length() - 1)] + [[32 << i, 0] for i in range(phases)]
-        along = [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]]
-        vector = CHUNK if block.channels % CHUNK == 0 else 1
-        sums = range(self.sums)
+        block, high, sums = self.block, self.outer[1], range(self.sums)
         return {
+            **self._sizes(),
+            **self._layouts(),
             "name": self.name,
             "arguments": ", ".join(["x", "w", *self.others, "result"]),
             "sizes": "".join(f", {name}" for name in block.free),
             "free": f"(do_not_specialize={list(block.free)})" if block.free else "",
-            "tiles": self.tiles,
-            "step": 4 * self.kept,
-            "kept": self.kept,
-            "warp_chunks": WARP // CHUNK,
-            "pitch": self.pitch,
-            "gap": self.gap,
-            "size": row.size,
-            "beyond": BEYOND,
-            "phases_high": high.phases,
-            "phases_deep": deep.phases,
-            "planes": deep.positions,
+            "images": block.images,
             "taps_deep": block.taps_of(0),
             "taps_high": block.taps_of(1),
             "row": "top" if high.transposed else f"top * {high.stride} - {high.pad}",
             "further": "-tap" if high.transposed else f"tap * {high.dilation}",
-            "plane_x": deep.seen("plane", "low"),
-            "planes_x": deep.size,
-            "height": high.size,
-            "chunks": self.chunks,
-            "depth": self.depth,
-            "channels": block.channels,
-            "volume": deep.size * high.size * row.size,
-            "area": high.size * row.size,
-            "image": block.channels * deep.size * high.size * row.size,
-            "width": self.width,
-            "loaded": f"{loaded}, {lanes}, [[0, 32], [0, 64]]",
-            "summed": f"{[[1, 0], [2, 0], [0, 1], *across]}, {[[0, 2], [0, 4], [4, 0], [8, 0], [16, 0]]}, [[32, 0], [64, 0]]",
-            "stored": f"{stored}, {along}, {[[32 << phases, 0], [64 << phases, 0]]}",
-            "results": ROWS << phases,
-            "groups": GROUPS,
-            "registers": REGISTERS,
+            "plane_x": self.outer[0].seen("plane", "low"),
             "zeros": _indented([f"sum_{j} = gl.zeros([128, {self.width}], gl.float32, MMA)" for j in sums], 8),
             "place_w": self._element(),
             "products": _indented([self._product(j) for j in sums], 12),
             "sums": ", ".join(f"sum_{j}" for j in sums),
             "tokens": ", ".join(f"token_{j}" for j in sums),
             "ends": _indented(list(self._ends()), 8),
-            "parts": self.parts,
-            "images": block.images,
-            "tiles_of_image": self.tiles_of_image,
-            "elements": self.elements,
-            "elements_of_row": self.elements // self.sums,
-            "row_bytes": self.depth * 4,
+        }
+
+    def _sizes(self) -> dict[str, object]:
+        (deep, high), block = self.outer, self.block
+        area = high.size * self.row.size
+        return {
+            "size": self.row.size,
+            "height": high.size,
+            "planes_x": deep.size,
+            "area": area,
+            "volume": deep.size * area,
+            "image": block.channels * deep.size * area,
+            "channels": block.channels,
             "all_columns": block.columns,
             "whole": block.taps * block.channels,
+            "width": self.width,
+            "depth": self.depth,
+            "chunks": self.chunks,
+            "parts": self.parts,
+            "elements": self.elements,
+            "elements_of_row": self.elements // self.sums,
+            "pitch": self.pitch,
+            "gap": self.gap,
+            "beyond": BEYOND,
+            "kept": self.kept,
+            "step": 4 * self.kept,
+            "tiles": self.tiles,
+            "tiles_of_image": self.tiles_of_image,
+            "planes": deep.positions,
+            "phases_deep": deep.phases,
+            "phases_high": high.phases,
+            "results": ROWS * self.row.phases,
+            "warp_chunks": WARP // CHUNK,
+            "groups": GROUPS,
+            "registers": REGISTERS,
+        }
+
+    def _layouts(self) -> dict[str, object]:
+        """Bases of registers, lanes and warps: of a tile that is loaded (channels, positions), of
+        sums by position, and of what is stored (positions of all phases, columns)."""
+        phases = self.row.phases.bit_length() - 1
+        positions = [[1 << i, 0] for i in range(5)]
+        loaded = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, self.depth.bit_length() - 1))]
+        summed = [[1, 0], [2, 0], [0, 1], *([0, 1 << i] for i in range(3, power_of_two(self.width).bit_length() - 1))]
+        stored = [[0, 1 << i] for i in range(self.width.bit_length() - 1)] + [[32 << i, 0] for i in range(phases)]
+        vector = CHUNK if self.block.channels % CHUNK == 0 else 1
+        return {
+            "loaded": f"{loaded}, {[[1, 0], [2, 0], [0, 4], [0, 8], [0, 16]]}, {[[0, 32], [0, 64]]}",
+            "summed": f"{summed}, {[[0, 2], [0, 4], [4, 0], [8, 0], [16, 0]]}, {[[32, 0], [64, 0]]}",
+            "stored": f"{stored}, {positions}, {[[32 << phases, 0], [64 << phases, 0]]}",
+            "row_bytes": self.depth * 4,
             "weight_chunk": vector,
             "weight_lanes": f"{WARP * vector // self.depth}, {self.depth // vector}",
         }

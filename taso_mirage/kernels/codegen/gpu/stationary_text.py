@@ -89,6 +89,20 @@ def {name}_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT: gl.
     x = x + image * {image} + (begin * {volume} + plane_x * {area} + further * {size})
     at = gl.max_contiguous(gl.multiple_of(at, [1, 4]), [1, 4])
     async_copy.async_copy_global_to_shared(slot, x + at, gl.max_constancy(mask, [1, 4]))
+
+
+@gluon.jit
+def {name}_next(x, slot, following, total, stride, step, image, plane, high_taps, left, rows, where, LAYOUT: gl.constexpr):
+    """Load a step of the following tile, if there is one; returns what is loaded after it."""
+    if following < total:
+        {name}_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT)
+    async_copy.commit_group()
+    step += 1
+    if step == left:
+        step = 0
+        following += stride * {groups}
+        image, plane, high_taps, left, rows, where = {name}_ahead(following, LAYOUT)
+    return following, step, image, plane, high_taps, left, rows, where
 '''
 GROUP_OF_WARPS = """@gluon.jit
 def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride, GROUP: gl.constexpr, STAGES: gl.constexpr):
@@ -102,14 +116,8 @@ def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride,
     image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
     step = 0
     for i in gl.static_range(STAGES - 1):
-        if following < total:
-            {name}_load(x, ring.index(GROUP * STAGES + i), image, plane, rows, where, high_taps, step, COPIED)
-        async_copy.commit_group()
-        step += 1
-        if step == left:
-            step = 0
-            following += stride * {groups}
-            image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
+        following, step, image, plane, high_taps, left, rows, where = {name}_next(
+            x, ring.index(GROUP * STAGES + i), following, total, stride, step, image, plane, high_taps, left, rows, where, COPIED)
     slot = 0
     ahead = STAGES - 1
     tile_x = rounded_tile(ring, GROUP * STAGES, STAGES, {depth}, LOADED, DOT)
@@ -120,14 +128,8 @@ def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride,
         for t in range(own_low * own_taps * {chunks}):
             place_w = {place_w}
 {products}
-            if following < total:
-                {name}_load(x, ring.index(GROUP * STAGES + ahead), image, plane, rows, where, high_taps, step, COPIED)
-            async_copy.commit_group()
-            step += 1
-            if step == left:
-                step = 0
-                following += stride * {groups}
-                image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
+            following, step, image, plane, high_taps, left, rows, where = {name}_next(
+                x, ring.index(GROUP * STAGES + ahead), following, total, stride, step, image, plane, high_taps, left, rows, where, COPIED)
             ahead = gl.where(ahead == STAGES - 1, 0, ahead + 1)
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
             next_x = rounded_tile(ring, GROUP * STAGES + slot, STAGES, {depth}, LOADED, DOT)
