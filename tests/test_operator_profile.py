@@ -38,6 +38,9 @@ agraph (float[512,512] x) => (float[512,512] y) {
 """
 
 
+RUNS_A_PRODUCT = {"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "CpuKernel0"}
+
+
 @pytest.fixture(scope="module")
 def measured() -> Result:
     """Of a model whose operators take much longer than the profiler."""
@@ -89,7 +92,9 @@ def test_what_the_profiler_took_itself_is_no_time_of_an_operator(
 
 def test_a_result_has_measured_times_and_its_page_says_so(measured: Result) -> None:
     assert measured.profile is not None
-    assert "MatMul" in measured.profile.before.keys() & measured.profile.after.keys()
+    before, after = measured.profile.before, measured.profile.after
+    assert max(before, key=before.__getitem__) == "MatMul"
+    assert max(after, key=after.__getitem__) in RUNS_A_PRODUCT  # which one depends on what was faster
     said = page_of(measured)
     assert "By operator, measured" in said
     assert "By operator, predicted" not in said
