@@ -14,8 +14,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
-from taso_mirage.meanings.arrays import MULTIPLYING  # noqa: E402
+from taso_mirage.ir.terms import Tensor, variable  # noqa: E402
+from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts  # noqa: E402
+from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.measure.target import CPU, CUDA, Target  # noqa: E402
+from taso_mirage.operators.interpret import interpret  # noqa: E402
+from taso_mirage.operators.ops import Ints, term  # noqa: E402
 from taso_mirage.pipeline import stages  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.targets.cuda import exact  # noqa: E402
@@ -33,6 +37,9 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+PRODUCT = ("bik", "bkj", "bij")
+
+
 def operands(dtype: str = "float64") -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     return rng.normal(size=(3, 5, 8)).astype(dtype), rng.normal(size=(3, 4, 8)).astype(dtype).transpose(0, 2, 1)
@@ -44,16 +51,35 @@ def test_large_products_of_float64_are_its(moved: list[Any]) -> None:
     b = b[:, ::-1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = exact.product_on_gpu(a, b)
+        found = exact.contracted_on_gpu(a, b, *PRODUCT)
     np.testing.assert_allclose(found, a @ b, rtol=1e-13)
     assert [tuple(each.shape) for each in moved] == [(3, 5, 8), (3, 8, 4)]
+
+
+@pytest.mark.parametrize("limit", [1 << 31, 24_000, 3_000], ids=["whole", "in parts", "no part is small enough"])
+@pytest.mark.parametrize(("group", "strides", "dilations"), [(1, (1, 1), (1, 1)), (2, (2, 1), (1, 2))])
+def test_an_image_is_sent_once_for_all_windows(
+    group: int, strides: Ints, dilations: Ints, limit: int, moved: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=(2, 4, 11, 9)), rng.normal(size=(6, 4 // group, 3, 2))
+    named = {"strides": strides, "pads": (1, 0, 1, 2), "dilations": dilations, "group": group}
+    given = {variable(name, Tensor("float64", array.shape)): array for name, array in (("x", x), ("w", w))}
+    graph = (term("conv", *given, **named),)
+    wanted = interpret(graph, EXACT, given)[graph[0]]
+    monkeypatch.setattr(CONTRACTING, "by", exact.contracted_on_gpu)
+    monkeypatch.setattr(exact, "LARGEST", limit)
+    np.testing.assert_allclose(interpret(graph, EXACT, given)[graph[0]], wanted, rtol=1e-12, atol=1e-12)
+    padded = 2 * 4 * 13 * 11
+    assert sum(each.numel() for each in moved) <= (padded + w.size if limit == 1 << 31 else 4 * padded)
+    assert moved or limit == 3_000
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", "SLOW"), ("int64", "SLOW"), ("float64", "LARGEST")])
 def test_others_are_numpys(dtype: str, limit: str, moved: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, limit, {"SLOW": 1.0, "LARGEST": 8 * (3 * 5 * 8 + 3 * 8 * 4 + 3 * 5 * 4) - 1}[limit])
     a, b = operands(dtype)
-    np.testing.assert_array_equal(exact.product_on_gpu(a, b), a @ b)
+    np.testing.assert_array_equal(exact.contracted_on_gpu(a, b, *PRODUCT), a @ b)
     assert not moved
 
 
@@ -70,16 +96,16 @@ def test_what_has_no_room_there_is_numpys(error: Exception, moved: list[Any], mo
 
     monkeypatch.setattr(torch.Tensor, "cuda", full)
     a, b = operands()
-    np.testing.assert_array_equal(exact.product_on_gpu(a, b), a @ b)
+    np.testing.assert_array_equal(exact.contracted_on_gpu(a, b, *PRODUCT), a @ b)
 
 
 def test_a_back_end_multiplies_there_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = CudaLowering(H100, "a stand-in", 90)
     monkeypatch.setattr(made.compiler, "start", lambda job: None)
     made.start()
-    assert MULTIPLYING.by is exact.product_on_gpu
+    assert CONTRACTING.by is exact.contracted_on_gpu
     made.close()
-    assert MULTIPLYING.by is np.matmul
+    assert CONTRACTING.by is pairwise_in_parts
 
 
 class Played:

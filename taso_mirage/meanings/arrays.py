@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
+Contraction: TypeAlias = Callable[[Array, Array, str, str, str], Array]
+"""The einsum of two operands, by their letters and those of the result."""
 PART = 1 << 26
 """Bytes of an operand of a product that are copied at once."""
 
@@ -51,17 +53,6 @@ def padded_array(a: Array, low: Sequence[int], high: Sequence[int], value: Any, 
     return cropped
 
 
-@dataclass
-class MatrixProducts:
-    """What multiplies matrices, `(*batch, m, k) x (*batch, k, n)`: numpy, or for a while what is
-    faster at large ones and as exact."""
-
-    by: Callable[[Array, Array], Array] = np.matmul
-
-
-MULTIPLYING = MatrixProducts()
-
-
 def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) -> Array:
     """einsum of two operands as one batched matrix product, so that BLAS does the work."""
     a, letters_a = _summed(a, letters_a, letters_b + result)
@@ -77,29 +68,42 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
     inner_size = int(np.prod(right.shape[n : n + k]))
     left = left.reshape(*left.shape[:n], int(np.prod(rows_shape)), inner_size)
     right = right.reshape(*right.shape[:n], inner_size, int(np.prod(columns_shape)))
-    product = MULTIPLYING.by(left, right)
+    product = np.matmul(left, right)
     product = product.reshape((*product.shape[:n], *rows_shape, *columns_shape))
     order = [*batch, *rows, *columns]
     moved: Array = product.transpose([order.index(c) for c in result])
     return moved
 
 
-def pairwise_in_parts(a: Array, b: Array, letters_a: str, letters_b: str, result: str, part: int = PART) -> Array:
-    """The same, cut along a letter of the result so that no copy of an operand has more than `part`
+def pairwise_in_parts(
+    a: Array, b: Array, letters_a: str, letters_b: str, result: str, part: int = PART, by: Contraction = pairwise
+) -> Array:
+    """The same, cut along letters of the result so that no copy of an operand has more than `part`
     bytes: the windows of a convolution are many times its input."""
     large, letters = max(((a, letters_a), (b, letters_b)), key=lambda each: each[0].nbytes)
     kept = [(n, c) for n, c in zip(large.shape, letters, strict=True) if c in result]
     n, cut = max(kept, default=(1, ""), key=lambda each: each[0])
     if large.nbytes <= part or n < 2:
-        return pairwise(a, b, letters_a, letters_b, result)
+        return by(a, b, letters_a, letters_b, result)
     sizes = dict(zip(letters_a, a.shape, strict=True)) | dict(zip(letters_b, b.shape, strict=True))
     found = np.empty([sizes[c] for c in result], np.result_type(a, b))
     step = max(n * part // large.nbytes, 1)
     for start in range(0, n, step):
         along = slice(start, start + step)
         left, right = _cut(a, letters_a, cut, along), _cut(b, letters_b, cut, along)
-        _cut(found, result, cut, along)[...] = pairwise_in_parts(left, right, letters_a, letters_b, result, part)
+        _cut(found, result, cut, along)[...] = pairwise_in_parts(left, right, letters_a, letters_b, result, part, by)
     return found
+
+
+@dataclass
+class Contractions:
+    """What contracts two operands of float64: numpy, or for a while what is faster at large ones
+    and as exact."""
+
+    by: Contraction = pairwise_in_parts
+
+
+CONTRACTING = Contractions()
 
 
 def _cut(a: Array, letters: str, letter: str, along: slice) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, is_computed, is_float, numpy_dtype
-from taso_mirage.meanings.arrays import Array, padded_array, pairwise, pairwise_in_parts, windows
+from taso_mirage.meanings.arrays import CONTRACTING, Array, padded_array, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 
@@ -62,7 +62,7 @@ class Reals(Meaning[Array]):
             a.dtype.kind == "V" or a.dtype.itemsize == 2
         ):  # half precisions: numpy's own products are slow and lose digits
             return np.asarray(pairwise(a.astype(np.float32), b.astype(np.float32), *letters)).astype(a.dtype)
-        return np.asarray((pairwise_in_parts if self.exact else pairwise)(a, b, *letters))
+        return np.asarray((CONTRACTING.by if self.exact else pairwise)(a, b, *letters))
 
     def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
         half = is_float(a.dtype.name) and a.dtype.itemsize <= 2

@@ -1,7 +1,9 @@
-"""Float64 on the GPU: what results of kernels are compared with, and large products of matrices."""
+"""Float64 on the GPU: what results of kernels are compared with, and what is large of a reference:
+products of matrices, and convolutions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
 from taso_mirage.kernels.gpu.in_operators import CUT, nearest_tf32, written
+from taso_mirage.meanings.arrays import Array, pairwise_in_parts
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.interpret import interpret, retyped
@@ -122,17 +125,43 @@ def _close(result: Any, wanted: Any, node: Node, rounds: bool = False) -> bool:
     return apart <= allowed * most
 
 
-def product_on_gpu(a: Any, b: Any) -> Any:
-    """numpy's product of matrices; large ones in float64 on the GPU, which is as exact."""
-    flops = 2 * a.size * b.shape[-1]
-    moved = a.nbytes + b.nbytes + flops // max(2 * a.shape[-1], 1) * a.itemsize
-    if a.dtype != np.float64 or b.dtype != np.float64 or flops < max(SLOW, BUSY * moved) or moved > LARGEST:
-        return np.matmul(a, b)
+def contracted_on_gpu(a: Array, b: Array, letters_a: str, letters_b: str, result: str) -> Array:
+    """`pairwise_in_parts`; large ones in float64 on the GPU, which is as exact. Windows of an image
+    are views of it, so it is sent once."""
+    sizes = dict(zip(letters_a, a.shape, strict=True)) | dict(zip(letters_b, b.shape, strict=True))
+    flops = 2 * math.prod(sizes.values())
+    moved = _span(a) + _span(b) + a.itemsize * math.prod([sizes[c] for c in result])
+    small = flops < max(SLOW, BUSY * moved) or moved > LARGEST
+    if small or a.dtype != np.float64 or b.dtype != np.float64:
+        return pairwise_in_parts(a, b, letters_a, letters_b, result)
     try:
-        found = _tensor(a).cuda() @ _tensor(b).cuda()
-        return found.cpu().numpy()
+        return pairwise_in_parts(a, b, letters_a, letters_b, result, LARGEST, _einsum_there)
     except RuntimeError:  # no room: cuBLAS, too, says so in words of its own
-        return np.matmul(a, b)
+        return pairwise_in_parts(a, b, letters_a, letters_b, result)
+
+
+def _einsum_there(a: Array, b: Array, letters_a: str, letters_b: str, result: str) -> Array:
+    import torch
+
+    found: Array = torch.einsum(f"{letters_a},{letters_b}->{result}", _sent(a), _sent(b)).cpu().numpy()
+    return found
+
+
+def _span(array: Array) -> int:
+    """Bytes that are sent of an array: from its first element to its last one, if those are less
+    than it has itself."""
+    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    if min(steps, default=0) < 0 or any(stride % array.itemsize for stride in array.strides):
+        return array.nbytes
+    return min(int(sum(steps)) + array.itemsize, array.nbytes)
+
+
+def _sent(array: Array) -> Any:
+    """The tensor on the GPU."""
+    if (size := _span(array)) == array.nbytes:
+        return _tensor(array).cuda()
+    flat = np.lib.stride_tricks.as_strided(array, (size // array.itemsize,), (array.itemsize,))
+    return _tensor(flat).cuda().as_strided(array.shape, [stride // array.itemsize for stride in array.strides])
 
 
 def _tensor(array: Any) -> Any:

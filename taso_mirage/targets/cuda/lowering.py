@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Shape, learn
 from taso_mirage.ir.mugraph import Batch
@@ -43,10 +41,10 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.meanings.arrays import MULTIPLYING
+from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
-from taso_mirage.targets.cuda.exact import Right, give_memory_back, product_on_gpu
+from taso_mirage.targets.cuda.exact import Right, contracted_on_gpu, give_memory_back
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
@@ -220,12 +218,12 @@ class CudaLowering:
 
     def start(self) -> None:
         """Processes that compile import PyTorch, and compile what is small, first; float64
-        references multiply on the GPU."""
+        references have their products and convolutions on the GPU."""
         self.compiler.start(tune.first_job())
-        MULTIPLYING.by = product_on_gpu
+        CONTRACTING.by = contracted_on_gpu
 
     def close(self) -> None:
-        MULTIPLYING.by = np.matmul
+        CONTRACTING.by = pairwise_in_parts
         self.compiler.close()
         give_memory_back()
 
