@@ -30,8 +30,9 @@ from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
-from taso_mirage.kernels.gpu.in_operators import written  # noqa: E402
-from taso_mirage.kernels.gpu.shifted import ShiftedConvolution  # noqa: E402
+from taso_mirage.kernels.gpu.convolutions import read_convolution  # noqa: E402
+from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
+from taso_mirage.kernels.gpu.in_operators import convolution_alone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.cuda.exact import Right  # noqa: E402
@@ -42,7 +43,8 @@ NEAR = {False: 1e-5, True: 2e-3}
 
 @dataclass(frozen=True)
 class Convolved:
-    """An image (n,c,h,w), a kernel, its columns; `extra` makes a transposed one."""
+    """An image (n,c,h,w), a kernel, its columns; `extra` makes a transposed one, `depthwise` one
+    of each channel alone."""
 
     image: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -50,29 +52,42 @@ class Convolved:
     stride: int = 1
     pad: int = 0
     extra: tuple[int, ...] = ()
+    depthwise: bool = False
 
-    def term(self) -> tuple[ShiftedConvolution, Graph]:
+    def term(self) -> tuple[FollowedConvolution, Graph]:
         count = len(self.kernel)
         how: dict[str, Any] = {
             "strides": (self.stride,) * count,
             "pads": (self.pad,) * 2 * count,
             "dilations": (1,) * count,
-            "extra": self.extra,
+            **({} if self.depthwise else {"extra": self.extra}),
         }
         x = variable("x", Tensor("float32", self.image))
-        w = variable("w", Tensor("float32", (2, self.kernel[-1], self.columns, *self.kernel[:-1], self.image[1])))
+        parts = (2, self.kernel[-1], self.columns, *self.kernel[:-1], self.image[1])
+        w = variable("w", Tensor("float32", (self.columns, 1, *self.kernel) if self.depthwise else parts))
         b = variable("b", Tensor("float32", (1, self.columns, *(1,) * count)))
-        y = variable("y", Tensor("float32", (1, *written(x, w, how).shape[1:])))
+        y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, how).shape[1:])))
         added = term("add", y, b)
         body = Graph((y, b), (term("mul", added, term("sigmoid", added)),))
-        node = term("shifted_conv", x, w, b, body=body, **how)
-        return ShiftedConvolution(node), Graph((x, w, b), (node,))
+        node = term("depthwise_conv" if self.depthwise else "shifted_conv", x, w, b, body=body, **how)
+        goal = Graph((x, w, b), (node,))
+        made = read_convolution(goal)
+        assert isinstance(made, FollowedConvolution)
+        return made, goal
 
     def eager(self) -> Callable[..., Any]:
         import torch
 
         count, transposed = len(self.kernel), bool(self.extra)
-        how = ((self.stride,) * count, (self.pad,) * count, (1,) * count, transposed, self.extra or (0,) * count, 1)
+        groups = self.image[1] if self.depthwise else 1
+        how = (
+            (self.stride,) * count,
+            (self.pad,) * count,
+            (1,) * count,
+            transposed,
+            self.extra or (0,) * count,
+            groups,
+        )
 
         def call(x: Any, w: Any, b: Any) -> Any:
             return torch.nn.functional.silu(torch.convolution(x, w, b, *how))
@@ -82,6 +97,8 @@ class Convolved:
     def natural(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs as PyTorch takes them."""
         x, w, b = inputs
+        if self.depthwise:
+            return [x, w, b.reshape(-1)]
         whole = w.sum(0).permute(natural_weights(len(self.kernel), bool(self.extra)))
         return [x, whole.contiguous(), b.reshape(-1)]
 
@@ -100,13 +117,20 @@ ROWS = {
     "32x64x128x128, transposed 3x3 by 2, 64": Convolved((32, 64, 128, 128), (3, 3), 64, 2, 1, (1, 1)),
     "16x64x32x32x32, transposed 3x3x3, 128": Convolved((16, 64, 32, 32, 32), (3, 3, 3), 128, extra=(0, 0, 0)),
     "64x3x32x32x32, transposed 3x3x3 by 2, 16": Convolved((64, 3, 32, 32, 32), (3, 3, 3), 16, 2, 1, (0, 0, 0)),
+    "16x64x512x512, depthwise 3x3": Convolved((16, 64, 512, 512), (3, 3), 64, depthwise=True),
+    "32x128x128x256, depthwise 3x7": Convolved((32, 128, 128, 256), (3, 7), 128, depthwise=True),
+    "64x96x112x112, depthwise 3x3 by 2": Convolved((64, 96, 112, 112), (3, 3), 96, 2, 1, depthwise=True),
+    "64x96x56x56, depthwise 7x7": Convolved((64, 96, 56, 56), (7, 7), 96, pad=3, depthwise=True),
+    "64x384x14x14, depthwise 5x5": Convolved((64, 384, 14, 14), (5, 5), 384, pad=2, depthwise=True),
+    "64x960x7x7, depthwise 3x3": Convolved((64, 960, 7, 7), (3, 3), 960, pad=1, depthwise=True),
+    "32x256x4000, depthwise 31": Convolved((32, 256, 4000), (31,), 256, pad=15, depthwise=True),
 }
 
 
-def programs_of(made: ShiftedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
+def programs_of(made: FollowedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
     every = [p for each in made.mugraphs(goal, H100) for p in triton.program_forms(each.graph, rounds)]
     found = list({p.source: p for p in every}.values())
-    if not rounds:
+    if not rounds or not found[0].launches[0].precisions:
         return found
     return [tune.scheduled(p, 0, replace(p.launches[0].schedule, precision=TF32_ROUNDED)) for p in found]
 
@@ -183,7 +207,7 @@ def main() -> None:
     chosen = [case for case in ROWS if not options.rows or any(part in case for part in options.rows)]
     with closing(tune.compilers(options.workers)) as compiler:
         for case in chosen:
-            for rounds in regimes:
+            for rounds in (False,) if ROWS[case].depthwise else regimes:  # such kernels never round
                 rows = [row for row in rows if (row["case"], row["rounds"]) != (case, rounds)]
                 try:
                     rows.append(measured(case, rounds, compiler))

@@ -43,11 +43,18 @@ def shifted_conv(
     elements of the kernel's row share what is loaded.
     """
     spatial = xp.rank(x) - 2
-    if xp.rank(w) != spatial + 3 or len(body.inputs) != 1 + len(others) or len(body.outputs) != 1 or len(block) != 4:
+    if xp.rank(w) != spatial + 3 or len(block) != 4:
         raise IllTyped(f"shifted_conv of {xp.shape(x)} with {xp.shape(w)} and {len(others)} others")
     whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural_weights(spatial, bool(extra)))
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}
     y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
+    return followed(xp, y, others, body)
+
+
+def followed(xp, y, others, body: Graph):
+    """A convolution `y`, and what `body` makes of it and of other tensors."""
+    if len(body.inputs) != 1 + len(others) or len(body.outputs) != 1:
+        raise IllTyped(f"{len(others)} tensors and a convolution, for a body of {len(body.inputs)}")
     values = dict(zip(body.inputs, (y, *others), strict=True))
     for node in body:
         if node not in values:
@@ -57,25 +64,25 @@ def shifted_conv(
     return values[body.outputs[0]]
 
 
-def _body(*shape):
+def squared(*shape):
     """y + b, squared."""
     y, b = variable("y", Tensor("float32", (1, *shape))), variable("b", Tensor("float32", (1, shape[0], 1, 1)))
     added = add.term(y, b)
     return Graph((y, b), (mul.term(added, added),))
 
 
-def _none(*shape):
+def nothing_follows(*shape):
     y = variable("y", Tensor("float32", (1, *shape)))
     return Graph((y,), (y,))
 
 
 _SAME = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
-shifted_conv.example("float32[2,3,5,6]", "float32[2,3,4,2,3]", body=_none(4, 6, 6), **_SAME)
-shifted_conv.example("float32[2,3,5,6]", "float32[1,3,4,3,3]", "float32[1,4,1,1]", body=_body(4, 5, 6), **_SAME)
+shifted_conv.example("float32[2,3,5,6]", "float32[2,3,4,2,3]", body=nothing_follows(4, 6, 6), **_SAME)
+shifted_conv.example("float32[2,3,5,6]", "float32[1,3,4,3,3]", "float32[1,4,1,1]", body=squared(4, 5, 6), **_SAME)
 shifted_conv.example(
     "float32[1,2,7,6]",
     "float32[2,3,3,3,2]",
-    body=_none(3, 2, 3),
+    body=nothing_follows(3, 2, 3),
     strides=(2, 2),
     pads=(0, 1, 0, 1),
     dilations=(2, 1),
@@ -84,8 +91,10 @@ shifted_conv.example(
     "float32[1,2,3,4]",
     "float32[2,3,4,3,2]",
     "float32[1,4,1,1]",
-    body=_body(4, 6, 8),
+    body=squared(4, 6, 8),
     **{**_SAME, "strides": (2, 2)},
     extra=(1, 1),
 )
-shifted_conv.example("float32[1,2,9]", "float32[2,3,4,2]", body=_none(4, 7), strides=(1,), pads=(0, 0), dilations=(1,))
+shifted_conv.example(
+    "float32[1,2,9]", "float32[2,3,4,2]", body=nothing_follows(4, 7), strides=(1,), pads=(0, 0), dilations=(1,)
+)

@@ -274,8 +274,8 @@ def test_a_restricted_program_is_a_part_of_the_whole(seed: int) -> None:
 
 
 WITHOUT_RULE = (
-    "conv_transpose cumsum einsum eye_like gather implicit_gemm kernel matmul_nbits one_hot resample shifted_conv trilu "
-    "winograd"
+    "conv_transpose cumsum depthwise_conv einsum eye_like gather implicit_gemm kernel matmul_nbits one_hot resample "
+    "shifted_conv trilu winograd"
 ).split()
 """Of the operators that may be linear those that have none; and products with vectors, and pads
 that mirror."""

@@ -28,7 +28,7 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
-from taso_mirage.kernels.gpu.in_operators import in_operators, is_shifted, nearest_tf32, written
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators, is_followed, nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -68,7 +68,7 @@ def convolved(
     how |= attrs
     x = variable("x", Tensor("float32", image))
     w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
-    shape = written(x, w, how).shape
+    shape = convolution_alone(x, w, how).shape
     y = variable("y", Tensor("float32", (1, *shape[1:])))
     leaves, operands, out = [y], [x, w], y
     for name, given, own in (
@@ -348,10 +348,10 @@ def model(batch: int | str = 2) -> Model:
 def test_a_model_with_shifted_convolutions_is_the_model() -> None:
     given = model()
     made = with_convolutions(given)
-    shifted = [n for n in made.model.nodes() if is_shifted(n)]
+    shifted = [n for n in made.model.nodes() if is_followed(n)]
     inside = [sorted(n.op for n in each.attr("body") if n.args) for each in shifted]
     assert inside == [["add", "mul", "relu"], ["add"], ["add", "mul", "sigmoid", "tanh"]]
-    assert [n.op for n in made.model.nodes() if n.args and not is_shifted(n)] == ["reduce_max"]
+    assert [n.op for n in made.model.nodes() if n.args and not is_followed(n)] == ["reduce_max"]
     inputs = random_inputs(given, 0)
     for mine, wanted in zip(_exact(made.model, inputs), _exact(given, inputs), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
@@ -383,7 +383,7 @@ def test_forms_of_weights_have_names_of_their_own(columns: int) -> None:
     outputs = (tied, term("conv", line, v, b, **along), term("add", term("exp", x), others[0]), *sums)
     given = standalone(Graph((x, line), outputs), {"": 20}, arrays)
     made = with_convolutions(given)
-    assert sum(map(is_shifted, made.model.nodes())) == 3
+    assert sum(map(is_followed, made.model.nodes())) == 3
     back = made.without_rest(made.model)
     assert back.graph == given.graph
     inputs = random_inputs(given, 0)
@@ -418,7 +418,7 @@ def test_what_a_model_says_elsewhere_stays() -> None:
         assert with_convolutions(given).model.graph == given.graph
     arrays = {"k": StoredWeight(plain)}
     given = standalone(Graph((x,), (term("conv", x, known, **attrs, group=1),)), {"": 20}, arrays)
-    assert is_shifted(with_convolutions(given).model.graph.outputs[0])
+    assert is_followed(with_convolutions(given).model.graph.outputs[0])
 
 
 def test_what_two_read_ends_what_follows() -> None:
@@ -436,7 +436,7 @@ def test_what_two_read_ends_what_follows() -> None:
         ((term("mul", relu, term("sigmoid", relu)),), ["mul", "relu", "sigmoid"]),
     ):
         made = with_convolutions(standalone(Graph((x,), outputs), {"": 20}, arrays)).model
-        (found,) = [n for n in made.nodes() if is_shifted(n)]
+        (found,) = [n for n in made.nodes() if is_followed(n)]
         assert sorted(n.op for n in found.attr("body") if n.args) == inside
 
 
@@ -453,8 +453,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     monkeypatch.setattr(stage, "here", lambda target: GPU)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
-    own = ShiftedConvolution._blocks
-    monkeypatch.setattr(ShiftedConvolution, "_blocks", lambda self: iter([(32, 32, 16, next(own(self))[3])]))
+    own = ShiftedConvolution.blocks
+    monkeypatch.setattr(ShiftedConvolution, "blocks", lambda self: iter([(32, 32, 16, next(own(self))[3])]))
     return monkeypatch
 
 

@@ -38,6 +38,7 @@ class Lowering(Enum):
     LINEAR = "a product with prepared weights, which has C++ by hand"
     IMPLICIT_GEMM = "a convolution as products of matrices, which has Triton by hand"
     SHIFTED = "a convolution as products that are shifted and added, which has Triton by hand"
+    DEPTHWISE = "a convolution of each channel alone, which has Triton by hand"
 
 
 SIGN = 128

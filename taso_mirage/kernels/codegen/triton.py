@@ -8,7 +8,7 @@ Triton compiler's, except in the forms in Gluon, which say their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from textwrap import wrap
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
 from taso_mirage.kernels.codegen.gpu.convolution import ConvolutionBlock
+from taso_mirage.kernels.codegen.gpu.depthwise import DepthwiseBlock
 from taso_mirage.kernels.codegen.gpu.program import (
     LaunchSchedule,
     TritonBuffer,
@@ -38,7 +39,12 @@ from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
-ByHand: TypeAlias = ConvolutionBlock | ShiftedBlock
+ByHand: TypeAlias = ConvolutionBlock | ShiftedBlock | DepthwiseBlock
+BY_HAND: Mapping[Lowering | None, type[ByHand]] = {
+    Lowering.IMPLICIT_GEMM: ConvolutionBlock,
+    Lowering.SHIFTED: ShiftedBlock,
+    Lowering.DEPTHWISE: DepthwiseBlock,
+}
 """What has its own text."""
 Specialized: TypeAlias = SpecializedBlock | StationaryBlock
 """What is in Gluon."""
@@ -100,7 +106,7 @@ def _block(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequ
     written = list(output_buffers(node, buffers))
     if traits(node).lowering is Lowering.KERNEL:
         return TritonBlock(node, name, [buffers[a] for a in node.args], written, sizes)
-    by_hand = ShiftedBlock if traits(node).lowering is Lowering.SHIFTED else ConvolutionBlock
+    by_hand = BY_HAND.get(traits(node).lowering, ConvolutionBlock)
     return by_hand(node, name, [buffers.get(a) for a in node.args], written, sizes)
 
 

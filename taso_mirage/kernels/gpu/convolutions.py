@@ -15,16 +15,19 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
-from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_shifted
+from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
+from taso_mirage.kernels.gpu.followed import FollowedConvolution
+from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_followed
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
 from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
@@ -45,6 +48,11 @@ BOUND = 2.0
 product is the best."""
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
+FOLLOWED: Mapping[Lowering | None, type[FollowedConvolution]] = {
+    Lowering.SHIFTED: ShiftedConvolution,
+    Lowering.DEPTHWISE: DepthwiseConvolution,
+}
+"""Goals in single precision, by the term that they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +171,16 @@ def candidates(
     order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
 ) -> Iterator[list[Node]]:
     """Each such convolution of a model, and each in single precision."""
-    yield from ([node] for node in order if is_channels_last(node) or is_shifted(node))
+    yield from ([node] for node in order if is_channels_last(node) or is_followed(node))
 
 
-def read_convolution(goal: Graph) -> ChannelsLastConvolution | ShiftedConvolution | None:
+def read_convolution(goal: Graph) -> ChannelsLastConvolution | FollowedConvolution | None:
     """What a goal is that is such a convolution; None for others."""
     if len(goal.outputs) != 1:
         return None
     (node,) = goal.outputs
-    if is_shifted(node):
-        return ShiftedConvolution(node)
+    if (kind := FOLLOWED.get(traits(node).lowering)) is not None:
+        return kind(node)
     if not is_channels_last(node) or node.dtype not in HALF_FLOATS:
         return None
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
@@ -180,7 +188,7 @@ def read_convolution(goal: Graph) -> ChannelsLastConvolution | ShiftedConvolutio
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
 
 
-def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | ShiftedConvolution | None:
+def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | FollowedConvolution | None:
     """The same where its inputs are these terms of a model, and its weights are known."""
     made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
     return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None

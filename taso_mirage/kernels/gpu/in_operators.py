@@ -4,7 +4,7 @@ in place of groups; those whose products are shifted with what follows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -32,7 +32,7 @@ def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = with_args(node, tuple([done[a] for a in node.args]))
-        done[node] = _written(new) if is_channels_last(new) else _followed(new) if is_shifted(new) else new
+        done[node] = _written(new) if is_channels_last(new) else _followed(new) if is_followed(new) else new
     return tuple([done[o] for o in outputs])
 
 
@@ -67,9 +67,9 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
     return term("reshape", made, shape=(o, merged * c, *kernel))
 
 
-def is_shifted(node: Node) -> bool:
-    """Whether a term is such a convolution."""
-    return traits(node).lowering is Lowering.SHIFTED
+def is_followed(node: Node) -> bool:
+    """Whether a term is a convolution in single precision with what follows it."""
+    return traits(node).lowering in (Lowering.SHIFTED, Lowering.DEPTHWISE)
 
 
 CUT = np.int32(0x1FFF)
@@ -86,9 +86,11 @@ def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
     return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
 
 
-def written(x: Node, w: Node, attrs: dict[str, Any]) -> Node:
-    """The convolution in operators of ONNX, without what follows."""
+def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
+    """The convolution of such a term in operators of ONNX, without what follows."""
     how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
+    if "extra" not in attrs:
+        return term("conv", x, w, **how, group=x.shape[1])
     whole = dense_parts(w, len(x.shape) - 2, bool(attrs["extra"]))
     if attrs["extra"]:
         return term("conv_transpose", x, whole, **how, output_padding=attrs["extra"], group=1)
@@ -99,5 +101,5 @@ def _followed(node: Node) -> Node:
     """The convolution and what follows in operators of ONNX."""
     x, w, *others = node.args
     body = node.attr("body")
-    y = written(x, w, dict(node.attrs))
+    y = convolution_alone(x, w, dict(node.attrs))
     return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]

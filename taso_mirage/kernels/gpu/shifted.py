@@ -10,19 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
-from typing import Any
 
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.gpu.in_operators import in_operators, written
-from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
-from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import verified_mugraph
-from taso_mirage.operators.ops import term
-from taso_mirage.operators.work import size
-from taso_mirage.targets.device import Device
-from taso_mirage.verdicts import Evidence, Failure
+from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.kernels.gpu.followed import FollowedConvolution, small_sides
 
 BLOCK = (128, 64, 16, 1)
 """Of a goal, which is launched with none."""
@@ -32,53 +23,13 @@ SHARED = 3
 """Elements of the kernel's row for one load, at most; with one for each load sums are wider."""
 SUMS = 256 * 192
 """Elements of the sums of a block, at most."""
-BEST = 12
-"""So many muGraphs are compiled and run."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedConvolution:
+class ShiftedConvolution(FollowedConvolution):
     """A goal that is a `shifted_conv`: (n,c,h,w), (p,j,o,i,c), and what follows."""
 
-    node: Node
-    slack = 1.0
-    """How many times as slow as the runtime's its kernel may be alone."""
-
-    @property
-    def known(self) -> list[Node]:
-        """The operands that are weights."""
-        return [self.node.args[1], *[each for each in self.node.args[2:] if is_of_channels(each, self.node)]]
-
-    def mugraph(self, block: tuple[int, ...]) -> Node:
-        """With blocks of this size."""
-        return term("shifted_conv", *self.node.args, **{**dict(self.node.attrs), "block": block})
-
-    def small(self) -> tuple[ShiftedConvolution, Graph]:
-        """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
-        what follows is the same terms in both."""
-        x, w, *_ = self.node.args
-        attrs: dict[str, Any] = dict(self.node.attrs)
-        count, strides, dilations = len(x.shape) - 2, attrs["strides"], attrs["dilations"]
-        pads = [a + b for a, b in zip(attrs["pads"][:count], attrs["pads"][count:], strict=True)]
-        rows = list(zip(map(int, (*w.shape[3:-1], w.shape[1])), dilations, pads, strides, strict=True))
-        sides = [max((k - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
-        sides = [max(-((k - p - 2) // s) + 1, 3) for k, _, p, s in rows] if attrs["extra"] else sides
-        channels, columns = min(int(x.shape[1]), 2), min(int(w.shape[2]), 3)
-        small_x = variable("x", Tensor("float32", (2, channels, *sides)))
-        small_w = variable("w", Tensor("float32", (*w.shape[:2], columns, *w.shape[3:-1], channels)))
-        y = variable("y", Tensor("float32", (1, *written(small_x, small_w, attrs).shape[1:])))
-        found = ShiftedConvolution(term("shifted_conv", small_x, small_w, **{**attrs, "body": Graph((y,), (y,))}))
-        return found, Graph((small_x, small_w), (*in_operators([found.node]),))
-
-    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
-        first."""
-        evidence = _evidence(*self.small())
-        if not isinstance(evidence, Evidence):
-            return []
-        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self._blocks()), graph, device, BEST)
-
-    def _blocks(self) -> Iterator[tuple[int, ...]]:
+    def blocks(self) -> Iterator[tuple[int, ...]]:
         """Blocks whose sums fit, of no more columns than there are."""
         row, columns = int(self.node.args[1].shape[1]), int(self.node.args[1].shape[2])
         alone = bool(self.node.attr("strides")[-1] != 1)
@@ -88,20 +39,16 @@ class ShiftedConvolution:
             if narrow and pixels * width * together <= SUMS and not (width == 32 and columns > 64 and together < 4):
                 yield pixels, width, depth, together
 
-    def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save: two copies of the image, and what passes between
-        operators."""
-        x, result = self.node.args[0], size(self.node.type)
-        following = sum(1 for each in self.node.attr("body") if each.args)
-        return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
+    def _small_operands(self) -> tuple[Node, Node]:
+        x, w, *_ = self.node.args
+        kernel = tuple(map(int, (*w.shape[3:-1], w.shape[1])))
+        sides = self._small_transposed(kernel) if self.node.attr("extra") else small_sides(self.node, kernel)
+        channels, columns = min(int(x.shape[1]), 2), min(int(w.shape[2]), 3)
+        image = variable("x", Tensor("float32", (2, channels, *sides)))
+        return image, variable("w", Tensor("float32", (*w.shape[:2], columns, *w.shape[3:-1], channels)))
 
-
-def is_of_channels(x: Node, conv: Node) -> bool:
-    """Whether an operand has a number for each channel of a result."""
-    spatial = len(conv.shape) - 2
-    return x.shape != conv.shape and x.shape[-spatial:] == (1,) * spatial
-
-
-@lru_cache(maxsize=256)
-def _evidence(small: ShiftedConvolution, goal: Graph) -> Evidence | Failure:
-    return verified_mugraph(Graph(goal.inputs, (small.mugraph(BLOCK),)), goal)
+    def _small_transposed(self, kernel: tuple[int, ...]) -> list[int]:
+        pads = self.node.attr("pads")
+        around = [a + b for a, b in zip(pads[: len(kernel)], pads[len(kernel) :], strict=True)]
+        rows = zip(kernel, around, self.node.attr("strides"), strict=True)
+        return [max(-((k - p - 2) // s) + 1, 3) for k, p, s in rows]

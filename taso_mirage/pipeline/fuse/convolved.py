@@ -1,6 +1,6 @@
 """Convolutions of a model as a GPU's kernels take them: in half precision with channels last,
-between transpositions that neighbours cancel, in single precision with what follows (`shifted.py`);
-and weights in the order in which they are loaded."""
+between transpositions that neighbours cancel, in single precision with what follows
+(`followed.py`); and weights in the order in which they are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taso_mirage.kernels.cpu.convolutions import followed_convolution
 from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
 from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.shifted import following, other_form, shifted, single_convolution
+from taso_mirage.pipeline.fuse.followed import followed, following, other_form, single_convolution
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 CONVOLVED = tuple(
@@ -79,7 +79,7 @@ def with_convolutions(model: Model) -> ConvolvedModel:
         if node in ends and _is_convolution(ends[node][0]):
             made = _turned(ends[node], done, weights, originals)
         elif node in ends:
-            made = shifted(ends[node], done, weights, originals, biases)
+            made = followed(ends[node], done, weights, originals, biases)
         done[node] = made or with_args(node, tuple([done[a] for a in node.args]))
     return ConvolvedModel(
         _kept(model, tuple([done[o] for o in model.graph.outputs]), weights), originals, model.weights, biases

@@ -12,7 +12,7 @@ import numpy as np
 
 from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
-from taso_mirage.kernels.gpu.in_operators import CUT, nearest_tf32, written
+from taso_mirage.kernels.gpu.in_operators import CUT, convolution_alone, is_followed, nearest_tf32
 from taso_mirage.meanings.arrays import Array, pairwise_in_parts
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
@@ -39,14 +39,15 @@ class Right:
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal = goal
         self.wanted: dict[int, list[Any]] = {}
-        self._shifted = next((o for o in goal.outputs if traits(o).lowering is Lowering.SHIFTED), None)
-        self.rounds = rounds and self._shifted is not None
-        self._alone = () if self._shifted is None else set(self._shifted.args[:2]).difference(self._shifted.args[2:])
+        self._conv = next((o for o in goal.outputs if is_followed(o)), None)
+        self._parts = self._conv is not None and traits(self._conv).lowering is Lowering.SHIFTED
+        self.rounds = rounds and self._parts
+        self._alone = () if self._conv is None else set(self._conv.args[:2]).difference(self._conv.args[2:])
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Weights that are given in two parts as numbers of TF32 and what these lack."""
-        if self._shifted is not None:
-            high, low = inputs[self.goal.inputs.index(self._shifted.args[1])]
+        if self._conv is not None and self._parts:
+            high, low = inputs[self.goal.inputs.index(self._conv.args[1])]
             near = nearest_tf32(high.cpu().numpy())
             low.copy_(high - (rounded := _tensor(near).to(high.device)))
             high.copy_(rounded)
@@ -54,14 +55,14 @@ class Right:
     def _convolved(self, given: Mapping[Node, Any]) -> tuple[tuple[Node, ...], dict[Node, Any]]:
         """What is to be computed, and what is known of it: a convolution in float64 on the GPU, of
         which numpy would move each element as often as the kernel has some."""
-        if self._shifted is None:
+        if self._conv is None:
             return self.goal.outputs, {}
-        x, w, *others = self._shifted.args
-        body = self._shifted.attr("body")
-        y = variable("y", written(x, w, dict(self._shifted.attrs)).tensor)
+        x, w, *others = self._conv.args
+        body = self._conv.attr("body")
+        y = variable("y", convolution_alone(x, w, dict(self._conv.attrs)).tensor)
         outputs = retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))
         operands = (_nearest(given[x]), given[w][:1]) if self.rounds else (given[x], given[w])
-        return outputs, {y: _convolution(self._shifted, *operands)}
+        return outputs, {y: _convolution(self._conv, *operands)}
 
     def __call__(self, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
         place = inputs[0].data_ptr()
@@ -76,13 +77,15 @@ class Right:
 
 
 def _convolution(node: Node, x: Any, w: Any) -> Any:
-    """The convolution of a `shifted_conv` alone, in float64, as an array."""
+    """The convolution of such a term alone, in float64, as an array."""
     import torch
 
-    count, extra = x.dim() - 2, node.attr("extra")
-    x, w = x.double(), w.double().sum(0).permute(natural_weights(count, bool(extra)))
-    low, high = node.attr("pads")[:count], node.attr("pads")[count:]
-    strides, dilations = node.attr("strides"), node.attr("dilations")
+    attrs: dict[str, Any] = dict(node.attrs)
+    count, extra = x.dim() - 2, attrs.get("extra", ())
+    x, w, groups = x.double(), w.double(), 1 if "extra" in attrs else x.shape[1]
+    w = w.sum(0).permute(natural_weights(count, bool(extra))) if "extra" in attrs else w
+    low, high = attrs["pads"][:count], attrs["pads"][count:]
+    strides, dilations = attrs["strides"], attrs["dilations"]
     if extra:  # one of all results, and those in between
         found = torch.convolution(x, w, None, strides, (0,) * count, dilations, True, (0,) * count, 1)
         more = [max(e - b, 0) for e, b in zip(extra, high, strict=True)]
@@ -91,7 +94,7 @@ def _convolution(node: Node, x: Any, w: Any) -> Any:
         return found[(..., *sides)].cpu().numpy()
     around = [n for pair in zip(reversed(low), reversed(high), strict=True) for n in pair]
     x = torch.nn.functional.pad(x, around)
-    return torch.convolution(x, w, None, strides, (0,) * count, dilations, False, (0,) * count, 1).cpu().numpy()
+    return torch.convolution(x, w, None, strides, (0,) * count, dilations, False, (0,) * count, groups).cpu().numpy()
 
 
 def _nearest(x: Any) -> Any:

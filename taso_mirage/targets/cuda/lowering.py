@@ -35,7 +35,7 @@ from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.kernels.free import FreeSizes, with_free_sizes
 from taso_mirage.kernels.free_regions import goal_at
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
-from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
+from taso_mirage.kernels.gpu.followed import FollowedConvolution
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
@@ -105,7 +105,7 @@ class CudaLowering:
             return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
 
         programs = [self._rounding(program) for _, program in known.values()]
-        if isinstance(GPU_GOALS.read(goal), ShiftedConvolution):
+        if isinstance(GPU_GOALS.read(goal), FollowedConvolution):
             measured = measured[:1]  # more images are more blocks of the same
         if not measured:
             return record(self._tuned(programs, Right(goal, self.device.rounds), end))

@@ -3,9 +3,11 @@ sees."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node
 
 
@@ -64,14 +66,11 @@ class ConvolvedAxis:
         return f"{at} * {self.stride} + {phase} - {self.pad}" if self.transposed else at
 
 
-def convolved_axes(node: Node) -> list[ConvolvedAxis]:
-    """The three axes of a convolution; those that it lacks are of size 1."""
-    x, w = node.args[:2]
-    last, *first = w.shape[1], *w.shape[3:-1]
-    kernel, count = (*first, last), len(x.shape) - 2
-    pads, transposed = node.attr("pads")[:count], bool(node.attr("extra"))
+def convolved_axes(node: Node, kernel: Sequence[Dim], transposed: bool = False) -> list[ConvolvedAxis]:
+    """The three axes of a convolution with this kernel; those that it lacks are of size 1."""
+    x, pads = node.args[0], node.attr("pads")[: len(kernel)]
     rows = zip(*(x.shape[2:], node.shape[2:], kernel, node.attr("strides"), pads, node.attr("dilations")), strict=True)
     found = [ConvolvedAxis(int(n), int(m), int(k), s, p, d, transposed) for n, m, k, s, p, d in rows]
     if transposed and any(each.dilation != 1 for each in found):
         raise Unsupported("a transposed convolution with dilations")
-    return [*[ConvolvedAxis(1, 1, 1, 1, 0, 1)] * (3 - count), *found]
+    return [*[ConvolvedAxis(1, 1, 1, 1, 0, 1)] * (3 - len(kernel)), *found]

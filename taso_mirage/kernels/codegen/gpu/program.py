@@ -17,7 +17,7 @@ from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
-LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM, Lowering.SHIFTED)
+LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM, Lowering.SHIFTED, Lowering.DEPTHWISE)
 """The terms of a muGraph that are one function each."""
 WARP_ROWS = 16
 """Rows of a product that a warp has on tensor cores."""

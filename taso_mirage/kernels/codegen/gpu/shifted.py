@@ -16,12 +16,12 @@ from functools import cached_property
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.mugraph import LoopPhase, usual_size
-from taso_mirage.ir.terms import Node, Tensor, variable
-from taso_mirage.kernels.codegen.gpu.axes import TileAxes, power_of_two
+from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
+from taso_mirage.kernels.codegen.gpu.following import Following
 from taso_mirage.kernels.codegen.gpu.lines import Lines
-from taso_mirage.kernels.codegen.gpu.products import tile_product
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     RESERVED,
@@ -33,9 +33,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     guessed,
 )
-from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.kernels.codegen.gpu.waits import WAITING
-from taso_mirage.operators.interpret import interpret, retyped
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
@@ -81,7 +79,7 @@ class ShiftedBlock:
         self.images: Dim = x.shape[0]
         self.free = () if isinstance(self.images, int) else tuple(sizes)
         self.channels, self.columns = int(x.shape[1]), int(w.shape[2])
-        self.axes = convolved_axes(node)
+        self.axes = convolved_axes(node, (*w.shape[3:-1], w.shape[1]), bool(node.attr("extra")))
         self.pixels, columns, depth, shared = map(int, node.attr("block"))
         self.width = min(columns, max(DOT, power_of_two(self.columns)))
         *outer, row = self.axes
@@ -108,6 +106,7 @@ class ShiftedBlock:
         self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
         names = Lines(self.taken, True)
         self.names = [names.name(b.name) for b in self.buffers]
+        self.following = Following(node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -355,7 +354,8 @@ class ShiftedBlock:
             if self.row.phases > 1:  # threads lie along them, but no store may take several
                 beside = f"tl.multiple_of({beside}, 1)"
             yield f"place = column[:, None] * {size} + {beside}[None, :]"
-            yield from self._following()
+            yield from map(self._other, self.following.names)
+            yield from self.following.lines("result", (self.width, self.pixels), self.taken)
             yield f"tl.store({self.names[-1]} + image * {self.columns * size} + place, result, mask=kept)"
 
     def _shifted(self, j: int, shift: int) -> str:
@@ -365,36 +365,8 @@ class ShiftedBlock:
         index = f"tl.minimum(rows + {shift}, {last})[:, None] + tl.zeros([1, {self.width}], tl.int32)"
         return f"tl.gather(sum_{j}, {index}, 0)"
 
-    def _following(self) -> Iterator[str]:
-        """The lines of what follows, on a tile of columns by pixels."""
-        body = self.node.attr("body")
-        lines = Lines(self.taken | {f"{name}_tile" for name in self.names} | {*self.names}, False)
-        axes = TileAxes()
-        tiles = Tiles(axes, lines, tile_product)
-        across, along = axes.fresh(self.width), axes.fresh(self.pixels)
-        ones = len(self.node.args[0].shape) - 3
-        shape = (1, self.width, *(1,) * ones, self.pixels)
-        whole = Tile("result", shape, (None, across, *(None,) * ones, along), "float32", "float32")
-        leaves, values = dict[Node, Node](), dict[Node, Tile]()
-        for i, leaf in enumerate(body.inputs):
-            found = whole if i == 0 else replace(whole, code=f"{self.names[i + 1]}_tile")
-            if i and self.node.args[i + 1].shape != self.node.shape:  # a number for each channel
-                found = replace(
-                    found, shape=(1, self.width, *(1,) * ones, 1), axes=(None, across, *(None,) * ones, None)
-                )
-            leaves[leaf] = variable(f"v{i}", Tensor("float32", found.shape))
-            values[leaves[leaf]] = found
-            if i:
-                yield self._other(i, found)
-        outputs = retyped(body.outputs, leaves)
-        (made,) = interpret(outputs, tiles, values).values()
-        lines.write(LoopPhase.INVARIANT, f"result = {tiles.ready(made).code}")
-        sections, _ = lines.swept()
-        yield from (*lines.ranges(), *sections[LoopPhase.INVARIANT])
-
-    def _other(self, i: int, found: Tile) -> str:
-        name = self.names[i + 1]
-        if found.present == [found.axes[1]]:
+    def _other(self, name: str) -> str:
+        if name in self.following.of_channels:
             mask = f", mask=column < {self.columns}, other=0.0" if self.columns % self.width else ""
             return f"{name}_tile = tl.load({name} + column{mask})"
         size = self.columns * math.prod(each.result for each in self.axes)

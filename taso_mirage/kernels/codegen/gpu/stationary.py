@@ -20,16 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import LoopPhase, usual_size
-from taso_mirage.ir.terms import Node, Tensor, variable
-from taso_mirage.kernels.codegen.gpu.axes import TileAxes, power_of_two
-from taso_mirage.kernels.codegen.gpu.lines import Lines
-from taso_mirage.kernels.codegen.gpu.products import tile_product
+from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.following import Following
 from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS
-from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
-from taso_mirage.operators.interpret import interpret, retyped
 from taso_mirage.targets.cuda.device import H100
 
 GROUPS, WARP, ROWS = 2, 32, 128
@@ -87,6 +84,7 @@ class StationaryBlock:
         self.depth = 2 * STEP if self.channels % (2 * STEP) == 0 else STEP
         self.chunks = self.channels // self.depth
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
+        self.follows = Following(self.node, self.others, channels_last=True)
         self.width = WIDTHS[-1]
         self.width, self.stages = self._fitting()
         self.parts = -(-block.columns // self.width)
@@ -96,7 +94,7 @@ class StationaryBlock:
         each loads the data."""
         columns, found = self.block.columns, []
         slow = len(SLOW.findall("".join(self._following("x", ROWS)))) >= MANY
-        live = self.row.phases * (2 if self.added else 1) + (2 if slow else 1)
+        live = self.row.phases * (2 if self.follows.of_results else 1) + (2 if slow else 1)
         for width in WIDTHS:
             memory = MEMORY - SCRATCH * self.row.phases - self.elements * width * self.depth * 4
             slots = min(DEEPEST, memory // (GROUPS * self.depth * ROWS * 4))
@@ -279,13 +277,13 @@ class StationaryBlock:
         row, size = self.row, math.prod(each.result for each in (*self.outer, self.row))
         for j in range(self.sums):
             yield f"sum_{j} = by_position(sum_{j}, {self.width}, SUMMED)"
-        if not self.added:  # where a thread has fewer columns
+        if not self.follows.of_results:  # where a thread has fewer columns
             yield f"column = columns + gl.arange(0, {self.width}, gl.SliceLayout(0, SUMMED))"
             yield from map(self._of_channels, self.others)
         for i, products in enumerate(self.shifts):
             parts = [f"{self.name}_moved_{s}(sum_{j})" if s else f"sum_{j}" for j, s in products]
             yield f"phase_{i} = {' + '.join(parts)}"
-            if not self.added:
+            if not self.follows.of_results:
                 yield from self._following(f"phase_{i}", ROWS)
         yield f"result_tile = gl.convert_layout({self._joined()}, STORED)"
         yield f"index = gl.arange(0, {ROWS * row.phases}, gl.SliceLayout(1, STORED))"
@@ -307,9 +305,9 @@ class StationaryBlock:
         yield f"place_y = (plane_y * {high.result} + top_y) * {row.result} + pixel_y"
         yield f"place_y = gl.expand_dims(place_y, 1) + gl.expand_dims(column * {size}, 0)"
         yield f"own_image = own_image * {self.block.columns * size}"
-        if self.added:
-            for i, name in enumerate(self.others):
-                yield self._added(name) if i in self.added else self._of_channels(name)
+        if self.follows.of_results:
+            for name in self.others:
+                yield self._added(name) if name in self.follows.of_results else self._of_channels(name)
             yield from self._following("result_tile", ROWS * row.phases)
         yield "gl.store(result + own_image + place_y, result_tile, mask=kept)"
 
@@ -324,35 +322,10 @@ class StationaryBlock:
         whole = f"gl.reshape(gl.permute({pairs[0]}, {[0, *dims, 1]}), [{ROWS * count}, {self.width}])"
         return pairs[0] if count == 1 else whole
 
-    @property
-    def added(self) -> set[int]:
-        """Those of the other operands that have a number for each result."""
-        return {i for i, x in enumerate(self.node.args[2:]) if x.shape == self.node.shape}
-
     def _following(self, name: str, count: int) -> Iterator[str]:
         """The lines of what follows, on so many positions by columns."""
-        body = self.node.attr("body")
-        names = [name, *(f"{other}_tile" for other in self.others)]
-        lines = Lines(RESERVED | OWN | {*names, *self.others, *self.block.free}, False)
-        axes = TileAxes()
-        tiles = Tiles(axes, lines, tile_product)
-        along, across = axes.fresh(count), axes.fresh(self.width)
-        ones = (1,) * (len(self.node.args[0].shape) - 3)
-        placed = (None, along, *(None,) * len(ones), across)
-        whole = Tile(name, (1, count, *ones, self.width), placed, "float32", "float32")
-        leaves, values = dict[Node, Node](), dict[Node, Tile]()
-        for i, leaf in enumerate(body.inputs):
-            found = replace(whole, code=names[i])
-            if i and i - 1 not in self.added:
-                found = replace(found, shape=(1, 1, *ones, self.width), axes=(None, *(None,) * len(placed[2:]), across))
-            leaves[leaf] = variable(f"v{i}", Tensor("float32", found.shape))
-            values[leaves[leaf]] = found
-        (made,) = interpret(retyped(body.outputs, leaves), tiles, values).values()
-        lines.write(LoopPhase.INVARIANT, f"{name} = {tiles.ready(made).code}")
-        sections, _ = lines.swept()
-        if lines.ranges():
-            raise Unsupported("what follows a convolution counts positions")
-        yield from (line.replace("tl.", "gl.") for line in sections[LoopPhase.INVARIANT])
+        taken = RESERVED | OWN | {*self.others, *self.block.free}
+        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), taken))
 
     def _of_channels(self, name: str) -> str:
         mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""

@@ -31,15 +31,22 @@ TRANSPOSED = tuple(
     )
     for operands in ("x, w, b", "x, w")
 )
+DEPTHWISE = tuple(
+    RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
+    for operands in ("x, w, b", "x, w")
+)
 MEMBERS, OTHERS = 16, 5
 """Operators that follow, and other operands of theirs, at most."""
 
 
 def single_convolution(node: Node) -> Mapping[str, Any] | None:
     """The operands and attributes of a convolution of images of fixed sizes in single precision,
-    with stored weights; None for other terms."""
-    found = next((names for each in (*PLAIN, *TRANSPOSED) if (names := each.match(node)) is not None), None)
+    with stored weights, of one group or of one for each channel; None for other terms."""
+    kinds = (*PLAIN, *TRANSPOSED, *DEPTHWISE)
+    found = next((names for each in kinds if (names := each.match(node)) is not None), None)
     if found is None or node.dtype != "float32" or found["w"].op != "weight" or min(found["pads"]) < 0:
+        return None
+    if found.get("group", channels := found["x"].shape[1]) != channels:
         return None
     fixed = all(isinstance(n, int) for n in (*found["x"].shape[1:], *node.shape[1:]))
     return found if fixed and found.get("b", ABSENT).op in ("weight", "absent") else None
@@ -91,7 +98,7 @@ def _is_closed(members: Sequence[Node], users: Users, wanted: Callable[[Node], b
     return not any(wanted(m) or not all(u in members for u in users(m)) for m in members[:-1])
 
 
-def shifted(
+def followed(
     members: Sequence[Node],
     done: Mapping[Node, Node],
     weights: dict[str, Weight],
@@ -104,14 +111,10 @@ def shifted(
     found = single_convolution(conv)
     if found is None:
         return None
-    spatial, extra = len(conv.shape) - 2, tuple(found.get("extra", ()))
-    packed = _parts(weights[found["w"].attr("name")].numpy(), bool(extra))
-    if packed is None:
+    spatial = len(conv.shape) - 2
+    own = found["w"] if "group" in found else _in_parts(found, spatial, weights, originals)
+    if own is None:
         return None
-    own = other_form(
-        "shifted", packed, found["w"], weights, lambda made: originals.get(dense_parts(made, spatial, bool(extra)))
-    )
-    originals[dense_parts(own, spatial, bool(extra))] = found["w"]
     channels = (1, conv.shape[1], *(1,) * spatial)
     image = (1, *conv.shape[1:])
     leaf = variable("y", Tensor("float32", image))
@@ -129,14 +132,29 @@ def shifted(
     leaves = {conv: start, **{a: each for a, (_, each) in given.items() if a is not b}}
     body = Graph((leaf, *[each for _, each in given.values()]), retyped((members[-1],), leaves))
     attrs = {name: found[name] for name in ("strides", "pads", "dilations")}
+    extra = {} if "group" in found else {"extra": tuple(found.get("extra", ()))}
+    kind = "depthwise_conv" if "group" in found else "shifted_conv"
     try:
         operands = (done[found["x"]], own, *[a for a, _ in given.values()])
-        made = term("shifted_conv", *operands, body=body, **attrs, extra=extra)
+        made = term(kind, *operands, body=body, **attrs, **extra)
         inputs = tuple([variable(f"x{i}", a.tensor) for i, a in enumerate(operands)])
-        triton.program(Graph(inputs, (term("shifted_conv", *inputs, **dict(made.attrs)),)))
+        triton.program(Graph(inputs, (term(kind, *inputs, **dict(made.attrs)),)))
     except TasoMirageError:
         return None
     return made
+
+
+def _in_parts(
+    found: Mapping[str, Any], spatial: int, weights: dict[str, Weight], originals: dict[Node, Node]
+) -> Node | None:
+    """The weights of a convolution of one group in two parts; None where they are not finite."""
+    transposed, w = bool(found.get("extra")), found["w"]
+    packed = _parts(weights[w.attr("name")].numpy(), transposed)
+    if packed is None:
+        return None
+    own = other_form("shifted", packed, w, weights, lambda made: originals.get(dense_parts(made, spatial, transposed)))
+    originals[dense_parts(own, spatial, transposed)] = w
+    return own
 
 
 def other_form(

@@ -1,0 +1,250 @@
+"""A `depthwise_conv` term as a Triton function: a tile of channels by positions of a plane, of
+which each has results in a few rows, one below the other.
+
+What is loaded of a row of the image serves all of these results that see it, from a register; what
+neighbours of a row see comes from the first cache. What follows the convolution is computed on
+each sum, in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
+from taso_mirage.kernels.codegen.gpu.following import Following
+from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.program import (
+    RESERVED,
+    LaunchSchedule,
+    Traffic,
+    TritonBuffer,
+    TritonLaunch,
+    guessed,
+)
+from taso_mirage.kernels.codegen.gpu.waits import EARLY
+
+WRITTEN = 80
+"""Products of a position that have lines of their own: with more there is a loop along the row of
+the kernel, as the compiler takes seconds."""
+TALLEST = 256
+"""Products of a position with one column of the kernel, at most."""
+TENSOR_CORES = 16
+"""How many times as fast as a thread's own products are those of tensor cores, which the model of a
+device counts."""
+OWN = frozenset(
+    "at position channel there plane image top pixel top_x left at_x x_at low plane_x inside j seen x_tile kept place at_y result".split()
+)
+"""Names that such a function has itself."""
+
+
+class DepthwiseBlock:
+    """The function of one convolution.
+
+    Raises Unsupported for other floats than those of single precision, for sizes that only a run
+    knows of anything but the number of images, and for kernels too tall to be written out.
+    """
+
+    body: Sequence[Node] = ()
+    cluster = 1
+
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        reads: Sequence[TritonBuffer | None],
+        writes: Sequence[TritonBuffer | None],
+        sizes: Sequence[str] = (),
+    ) -> None:
+        self.node, self.name = node, name
+        self.buffers = [b for b in (*reads, *writes) if b is not None]
+        if wrong := next((b for b in self.buffers if b.dtype != "float32" or b.batched), None):
+            raise Unsupported(
+                f"a depthwise convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton"
+            )
+        x, w = node.args[:2]
+        if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
+            raise Unsupported(f"a depthwise convolution of {x.type} with {w.type}; images have fixed sizes")
+        self.images: Dim = x.shape[0]
+        self.free = () if isinstance(self.images, int) else tuple(sizes)
+        self.channels = int(w.shape[0])
+        self.each = self.channels // int(x.shape[1])
+        self.deep, self.high, self.row = convolved_axes(node, w.shape[2:])
+        self.beside, self.positions, self.rows = map(int, node.attr("block"))
+        if self.high.kernel * self.rows > TALLEST:
+            raise Unsupported(f"a kernel of {self.high.kernel} rows, for {self.rows} of the result")
+        if any(n < 1 or n & (n - 1) for n in (self.beside, self.positions, self.rows)):
+            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
+        most = max(self.rows, self.high.kernel, self.row.kernel)
+        own = {f"{kind}_{j}" for kind in ("sum", "beside", "w") for j in range(most)}
+        own |= {f"{b.name}_tile" for b in self.buffers}
+        self.taken = RESERVED | OWN | own | {name, *self.free}
+        names = Lines(self.taken, True)
+        self.names = [names.name(b.name) for b in self.buffers]
+        self.following = Following(node, self.names[2:-1])
+
+    # ------------------------------------------------------------ sizes
+
+    @property
+    def volume(self) -> int:
+        """Elements of a channel of the data."""
+        return self.deep.size * self.high.size * self.row.size
+
+    @property
+    def area_y(self) -> int:
+        """Results of a plane."""
+        return self.high.result * self.row.result
+
+    @property
+    def tiles(self) -> int:
+        """Of a plane."""
+        return -(-(-(-self.high.result // self.rows) * self.row.result) // self.positions)
+
+    @property
+    def parts(self) -> int:
+        """Of the channels."""
+        return -(-self.channels // self.beside)
+
+    @property
+    def written(self) -> bool:
+        """Whether each product has a line of its own."""
+        return self.high.kernel * self.row.kernel * self.rows <= WRITTEN
+
+    @property
+    def offsets(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Rows of the data, from the first that a position sees, each with the results and the
+        elements of the kernel's column that it is of."""
+        high, found = self.high, dict[int, list[tuple[int, int]]]()
+        for r in range(self.rows):
+            for i in range(high.kernel):
+                found.setdefault(r * high.stride + i * high.dilation, []).append((r, i))
+        return sorted(found.items())
+
+    # ------------------------------------------------------------ the text
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        blocks = self.parts * self.tiles * self.deep.result
+        lanes = self.beside * self.positions * self.rows
+        traffic = self._traffic(usual_size(self.images * blocks))
+        guess = guessed(usual_size(self.images * blocks), 1, lanes, traffic.in_flight, False)
+        names = tuple([b.name for b in self.buffers])
+        return TritonLaunch(self.name, (self.images * blocks,), 1, names, schedule or guess, traffic, self.free)
+
+    def _traffic(self, blocks: int) -> Traffic:
+        lanes, taps = self.beside * self.positions, self.deep.kernel * self.row.kernel
+        loads, sums = taps * len(self.offsets), taps * self.rows * self.high.kernel
+        seen = lanes * len(self.offsets) * self.row.stride * 4
+        stored = sum(b.bytes for b in self.buffers[2:])
+        work = TENSOR_CORES * lanes * (2 * sums + 4 * loads) * blocks
+        return Traffic(work, self.deep.kernel * seen * blocks + stored, seen, lanes * (self.rows + self.row.kernel))
+
+    def source(self) -> str:
+        own = "EARLY: tl.constexpr = False, OVERLAP: tl.constexpr = False, LATE: tl.constexpr = False"
+        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
+        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
+        lines = [*EARLY, *self._places(), *self._sums(), *self._ends()]
+        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+
+    def _places(self) -> Iterator[str]:
+        """Which channels and positions a block has."""
+        yield "at = tl.program_id(0)"
+        yield f"position = at % {self.tiles} * {self.positions} + tl.arange(0, {self.positions})"
+        yield f"at = at // {self.tiles}"
+        yield f"channel = at % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
+        yield f"at = at // {self.parts}"
+        yield f"plane = at % {self.deep.result}"
+        yield f"image = (at // {self.deep.result}).to(tl.int64)"
+        yield f"top = position // {self.row.result} * {self.rows}"
+        yield f"pixel = position % {self.row.result}"
+        yield f"there = channel < {self.channels}"
+        yield f"top_x = {self.high.seen('top', '0')}"
+        yield f"left = {self.row.seen('pixel', '0')}"
+        channel = f"channel // {self.each} * {self.volume}" if self.each > 1 else f"channel * {self.volume}"
+        at = f"({channel})[:, None] + (top_x * {self.row.size} + left)[None, :]"
+        yield f"at_x = {self._alone(at, self.row.stride == 1)}"
+        for j in self._leaving() if self.written else ():
+            yield f"beside_{j} = {self._beside(f'left + {j * self.row.dilation}')}"
+
+    def _beside(self, place: str) -> str:
+        return f"({place} >= 0) & ({place} < {self.row.size})"
+
+    def _alone(self, at: str, along: bool) -> str:
+        """Places of which no load or store takes several, as the first may have any address; where
+        they lie `along` a row, threads do."""
+        told = f"tl.multiple_of({at}, [1, 1])"
+        return f"tl.max_contiguous({told}, [1, {self.positions}])" if along else told
+
+    def _leaving(self) -> list[int]:
+        """Elements of the kernel's row that may see what lies beside the image."""
+        row, found = self.row, []
+        for j in range(row.kernel):
+            first = j * row.dilation - row.pad
+            if first < 0 or first + (row.result - 1) * row.stride >= row.size:
+                found.append(j)
+        return found
+
+    def _sums(self) -> Iterator[str]:
+        for r in range(self.rows):
+            yield f"sum_{r} = tl.zeros([{self.beside}, {self.positions}], tl.float32)"
+        deep = self.deep.kernel > 1
+        yield f"for low in range({self.deep.kernel}):" if deep else "low = 0"
+        yield from (f"    {line}" for line in self._plane()) if deep else self._plane()
+
+    def _plane(self) -> Iterator[str]:
+        """The products with a plane of the kernel."""
+        whole, area = self.node.args[0].shape[1], self.high.size * self.row.size
+        inside = "there[:, None]"
+        yield f"plane_x = {self.deep.seen('plane', 'low')}"
+        if self._leaves_planes():
+            yield f"inside = there & (plane_x >= 0) & (plane_x < {self.deep.size})"
+            inside = "inside[:, None]"
+        yield f"x_at = {self.names[0]} + image * {whole * self.volume} + plane_x * {area}"
+        if self.written:
+            for j in range(self.row.kernel):
+                mask = f"seen & beside_{j}" if j in self._leaving() else "seen"
+                yield from self._column(str(j), j * self.row.dilation, f"{inside} & ({mask})[None, :]")
+            return
+        yield f"for j in range({self.row.kernel}):"
+        yield f"    beside_0 = {self._beside(f'left + j * {self.row.dilation}')}"
+        mask = f"{inside} & (seen & beside_0)[None, :]"
+        yield from (f"    {line}" for line in self._column("j", f"j * {self.row.dilation}", mask))
+
+    def _column(self, j: str, further: int | str, mask: str) -> Iterator[str]:
+        """The products with a column of the kernel."""
+        taps = self.high.kernel * self.row.kernel
+        for i in range(self.high.kernel):
+            at = f"channel * {self.deep.kernel * taps} + low * {taps} + {i * self.row.kernel} + {j}"
+            yield f"w_{i} = tl.load({self.names[1]} + {at}, mask=there, other=0.0)[:, None]"
+        for offset, results in self.offsets:
+            yield f"seen = (top_x + {offset} >= 0) & (top_x + {offset} < {self.high.size})"
+            yield f"x_tile = tl.load(x_at + (at_x + {offset * self.row.size} + {further}), mask={mask}, other=0.0)"
+            yield from (f"sum_{r} = tl.fma(x_tile, w_{i}, sum_{r})" for r, i in results)
+
+    def _leaves_planes(self) -> bool:
+        deep: ConvolvedAxis = self.deep
+        return deep.pad > 0 or (deep.result - 1) * deep.stride + (deep.kernel - 1) * deep.dilation >= deep.size
+
+    def _ends(self) -> Iterator[str]:
+        """What follows the sums, and the stores."""
+        size = self.deep.result * self.area_y
+        whole = self.channels * size
+        for name in self.following.of_channels:
+            yield f"{name}_tile = tl.load({name} + channel, mask=there, other=0.0)"
+        yield f"at_y = (plane * {self.area_y} + top * {self.row.result} + pixel)[None, :]"
+        yield f"at_y = {self._alone(f'(channel * {size})[:, None] + at_y', True)}"
+        for r in range(self.rows):
+            yield f"kept = there[:, None] & (top + {r} < {self.high.result})[None, :]"
+            yield f"place = at_y + {r * self.row.result}"
+            yield f"result = sum_{r}"
+            for name in self.following.of_results:
+                yield f"{name}_tile = tl.load({name} + image * {whole} + place, mask=kept, other=0.0)"
+            yield from self.following.lines("result", (self.beside, self.positions), self.taken)
+            yield f"tl.store({self.names[-1]} + image * {whole} + place, result, mask=kept)"
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        shared = f"a position has results in {self.rows} rows, which share what is loaded of {len(self.offsets)}"
+        return [f"{shared}; a block has {self.beside} channels and {self.positions} positions."]

@@ -1,0 +1,93 @@
+"""Goals that are one convolution in single precision, with channels first as models have them, and
+what follows it element by element."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators
+from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size
+from taso_mirage.targets.device import Device
+from taso_mirage.verdicts import Evidence, Failure
+
+BEST = 12
+"""So many muGraphs are compiled and run."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedConvolution(ABC):
+    """A goal that is such a term, whose muGraphs are the same in other blocks."""
+
+    node: Node
+    slack = 1.0
+    """How many times as slow as the runtime's its kernel may be alone."""
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [self.node.args[1], *[each for each in self.node.args[2:] if is_of_channels(each, self.node)]]
+
+    def mugraph(self, block: tuple[int, ...]) -> Node:
+        """With blocks of this size."""
+        return term(self.node.op, *self.node.args, **{**dict(self.node.attrs), "block": block})
+
+    def small(self) -> tuple[FollowedConvolution, Graph]:
+        """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
+        what follows is the same terms in both."""
+        x, w = self._small_operands()
+        attrs: dict[str, Any] = dict(self.node.attrs)
+        y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, attrs).shape[1:])))
+        found = type(self)(term(self.node.op, x, w, **{**attrs, "body": Graph((y,), (y,))}))
+        return found, Graph((x, w), (*in_operators([found.node]),))
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
+        first."""
+        evidence = _evidence(*self.small())
+        if not isinstance(evidence, Evidence):
+            return []
+        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
+
+    @abstractmethod
+    def blocks(self) -> Iterable[tuple[int, ...]]:
+        """Sizes of blocks that may be fast."""
+
+    @abstractmethod
+    def _small_operands(self) -> tuple[Node, Node]:
+        """An image and weights of few channels and pixels, with the kernel as it is."""
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: what libraries move more than once of the image, and
+        what passes between operators."""
+        x, result = self.node.args[0], size(self.node.type)
+        following = sum(1 for each in self.node.attr("body") if each.args)
+        return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
+
+
+def is_of_channels(x: Node, conv: Node) -> bool:
+    """Whether an operand has a number for each channel of a result."""
+    spatial = len(conv.shape) - 2
+    return x.shape != conv.shape and x.shape[-spatial:] == (1,) * spatial
+
+
+def small_sides(node: Node, kernel: tuple[int, ...]) -> list[int]:
+    """Sizes of an image of which a convolution like this one has two pixels along each axis."""
+    count, strides, dilations = len(kernel), node.attr("strides"), node.attr("dilations")
+    pads = [a + b for a, b in zip(node.attr("pads")[:count], node.attr("pads")[count:], strict=True)]
+    rows = zip(kernel, dilations, pads, strides, strict=True)
+    return [max((k - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
+
+
+@lru_cache(maxsize=256)
+def _evidence(small: FollowedConvolution, goal: Graph) -> Evidence | Failure:
+    (block, *_) = small.blocks()
+    return verified_mugraph(Graph(goal.inputs, (small.mugraph(block),)), goal)
