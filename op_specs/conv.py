@@ -86,7 +86,12 @@ def _same(n, kernel: int, stride: int, dilation: int) -> int:
 def _(node, opset: int) -> Call:
     if any(p < 0 for p in node.attr("pads")):
         raise Unsupported(f"Conv with pads {node.attr('pads')}")
-    return Call("Conv", node.args, {"kernel_shape": node.args[1].shape[2:], **dict(node.attrs)}, opset)
+    return Call("Conv", node.args, {**kernel_shape(node.args[1].shape[2:]), **dict(node.attrs)}, opset)
+
+
+def kernel_shape(sizes: Dims) -> dict[str, Dims]:
+    """The attribute that says what the weights do, where their sizes are known."""
+    return {"kernel_shape": sizes} if all(isinstance(n, int) for n in sizes) else {}
 
 
 @conv.traits.batching

@@ -1,7 +1,7 @@
 """Transposed convolution."""
 
 from op_specs.arithmetic import add
-from op_specs.conv import check_bias, check_window
+from op_specs.conv import check_bias, check_window, kernel_shape
 from op_specs.reshape import reshape
 from taso_mirage.errors import Unsupported
 from taso_mirage.operators.ops import Call, Ints, op
@@ -78,7 +78,7 @@ def _pads(call: Call, sizes, kernel, strides, dilations, extra) -> tuple[Ints, I
 def _(node, opset: int) -> Call:
     if any(p < 0 for p in node.attr("pads")):
         raise Unsupported(f"ConvTranspose with pads {node.attr('pads')}")
-    return Call("ConvTranspose", node.args, {"kernel_shape": node.args[1].shape[2:], **dict(node.attrs)}, opset)
+    return Call("ConvTranspose", node.args, {**kernel_shape(node.args[1].shape[2:]), **dict(node.attrs)}, opset)
 
 
 _PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "output_padding": (0, 0)}

@@ -3,7 +3,7 @@
 from op_specs.arithmetic import add, div, mul, pow_, sqrt, sub
 from op_specs.cast import cast
 from op_specs.reductions import reduce_mean
-from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Node, constant
 from taso_mirage.operators.ops import Call, Ints, Op, op
 
@@ -54,15 +54,20 @@ def _scaled(xp, normal, scale, bias=None):
     return result
 
 
-def _body(node: Node, centred: Node) -> Node:
+def _body(node: Node, wide: Node, centred: Node) -> Node:
     """Nodes of which ONNX Runtime makes one: the operator before there was one of that name."""
     x, scale, *_ = node.args
-    if x.dtype not in ("float32", "float64"):
-        raise Unsupported(f"a norm of {x.dtype} before there was an operator of that name")
     axes = tuple(range(node.attr("axis"), len(x.shape)))
-    variance = reduce_mean.term(pow_.term(centred, constant(2.0, x.dtype)), axes=axes)
-    deviation = sqrt.term(add.term(variance, constant(node.attr("epsilon"), x.dtype)))
-    return mul.term(div.term(centred, deviation), scale)
+    variance = reduce_mean.term(pow_.term(centred, constant(2.0, wide.dtype)), axes=axes)
+    deviation = sqrt.term(add.term(variance, constant(node.attr("epsilon"), wide.dtype)))
+    normal = div.term(centred, deviation)
+    return mul.term(normal if wide is x else cast.term(normal, to=x.dtype), scale)
+
+
+def _wide(node: Node) -> Node:
+    """What a norm computes with."""
+    x = node.args[0]
+    return cast.term(x, to="float32") if node.attr("stash_type") == 1 and x.dtype in ("float16", "bfloat16") else x
 
 
 @layer_norm.exporter
@@ -70,14 +75,17 @@ def _(node: Node, opset: int) -> Call:
     if opset >= 17:
         return layer_norm._write(node, opset)
     x, _, *bias = node.args
-    centred = sub.term(x, reduce_mean.term(x, axes=tuple(range(node.attr("axis"), len(x.shape)))))
-    scaled = _body(node, centred)
+    wide = _wide(node)
+    centred = sub.term(wide, reduce_mean.term(wide, axes=tuple(range(node.attr("axis"), len(x.shape)))))
+    scaled = _body(node, wide, centred)
     return Call("Add", (scaled, *bias), {}, opset) if bias else Call("Mul", scaled.args, {}, opset)
 
 
 @rms_norm.exporter
 def _(node: Node, opset: int) -> Call:
-    return rms_norm._write(node, opset) if opset >= 23 else Call("Mul", _body(node, node.args[0]).args, {}, opset)
+    if opset >= 23:
+        return rms_norm._write(node, opset)
+    return Call("Mul", _body(node, wide := _wide(node), wide).args, {}, opset)
 
 
 def _read(op_: Op, call: Call) -> Node:

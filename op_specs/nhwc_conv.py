@@ -5,7 +5,7 @@ ONNX Runtime's CUDA provider has it. As a target's option (`prefer_nhwc`) the la
 convolutions of a model.
 """
 
-from op_specs.conv import check_window, conv, windows
+from op_specs.conv import check_window, conv, kernel_shape, windows
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.operators.ops import Call, Ints, op
@@ -44,7 +44,7 @@ def _check_pads(pads: Ints) -> None:
 @nhwc_conv.exporter
 def _(node, opset: int) -> Call:
     _check_pads(node.attr("pads"))
-    attrs = {"kernel_shape": node.args[1].shape[1:-1], **dict(node.attrs)}
+    attrs = {**kernel_shape(node.args[1].shape[1:-1]), **dict(node.attrs)}
     return Call("NhwcConv", node.args, attrs, opset, nhwc_conv.domain)
 
 

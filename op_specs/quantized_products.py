@@ -10,7 +10,7 @@ in pairs; the definitions are ONNX's, which do not.
 import numpy as np
 
 from op_specs.arithmetic import add
-from op_specs.conv import check_bias, conv, windows
+from op_specs.conv import check_bias, conv, kernel_shape, windows
 from op_specs.matmul import matmul
 from op_specs.quantize import centred, dynamic_quantize, shifted, single
 from op_specs.reshape import reshape
@@ -205,7 +205,7 @@ def _windowed(op_: Op, kernel: int) -> None:
     def _(node: Node, opset: int) -> Call:
         if any(p < 0 for p in node.attr("pads")):
             raise Unsupported(f"{op_.onnx} with pads {node.attr('pads')}")
-        attrs = {"kernel_shape": node.args[kernel].shape[2:], **dict(node.attrs)}
+        attrs = {**kernel_shape(node.args[kernel].shape[2:]), **dict(node.attrs)}
         return Call(op_.onnx or "", node.args, attrs, opset, op_.domain)
 
 

@@ -84,6 +84,10 @@ def test_other_dtypes_have_the_operators_only_where_onnx_has_them(dtype: str) ->
         (term("layer_norm", half, variable("g", Tensor(dtype, (8,))), axis=1), 17),
     ):
         assert get(root.op).to_onnx(root, opset).op_type == get(root.op).onnx
+        if root.op != "gelu":  # of a norm ONNX says in which dtype it is computed
+            widened = [n.dtype for n in topological(get(root.op).to_onnx(root, opset - 1).args) if n.op == "sqrt"]
+            assert widened == ["float32"]
+            continue
         with pytest.raises(Unsupported):
             get(root.op).to_onnx(root, opset - 1)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, TypeAlias, TypeVar, cast
 
-from taso_mirage.errors import Undecidable
+from taso_mirage.errors import Undecidable, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +359,14 @@ def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> 
             ((monomial, _),) = dim.terms
             if len(monomial) == 1 and isinstance(monomial[0][0], str) and monomial[0][1] == 1:
                 sizes.setdefault(monomial[0][0], int(n))
+
+
+def refuse_free(attrs: Mapping[str, object]) -> None:
+    """Raises Unsupported where an attribute hangs on a size that a run gives: it has no place in a
+    model."""
+    for name, value in attrs.items():
+        if any(isinstance(each, Symbolic) for each in (value if isinstance(value, tuple) else (value,))):
+            raise Unsupported(f"the attribute {name} is {value}, which a run gives")
 
 
 def dim_product(dims: Iterable[Dim]) -> Dim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from copy import copy
 from functools import cached_property
 from typing import Any, Self
@@ -31,7 +31,7 @@ from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.indexed import indexed_rows
-from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
+from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
 
 SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
@@ -281,7 +281,7 @@ class _Reader:
         reasons: list[TasoMirageError] = []
         for op in candidates:
             try:
-                return self._readable(fold_small(op.from_onnx(call)))
+                return self._writable(self._readable(fold_small(op.from_onnx(call))), call.args)
             except (Unsupported, IllTyped, Undecidable) as error:
                 reasons.append(error)
         raise reasons[0]
@@ -313,6 +313,17 @@ class _Reader:
         sizes = None if term.op == "constant" else known_elements(term)
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
+        return term
+
+    def _writable(self, term: Node, operands: Collection[Node]) -> Node:
+        """What the model cannot be written with at its opset is no term either."""
+        waiting, seen, specs = [term], set(operands), load_specs()
+        while waiting:
+            node = waiting.pop()
+            if node not in seen and (op := specs.get(node.op)) is not None and op.onnx is not None:
+                op.to_onnx(node, self.opsets.get(op.domain, 1))
+            waiting += [a for a in node.args if node not in seen]
+            seen.add(node)
         return term
 
     def _operand(self, value: ir.Value) -> Node:

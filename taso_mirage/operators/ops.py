@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, parse_dim
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, parse_dim, refuse_free
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
@@ -251,7 +251,9 @@ class Op:
         """The ONNX node of a term at an opset; Unsupported where there is none."""
         if self.onnx is None or not self.since <= opset <= self.until:
             raise Unsupported(f"{self.name} has no ONNX operator at opset {opset}")
-        return (self.export_hook or self._write)(node, opset)
+        call = (self.export_hook or self._write)(node, opset)
+        refuse_free(call.attrs)
+        return call
 
     def _write(self, node: Node, opset: int) -> Call:
         attrs: dict[str, Any] = {k: v for k, v in node.attrs if v is not None}
@@ -367,9 +369,7 @@ def get(name: str) -> Op:
     """The operator of that name; KeyError with the nearest names."""
     registry = load_specs()
     if name not in registry:
-        import difflib
-
-        near = difflib.get_close_matches(name, registry, 3)
+        near = importlib.import_module("difflib").get_close_matches(name, registry, 3)
         raise KeyError(f"no operator {name}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return registry[name]
 
@@ -446,5 +446,4 @@ def known_elements(node: Node) -> Dims | None:
 def _is_narrowed(node: Node) -> bool:
     """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes; a conversion from int64
     wraps as their sums and products do."""
-    sizes = len(node.args) == 1 and node.args[0].op == "extents"
-    return sizes and traits(node).converts and node.dtype == "int32"
+    return len(node.args) == 1 and node.args[0].op == "extents" and traits(node).converts and node.dtype == "int32"

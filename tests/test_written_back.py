@@ -1,0 +1,106 @@
+"""What is read of a model can be written again: in half precision before there was an operator of
+that name, with sizes that a run gives; and what cannot be stays the node that it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import parser
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Tensor, variable
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.operators.ops import Call, Op, get
+
+NORM = """
+<ir_version: 8, opset_import: ["" : {opset}]>
+agraph (float16[3,4,{side}] x, float16[{side}] s, float16[{side}] b) => (float16[3,4,{side}] y) {{
+  y = LayerNormalization <axis = -1, epsilon = 0.01> (x, s, b)
+}}
+"""
+FREE_KERNELS = {
+    "Conv": "y = Conv (x, w)",
+    "ConvTranspose": "y = ConvTranspose (x, w)",
+}
+CONVOLUTION = """
+<ir_version: 8, opset_import: ["" : 15]>
+agraph (float[1,4,h,v] x, float[4,4,i,j] w) => (float[1,4,p,q] y) {{ {node} }}
+"""
+INTEGERS = """
+<ir_version: 8, opset_import: ["" : 15]>
+agraph (uint8[1,4,h,v] x, uint8[4,4,i,j] w) => (int32[1,4,p,q] y) { y = ConvInteger (x, w) }
+"""
+
+
+def read(text: str) -> Any:
+    return from_ir(from_proto(parser.parse_model(text)))
+
+
+def both(text: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
+    """The result of a model in the runtime, and that of what is written of what was read."""
+    written = serialize(read(text))
+    given = parser.parse_model(text).SerializeToString()
+    found = [onnxruntime.InferenceSession(each).run(None, inputs)[0] for each in (given, written)]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("opset", [11, 15, 17])
+def test_a_norm_in_half_precision_is_written_at_every_opset(opset: int) -> None:
+    """Tools of the runtime fuse it into models of opsets that do not have it; what it computes in
+    single precision stays so."""
+    text, rng = NORM.format(opset=opset, side=32), np.random.default_rng(0)
+    assert [n.op for n in read(text).nodes() if n.args] == ["layer_norm"]
+    x = rng.normal(300, 100, size=(3, 4, 32))  # whose squares are infinite in half precision
+    inputs = {"x": x.astype(np.float16), "s": np.ones(32, np.float16), "b": np.zeros(32, np.float16)}
+    wanted, found = both(text, inputs)
+    assert np.abs(wanted).max() > 1
+    np.testing.assert_allclose(found.astype(float), wanted.astype(float), atol=4e-3)
+    names = {node.op_type for node in onnx.load_model_from_string(serialize(read(text))).graph.node}
+    assert ("LayerNormalization" in names) == (opset >= 17)
+
+
+@pytest.mark.parametrize("text", [*(CONVOLUTION.format(node=each) for each in FREE_KERNELS.values()), INTEGERS])
+def test_a_kernel_of_free_sizes_says_no_sizes(text: str) -> None:
+    model = read(text)
+    (node,) = [n for n in model.nodes() if n.args]
+    assert node.op != "opaque"
+    written = onnx.load_model_from_string(serialize(model)).graph.node[0]
+    assert "kernel_shape" not in [each.name for each in written.attribute]
+    dtype = np.uint8 if "uint8" in text else np.float32
+    x = np.arange(4 * 6 * 5).reshape(1, 4, 6, 5).astype(dtype)
+    for sides in ((3, 2), (1, 4)):
+        w = (np.arange(16 * sides[0] * sides[1]) % 7).reshape(4, 4, *sides).astype(dtype)
+        wanted, found = both(text, {"x": x, "w": w})
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_cannot_be_written_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any operator, whatever the reason: the node is kept, and says why."""
+
+    def refused(op: Op, node: Any, opset: int) -> Any:
+        raise Unsupported("no such thing here") if op.name == "layer_norm" else AssertionError(op.name)
+
+    monkeypatch.setattr(Op, "to_onnx", refused)
+    model = read(NORM.format(opset=17, side=4))
+    monkeypatch.undo()
+    (node,) = [n for n in model.nodes() if n.args]
+    assert node.op == "opaque"
+    assert model.opaque == {node: "no such thing here"}
+    (written,) = onnx.load_model_from_string(serialize(model)).graph.node
+    assert written.op_type == "LayerNormalization"
+
+
+@pytest.mark.parametrize("value", [symbol("n"), (1, 2 * symbol("n"))])
+def test_an_attribute_that_a_run_gives_is_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what writes any operator."""
+    relu = get("relu")
+    node = relu.term(variable("x", Tensor("float32", (2,))))
+    assert relu.to_onnx(node, 17).op_type == "Relu"
+    monkeypatch.setattr(Op, "_write", lambda op, node, opset: Call("Relu", node.args, {"sides": value}, opset))
+    with pytest.raises(Unsupported, match=r"the attribute sides is .*n.*, which a run gives"):
+        relu.to_onnx(node, 17)
