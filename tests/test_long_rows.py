@@ -22,6 +22,7 @@ from taso_mirage.kernels.joined import runs_without, same_results
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.shrink import resized_goal
+from taso_mirage.kernels.tiles import Tiled
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
@@ -68,6 +69,11 @@ def squared_loss(*shape: int) -> Graph:
 def frobenius(*shape: int) -> Graph:
     h = x("h", *shape)
     return Graph((h,), (term("div", h, term("reduce_l2", h, axes=tuple(range(len(shape))), keepdims=0)),))
+
+
+def rows_of_length_one(*shape: int) -> Graph:
+    h = x("h", *shape)
+    return Graph((h,), (term("div", h, term("reduce_l2", h, axes=(len(shape) - 1,), keepdims=1)),))
 
 
 def samples(goal: Graph) -> FreeSizes:
@@ -135,6 +141,8 @@ PASSES = {
     "Frobenius norm": (frobenius(32, 64, 256, 256), 3),
     "RMS norm over few": (Graph((h := x("h", 16, 64, 512, 512),), (mugraphs.rms(h, 1),)), 2),
     "activation": (Graph((h := x("h", 256, 65536),), (term("gelu", h),)), 2),
+    "rows of length one": (rows_of_length_one(32768, 65535), 3),
+    "logits": (softmax(4096, 50257), 3),
 }
 """Goals of the sizes of KernelBench, and how often memory moves as much as the first input."""
 
@@ -214,6 +222,34 @@ def test_generated_code_is_the_goal_in_float64(name: str, free: bool, tmp_path: 
         got = np.load(tmp_path / f"form{i}.npy")
         assert got.shape == wanted.shape
         assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("length", [1485, 1009])
+def test_a_length_that_no_power_of_two_divides_is_taken_in_parts(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that fill most of the lanes, as 495 of 512: in a loop, whose other lanes count for
+    nothing."""
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    from taso_mirage.kernels.codegen import triton
+
+    monkeypatch.setattr("taso_mirage.kernels.tiles.LONG", 512)
+    monkeypatch.setattr("taso_mirage.kernels.tiles.STREAMED", 512)
+    goal, search = softmax(4, length), Search(softmax(4, length), SearchOptions(), H100)
+    looped = [each for each in search.candidates() if any(part_of(k) not in (length, 1) for k in each.plan)]
+    found = [made for each in looped[:2] if (made := search.accepted(each)) is not None]
+    assert len(found) == (2 if length == 1485 else 0)  # the other one is a prime
+    given = [np.random.default_rng(0).normal(size=(4, length)).astype(np.float32)]
+    sources = {f"form{i}": (triton.program(each.graph).source, goal, given) for i, each in enumerate(found[:2])}
+    interpreted(tmp_path, sources)
+    (wanted,) = interpret(goal.outputs, EXACT, {goal.inputs[0]: EXACT.load(given[0])}).values()
+    for name in sources:
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), wanted, rtol=1e-5)
+
+
+def part_of(tiled: Tiled) -> int:
+    """Elements of an iteration; 1 without a loop."""
+    return tiled.tiles[tiled.kernel.loop] if tiled.kernel.loop is not None else 1
 
 
 def test_clusters_are_among_the_forms() -> None:

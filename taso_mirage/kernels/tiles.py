@@ -86,6 +86,10 @@ LONG, STREAMED = 1 << 15, 8192
 """Of a label of more elements than the one, which no block of a GPU holds whole, an iteration or a
 block has up to the other, where nothing is multiplied as matrices are."""
 
+FULL = 0.75
+"""Of the lanes of a tile of a long label that powers of two do not divide, the part that elements
+have at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
@@ -155,6 +159,8 @@ def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSiz
     if label == kernel.loop:
         within = closure.goal.within(label)
         low, high = (max(n // within, 1) for n in ITERATION)
+        if long and size % (2 * low):
+            return _full_parts(size, low, max(STREAMED // within, 1)) or [size]
         return _parts(size, low, max(STREAMED // within, 1) if long else high * closure.goal.denser(label))
     if label not in kernel.body.grid:
         return [size]
@@ -179,6 +185,11 @@ def _read(kernel: PlannedKernel, closure: Closure) -> set[str]:
 def _parts(size: int, low: int, high: int) -> list[int]:
     found = [d for d in (2**i for i in range(14)) if size % d == 0 and low <= d <= high]
     return found or [size]
+
+
+def _full_parts(size: int, low: int, high: int) -> list[int]:
+    """Parts that fill most of the next power of two: a block of a GPU has as many lanes."""
+    return [d for d in range(low, high + 1) if size % d == 0 and d >= FULL * 2 ** (d - 1).bit_length()]
 
 
 class _Model:
