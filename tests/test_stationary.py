@@ -52,6 +52,10 @@ FORMS: dict[str, Goal] = {
         (1, 16, 3, 4, 4), (4, 3, 3), 17, "bias", strides=(2, 2, 2), pads=(1,) * 6, extra=(0, 1, 0)
     ),
     "transposed with wide pads": convolved((2, 5, 8, 12), (3, 5), 7, strides=(2, 1), pads=(7, 4, 7, 4), extra=(1, 0)),
+    "a line with dilations": convolved((2, 5, 52), (5,), 7, "bias", dilations=(3,), pads=(2, 1), extra=(0,)),
+    "phases that see nothing": convolved(
+        (2, 16, 24), (3,), 7, "bias, mish", strides=(2,), dilations=(2,), pads=(1, 1), extra=(1,)
+    ),
     "four phases": convolved((2, 5, 6, 8), (4, 5), 7, "scale, mish", strides=(2, 4), extra=(0, 2)),
 }
 """Rows of whole chunks of 16 bytes."""
@@ -204,6 +208,8 @@ def test_what_has_no_form_says_why() -> None:
         (convolved((1, 5, 9, 24), (3, 4), 4, dilations=(1, 6)), "of which a warp has 32"),
         (convolved((1, 512, 9, 12), (3, 3), 64), "no room"),
         (convolved((1, 5, 4, 8), (3, 3), 4, strides=(1, 3), extra=(0, 0)), "3 phases"),
+        (convolved((1, 5, 4, 8), (3, 3), 4, dilations=(2, 1), extra=(0, 0)), "dilations beside the row"),
+        (convolved((1, 5, 4, 8), (1, 3), 4, strides=(2, 1), extra=(0, 0)), "beside the row"),  # rows that see nothing
         (convolved((1, 1, 1 << 28, 4), (1, 5), 1, pads=(0, 2) * 2), "tiles of a plane, whose positions 32 bits count"),
     ):
         block = (32, 16, 16, 1) if "stride 2" in why else BLOCK

@@ -50,5 +50,5 @@ class ShiftedConvolution(FollowedConvolution):
     def _small_transposed(self, kernel: tuple[int, ...]) -> list[int]:
         pads = self.node.attr("pads")
         around = [a + b for a, b in zip(pads[: len(kernel)], pads[len(kernel) :], strict=True)]
-        rows = zip(kernel, around, self.node.attr("strides"), strict=True)
-        return [max(-((k - p - 2) // s) + 1, 3) for k, p, s in rows]
+        rows = zip(kernel, around, self.node.attr("strides"), self.node.attr("dilations"), strict=True)
+        return [max(-(((k - 1) * d - p - 1) // s) + 1, 3) for k, p, s, d in rows]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node
 
@@ -30,36 +30,73 @@ class ConvolvedAxis:
         return self.stride if self.transposed else 1
 
     @property
+    def products(self) -> list[list[tuple[int, int]]]:
+        """For each phase of a transposed convolution the elements of the kernel that its results
+        see, and how many positions further back: none, where the dilation leaves some out."""
+        rows = [[(k, k * self.dilation - phase) for k in range(self.kernel)] for phase in range(self.phases)]
+        return [[(k, n // self.stride) for k, n in row if n % self.stride == 0] for row in rows]
+
+    @property
     def taps(self) -> int:
         """Elements of the kernel that a result sees, at most."""
-        return -(-self.kernel // self.phases)
+        return max(map(len, self.products)) if self.transposed else self.kernel
+
+    @property
+    def origin(self) -> int:
+        """How far back a result sees, at most."""
+        return max(back for row in self.products for _, back in row) if self.transposed else self.pad
 
     @property
     def positions(self) -> int:
         """Results of a phase, at most."""
         return (self.result - 1 + self.pad) // self.stride + 1 if self.transposed else self.result
 
-    def seen(self, at: str, tap: str) -> str:
+    def seen(self, at: str, tap: str, phase: str = "0") -> str:
         """The place in the data that a position sees through an element of the kernel: of a
         transposed convolution the elements of its phase are counted back."""
-        if self.transposed:
+        if not self.transposed:
+            scaled = f"{at} * {self.stride}" if self.stride != 1 else at
+            return f"{scaled} - {self.pad} + {tap} * {self.dilation}"
+        if self.dilation == 1:
             return f"{at} - {tap}"
-        scaled = f"{at} * {self.stride}" if self.stride != 1 else at
-        return f"{scaled} - {self.pad} + {tap} * {self.dilation}"
+        first = f"({self._first(phase)} * {self.dilation} - {phase}) // {self.stride}"
+        return f"{at} - {first} - {tap} * {self.dilation // self._common}"
 
     def element(self, phase: str, tap: str) -> str:
         """The element of the kernel."""
-        return f"({phase} + {tap} * {self.stride})" if self.phases > 1 else tap
+        if self.phases == 1:
+            return tap
+        first = phase if self.dilation == 1 else self._first(phase)
+        return f"({first} + {tap} * {self.stride // self._common})"
+
+    def taps_of(self, phase: str) -> str:
+        """How many elements of the kernel a phase sees."""
+        if not self.transposed or all(len(row) == self.taps for row in self.products):
+            return str(self.taps)
+        apart = self.stride // self._common
+        if self.dilation == 1:
+            return f"(({self.kernel + apart - 1} - {phase}) // {apart})"
+        there = f"({self.kernel + apart - 1} - {self._first(phase)}) // {apart}"
+        return f"tl.where({phase} % {self._common} == 0, {there}, 0)"
+
+    @property
+    def _common(self) -> int:
+        """What stride and dilation have in common: other phases see nothing."""
+        return gcd(self.stride, self.dilation)
+
+    def _first(self, phase: str) -> str:
+        """The first element of the kernel that a phase sees: k * dilation is the phase, modulo the
+        stride."""
+        apart = self.stride // self._common
+        inverse = pow(self.dilation // self._common, -1, apart) if apart > 1 else 0
+        return f"({phase} // {self._common} * {inverse} % {apart})"
 
     def shifts(self, shared: int) -> list[list[tuple[int, int]]]:
         """For each phase of a row its products with so many elements of the kernel, by their
         numbers, with the positions by which they are shifted."""
         if not self.transposed:
             return [[(j, j * self.dilation) for j in range(shared)]]
-        return [
-            [(k, self.taps - 1 - m) for m, k in enumerate(range(phase, self.kernel, self.stride))]
-            for phase in range(self.phases)
-        ]
+        return [[(k, self.origin - back) for k, back in row] for row in self.products]
 
     def made(self, at: str, phase: str) -> str:
         """The place in the result."""
@@ -71,6 +108,4 @@ def convolved_axes(node: Node, kernel: Sequence[Dim], transposed: bool = False) 
     x, pads = node.args[0], node.attr("pads")[: len(kernel)]
     rows = zip(*(x.shape[2:], node.shape[2:], kernel, node.attr("strides"), pads, node.attr("dilations")), strict=True)
     found = [ConvolvedAxis(int(n), int(m), int(k), s, p, d, transposed) for n, m, k, s, p, d in rows]
-    if transposed and any(each.dilation != 1 for each in found):
-        raise Unsupported("a transposed convolution with dilations")
     return [*[ConvolvedAxis(1, 1, 1, 1, 0, 1)] * (3 - len(kernel)), *found]

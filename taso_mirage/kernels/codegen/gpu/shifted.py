@@ -93,11 +93,6 @@ class ShiftedBlock:
         self.apart = self.channels % self.depth == 0
         if any(n & (n - 1) or n < DOT for n in (self.pixels, self.width, self.depth)):
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        for each in self.axes:
-            if each.transposed and each.kernel < each.stride:
-                raise Unsupported(
-                    f"a transposed convolution with a kernel of {each.kernel} and a stride of {each.stride}"
-                )
         if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         if self.plane + self.pixels >= COUNTED:
@@ -221,21 +216,15 @@ class ShiftedBlock:
     def _left(self) -> str:
         """What the first of the shared elements sees of a row."""
         if self.row.transposed:
-            return f"pixel - {self.row.taps - 1}"
+            return f"pixel - {self.row.origin}"
         return f"pixel * {self.row.stride} - {self.row.pad}" if self.row.stride != 1 else f"pixel - {self.row.pad}"
-
-    def taps_of(self, i: int) -> str:
-        """How many elements of the kernel a phase of an axis sees."""
-        axis, phase = self.outer[i], f"phase_{('deep', 'high')[i]}"
-        if axis.kernel % axis.phases == 0:
-            return str(axis.taps)
-        return f"(({axis.kernel + axis.stride - 1} - {phase}) // {axis.stride})"
 
     def _sum(self) -> Iterator[str]:
         for j in range(self.shared):
             yield f"sum_{j} = tl.zeros([{self.pixels}, {self.width}], tl.float32)"
-        yield f"taps_high = {self.taps_of(1)}"
-        yield f"inner = {self.taps_of(0)} * taps_high * {self.channels}"
+        deep, high = self.outer
+        yield f"taps_high = {high.taps_of('phase_high')}"
+        yield f"inner = {deep.taps_of('phase_deep')} * taps_high * {self.channels}"
         yield f"chunks = (inner + {self.depth - 1}) // {self.depth}"
         yield f"for t in tl.range(0, {f'{self.groups} * ' if self.groups > 1 else ''}chunks, num_stages=STAGES):"
         yield from (f"    {line}" for line in (*self._step(), *self._data(), *self._products()))
@@ -260,8 +249,8 @@ class ShiftedBlock:
         deep, high = self.outer
         mark = "" if self.apart else "[:, None]"
         along = "" if self.apart else "[None, :]"
-        yield f"plane_x = {deep.seen('plane', 'low')}"
-        yield f"row_x = {high.seen(f'top{along}', f'tap{mark}')}"
+        yield f"plane_x = {deep.seen('plane', 'low', 'phase_deep')}"
+        yield f"row_x = {high.seen(f'top{along}', f'tap{mark}', 'phase_high')}"
         across = f" + across * {self.row.dilation}" if self.groups > 1 else ""
         yield f"pixel_x = left{across}"
         seen = [f"(row_x >= 0) & (row_x < {high.size})"]
@@ -341,7 +330,7 @@ class ShiftedBlock:
         size = deep.result * high.result * self.row.result
         for phase, products in enumerate(self.shifts):
             parts = [self._shifted(j, shift) for j, shift in products]
-            yield f"result = tl.trans({' + '.join(parts)})"
+            yield f"result = tl.trans({' + '.join(parts) or 'tl.zeros_like(sum_0)'})"
             yield f"pixel_y = {self.row.made('pixel', str(phase))}"
             kept = [f"(rows < {self.kept})", f"(top < {high.positions})", f"(pixel < {self.row.positions})"]
             kept += ["(top_y >= 0)", f"(top_y < {high.result})"] if high.transposed else []

@@ -71,6 +71,8 @@ class StationaryBlock:
             raise Unsupported(f"weights that stay, and a row with stride {self.row.stride}")
         if self.row.size % CHUNK:
             raise Unsupported(f"rows of {self.row.size} numbers, not of multiples of {CHUNK}, that are copied at once")
+        if any(each.transposed and (each.dilation != 1 or [] in each.products) for each in self.outer):
+            raise Unsupported("weights that stay, and a transposed convolution with dilations beside the row")
         if self.row.phases not in (1, 2, 4):
             raise Unsupported(f"{self.row.phases} phases of a row; 1, 2 and 4 have a form")
         self.shifts = self.row.shifts(self.sums)
@@ -115,13 +117,12 @@ class StationaryBlock:
     @property
     def gap(self) -> int:
         """Positions before a row, of zeros."""
-        origin = self.row.taps - 1 if self.row.transposed else self.row.pad
-        return _up(origin, CHUNK)
+        return _up(self.row.origin, CHUNK)
 
     @property
     def begin(self) -> int:
         """The position of a row's first result."""
-        return self.gap - (self.row.taps - 1 if self.row.transposed else self.row.pad)
+        return self.gap - self.row.origin
 
     @property
     def pitch(self) -> int:
@@ -189,8 +190,8 @@ class StationaryBlock:
             "sizes": "".join(f", {name}" for name in block.free),
             "free": f"(do_not_specialize={list(block.free)})" if block.free else "",
             "images": block.images,
-            "taps_deep": block.taps_of(0),
-            "taps_high": block.taps_of(1),
+            "taps_deep": self.outer[0].taps_of("phase_deep"),
+            "taps_high": high.taps_of("phase_high"),
             "row": "top" if high.transposed else f"top * {high.stride} - {high.pad}",
             "further": "-tap" if high.transposed else f"tap * {high.dilation}",
             "plane_x": self.outer[0].seen("plane", "low"),
@@ -282,7 +283,8 @@ class StationaryBlock:
             yield from map(self._of_channels, self.others)
         for i, products in enumerate(self.shifts):
             parts = [f"{self.name}_moved_{s}(sum_{j})" if s else f"sum_{j}" for j, s in products]
-            yield f"phase_{i} = {' + '.join(parts)}"
+            zeros = f"gl.zeros([{ROWS}, {self.width}], gl.float32, SUMMED)"
+            yield f"phase_{i} = {' + '.join(parts) or zeros}"
             if not self.follows.of_results:
                 yield from self._following(f"phase_{i}", ROWS)
         yield f"result_tile = gl.convert_layout({self._joined()}, STORED)"
