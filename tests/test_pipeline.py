@@ -180,7 +180,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 SHIPPED = load_rules()
 
 
-@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 6)], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 4)], ids=lambda r: r.name)
 def test_a_sample_of_the_shipped_rules_is_proved_again(rule: Rule) -> None:
     assert_proved(rule)
 
