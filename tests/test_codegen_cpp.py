@@ -342,10 +342,15 @@ def rows_times_rows(m: int, n: int, k: int, body: Callable[[Node, Node], Node], 
     return Graph((x, y), (made,)), Graph((x, y), (body(x, y),))
 
 
-@pytest.mark.parametrize("body", [scores, turned_scores])
+ROWS = ((16, 64, 64), (17, 21, 9), (40, 130, 256), (16, 15, 8), (18, 16, 257), (64, 197, 31), (3, 40, 20))
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [(16, 64, 64), (17, 21, 9), (40, 130, 256), (16, 15, 8), (18, 16, 257), (64, 197, 31), (3, 40, 20)],
+    ("sizes", "body"),
+    [
+        *((sizes, scores) for sizes in ROWS),
+        *(pytest.param(s, turned_scores, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, s in enumerate(ROWS)),
+    ],
     ids=str,
 )
 def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node], Node]) -> None:
