@@ -558,7 +558,7 @@ def test_no_sanitizer_complains(name: str, tmp_path: Path) -> None:
     shown = [", ".join(map(str, sizes)) for sizes in (ins, outs)]
     main = MAIN % (*shown, len(ins), len(outs), len(ins), len(outs), len(outs))
     (tmp_path / "main.cpp").write_text(generate_cpp(graph) + main)
-    flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = [*FLAGS, "-march=native", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     program = tmp_path / "main"
     subprocess.run([*compiler(), *flags, "-o", str(program), str(tmp_path / "main.cpp")], check=True)
     environment = {"ASAN_OPTIONS": "detect_leaks=0"}

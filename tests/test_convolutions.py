@@ -152,7 +152,7 @@ def sanitized(graphs: Mapping[str, Graph], folder: Path, values: Sequence[str] =
     calls = "".join(_call(name, graph) for name, graph in graphs.items())
     main = f"#include <algorithm>\n#include <cstdlib>\nint main(int, char** given) {{\n{calls}  return 0;\n}}\n"
     (folder / "main.cpp").write_text(generate_all(graphs) + main)
-    flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = [*FLAGS, "-march=native", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([*compiler(), *flags, "-o", folder / "main", folder / "main.cpp"], check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     for value in values:

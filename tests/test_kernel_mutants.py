@@ -352,7 +352,15 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
 least."""
 
 
-MANY = ("attention_split", "qknorm", "rmsnorm_linear_gamma_bias", "attention", "lora")
+MANY = (
+    "attention_masked",
+    "rmsnorm_linear_cluster",
+    "attention_split",
+    "qknorm",
+    "rmsnorm_linear_gamma_bias",
+    "attention",
+    "lora",
+)
 """Whose kinds of mutants others have too."""
 
 

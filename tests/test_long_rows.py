@@ -139,8 +139,13 @@ PASSES = {
 """Goals of the sizes of KernelBench, and how often memory moves as much as the first input."""
 
 
-@pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        *((name, True) for name in PASSES),
+        *(pytest.param(n, False, marks=[pytest.mark.slow] * (n not in ("softmax", "activation"))) for n in PASSES),
+    ],
+)
 def test_a_long_row_takes_what_memory_takes(name: str, free: bool) -> None:
     goal, passes = PASSES[name]
     search = Search(goal, SearchOptions(), H100, free=samples(goal) if free else None)

@@ -20,7 +20,7 @@ from models import light
 from models.__main__ import main
 
 ROOT = Path(__file__).parents[1]
-DYNAMIC = ("bert", "llama")
+DYNAMIC = ("bert", pytest.param("llama", marks=pytest.mark.slow))
 LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")
 ALIKE_LIGHT = ("light_resnet50", "light_inception_v2")
 """Of the kinds of ResNet from PyTorch, and of the first Inception."""

@@ -139,6 +139,7 @@ def test_what_the_rules_derive_is_superfluous() -> None:
     assert not needed.derives(RuleCandidate("relu(x) == x", "x: (m, k)", 1))
 
 
+@pytest.mark.slow  # test_generate.py finds them in the table by default
 def test_sixteen_merges_of_three_operators() -> None:
     """Convolutions, with relu too, and matrix products share data or weights (6); pools, relu,
     scale and transpose on two axes each (10). Depthwise convolutions share weights as the dense

@@ -419,7 +419,7 @@ def test_never_worse_than_best_first_search_on_a_transformer() -> None:
     is where this is better."""
     model = files.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
     first, *_, last = dict.fromkeys(p.graph for p in model_parts(model.graph.outputs))
-    budget = Budget(120, states_per_part=40)
+    budget = Budget(120, states_per_part=15)
     for part in (first, last):
         searched = search_part(part, rules(), Rules(LAWS), COST, CONTEXT, budget)
         found, _, after = saturated(part.outputs, budget=budget, eager=Rules(LAWS))
