@@ -228,7 +228,9 @@ def test_clusters_are_among_the_forms() -> None:
     assert max(clusters) > 1
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("layer norm", "softmax"))) for n in SMALL]
+)
 def test_cubins_for_hopper(name: str) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     from taso_mirage.kernels.codegen import triton

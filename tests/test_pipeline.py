@@ -40,7 +40,7 @@ def few(folder: Path, workers: int = 1) -> GenerateOptions:
     """To go on in a folder where the first candidates of the family are proposed: the others take
     two thirds of the time."""
     going_on = options(folder, workers, resume=True)
-    _Partial(going_on).keep_proposed(replace(proposed(), candidates=proposed().candidates[:5]))
+    _Partial(going_on).keep_proposed(replace(proposed(), candidates=proposed().candidates[:4]))
     return going_on
 
 
