@@ -36,8 +36,8 @@ ALIKE = (
     *("vit", "llama", "llama_lora"),
     *("inception_v3", "bert", "mini_transformer", "mobilenet_v2"),
 )
-"""Of the kinds of ResNet-18 and -3D, of ShuffleNet, which has groups too, and Llama with a cache. What becomes of Inception
-v3 is judged in test_report.py, and of BERT below, at any size."""
+"""Of the kinds of ResNet-18 and -3D, of ShuffleNet, which has groups too, and Llama with a cache.
+What becomes of Inception v3 is judged in test_report.py, and of BERT below, at any size."""
 SLOW = (*LONG, *ALIKE)
 
 Small = Callable[..., onnx.ModelProto]

@@ -102,7 +102,7 @@ def tiles(made: Convolution) -> list[tuple[int, int]]:
     return list(dict.fromkeys(zip(height, width, strict=True)))[::-1]
 
 
-QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror")
+QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror")
 
 
 def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[NativeKernel, Graph]]:
@@ -152,7 +152,7 @@ def sanitized(graphs: Mapping[str, Graph], folder: Path, values: Sequence[str] =
     calls = "".join(_call(name, graph) for name, graph in graphs.items())
     main = f"#include <algorithm>\n#include <cstdlib>\nint main(int, char** given) {{\n{calls}  return 0;\n}}\n"
     (folder / "main.cpp").write_text(generate_all(graphs) + main)
-    flags = [*FLAGS, "-march=native", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = [*FLAGS, "-march=native", "-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([*compiler(), *flags, "-o", folder / "main", folder / "main.cpp"], check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     for value in values:

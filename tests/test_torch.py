@@ -671,8 +671,8 @@ def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
 
 @pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> None:
-    """In a process that sees the entry points of pyproject.toml as an installed package's. That what
-    is found compiles, as it does in every other test here, is seen there too where it `runs`."""
+    """In a process that sees the entry points of pyproject.toml as an installed package's. What is
+    found compiles in every other test here; where it `runs`, in that process too."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
     folder = tmp_path / "named_here-1.dist-info"
     folder.mkdir()
