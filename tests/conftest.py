@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another process imports PyTorch for it
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for 10 s, in each process, to ask
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
 
 # Workers, and the processes that tests start, read what the first of them has compiled, whatever

@@ -392,7 +392,15 @@ def looped(ptx: str) -> str:
     return min((ptx[ptx.find(f"\n{m.group(1)}:") : m.end()] for m in back), key=len)
 
 
-@pytest.mark.parametrize(("left", "rows"), [*(("int8", rows) for rows in (16, 64, 256, 1024)), ("uint8", 256)])
+@pytest.mark.parametrize(
+    ("left", "rows"),
+    [
+        ("int8", 16),
+        ("int8", 256),
+        *(pytest.param("int8", rows, marks=pytest.mark.slow) for rows in (64, 1024)),
+        ("uint8", 256),
+    ],
+)
 def test_no_tile_is_turned_in_registers(left: str, rows: int) -> None:
     """What multiplies reads both operands from shared memory as they are."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")

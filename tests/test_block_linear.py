@@ -104,6 +104,7 @@ def near(found: Any, wanted: Any, rounding: float = 4e-6) -> None:
     np.testing.assert_array_less(np.abs(found - wanted), rounding * np.abs(wanted).max() + 1e-30)
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "flags",
     [
@@ -114,12 +115,14 @@ def near(found: Any, wanted: Any, rounding: float = 4e-6) -> None:
         pytest.param((*QUICK, "-mno-avx", "-Wno-psabi"), id="sse"),
     ],
 )
-def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
+def test_the_kernel_computes_the_product(flags: Sequence[str], every: bool) -> None:
     """At odd sizes, on two threads, with every kind of instructions and of zeros; columns and
-    blocks that are not full; outliers too."""
+    blocks that are not full; outliers too. Each case with two kinds of blocks, or with `every`."""
     graphs, goals = {}, {}
     for i, given in enumerate(CASES):
         for k, block in enumerate(BLOCKS):
+            if not every and (i + k) % 2:
+                continue
             made, goal = case(*given)
             graphs[f"case_{i}_{k}"] = Graph(goal.inputs, (made.mugraph(block),))
             goals[f"case_{i}_{k}"] = goal

@@ -211,10 +211,13 @@ def check_tampering(case: Case, count: int, seed: int) -> tuple[int, int]:
     return refused, accepted
 
 
-def test_tampered_certificates_are_refused(case: Case) -> None:
-    refused, accepted = check_tampering(case, 60, 0)
-    assert refused + accepted == 60
-    assert refused > 36  # a record less may still be enough, and a number changed on both sides a true equality
+@pytest.mark.parametrize("count", [25, pytest.param(60, marks=pytest.mark.slow)])
+def test_tampered_certificates_are_refused(case: Case, count: int) -> None:
+    refused, accepted = check_tampering(case, count, 0)
+    assert refused + accepted == count
+    assert (
+        refused > 0.6 * count
+    )  # a record less may still be enough, and a number changed on both sides a true equality
 
 
 def test_a_tampered_certificate_never_leads_to_another_model(case: Case) -> None:

@@ -220,9 +220,10 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_interrupt_leaves_a_good_model_or_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [(0.1, 1.5), pytest.param((0.8, 2.5), marks=pytest.mark.slow)])
+def test_interrupt_leaves_a_good_model_or_nothing(waits: Sequence[float], tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    for wait in (0.1, 1.5, 2.5):
+    for wait in waits:
         later = f"def start():\n    timer = threading.Timer({wait}, press)\n    timer.daemon = True\n    timer.start()"
         done = interrupted(later, "optimize", MINI, "-o", output, "--no-measure")
         assert "Traceback" not in done.stderr
@@ -309,7 +310,7 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
     rng = random.Random(0)
     head = 20_000  # the graph; behind it are the weights' bytes
     files = []
-    for i in range(120):
+    for i in range(60):
         content = bytearray(original)
         for _ in range(rng.randint(1, 6)):
             content[rng.randrange(min(head, len(content)))] = rng.randrange(256)
@@ -322,7 +323,7 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
         files[-1].write_bytes(bytes(content))
     done = subprocess.run([sys.executable, "-c", code, *map(str, files)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "survived 120" in done.stdout
+    assert "survived 60" in done.stdout
     for file in rng.sample(files, 4):
         assert run("inspect", file, check=None).returncode in (0, 1, 3)
 

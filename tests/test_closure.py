@@ -437,9 +437,12 @@ def labelled(*outputs: Node) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(terms())
-def test_equal_normal_forms_are_equal_in_the_field(pool: list[Node]) -> None:
+SAMPLE = settings(max_examples=60, deadline=None, derandomize=True)
+WHOLE = settings(SAMPLE, max_examples=150)
+"""What the slow tests draw."""
+
+
+def equal_where_normal_forms_are(pool: list[Node]) -> None:
     kept = [t for t in pool if labelled(t)]
     assume(labelled(*kept))
     goal = label(graph(*kept))
@@ -448,6 +451,10 @@ def test_equal_normal_forms_are_equal_in_the_field(pool: list[Node]) -> None:
     first: dict[AbstractExpression, Node] = {}
     for sketch, t in zip(goal.sketches, kept, strict=True):
         assert agree(values[first.setdefault(sketch, t)], values[t]) is not False
+
+
+test_equal_normal_forms_are_equal_in_the_field = SAMPLE(given(terms())(equal_where_normal_forms_are))
+test_more_equal_normal_forms_are = pytest.mark.slow(WHOLE(given(terms())(equal_where_normal_forms_are)))
 
 
 SQUARE = [tensor(n, *s, dtype="float32") for n, *s in (("A", 4, 4), ("B", 4, 4), ("v", 4), ("T", 2, 4, 4), ("w", 1, 4))]
@@ -473,14 +480,16 @@ def programs_of_one_size(draw: st.DrawFn) -> Node:
     return pool[-1]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(programs_of_one_size())
-def test_labels_say_what_the_operators_do(output: Node) -> None:
+def labels_say_it(output: Node) -> None:
     """At sizes that tell the labels apart, the goal's own operators give every class what its edges
     give it."""
     assume(output.args and labelled(output))
     with contextlib.suppress(Unsupported):  # what cancels, or more classes than the cap
         assert close(label(graph(output)), cap=60).statistics["wrong"] == 0
+
+
+test_labels_say_what_the_operators_do = SAMPLE(given(programs_of_one_size())(labels_say_it))
+test_labels_of_more_programs = pytest.mark.slow(WHOLE(given(programs_of_one_size())(labels_say_it)))
 
 
 def total(x: Node, axis: int) -> Node:

@@ -109,7 +109,7 @@ TRANSFORMATIONS: dict[str, Callable[[Start], Rewritten]] = {
 Structure is compared for `import` only.
 """
 
-CHUNKS, FOURTH = 24, 4
+CHUNKS, EIGHTH = 24, 8
 CASES = 1884
 AT_LEAST = {"ORT runs": 1500, "ORT equal": 1500, "defined": 1189, "reals": 1189}
 """Counts that may grow, with the operators' definitions and with ONNX Runtime."""
@@ -221,10 +221,10 @@ def outcomes(folder: Path, chunk: int, names: Sequence[str]) -> dict[str, list[O
 
 
 def asked(chunk: int, whole: bool) -> Sequence[str]:
-    """The transformations of a chunk: the last two, which search, in each FOURTH one, unless the
+    """The transformations of a chunk: the last two, which search, in each EIGHTH one, unless the
     `whole` is asked for."""
     every = tuple(TRANSFORMATIONS)
-    return every if whole or chunk % FOURTH == 0 else every[:2]
+    return every if whole or chunk % EIGHTH == 0 else every[:2]
 
 
 def examine(case: Case, transformation: str) -> Outcome:

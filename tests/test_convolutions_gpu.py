@@ -433,7 +433,7 @@ def _form(made: ChannelsLastConvolution) -> Form:
 
 
 @pytest.mark.parametrize(
-    ("batch", "dense"), [(2, False), pytest.param(2, True, marks=pytest.mark.slow), ("batch", True)]
+    ("batch", "dense"), [*(pytest.param(2, dense, marks=pytest.mark.slow) for dense in (False, True)), ("batch", True)]
 )
 def test_all_convolutions_of_a_block_become_kernels(
     batch: int | str, dense: bool, stand_in: pytest.MonkeyPatch, tmp_path: Path

@@ -117,6 +117,7 @@ FORMS = 2
 """Programs of a case that are run: different grids, loops, or numbers of kernels first."""
 
 
+@cache
 def programs(name: str) -> list[Any]:
     goal, free, at = CASES[name]
     search = Search(goal(*at), SearchOptions(), H100, free=free)
@@ -219,8 +220,14 @@ def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str,
     assert max(found) < 5e-6
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("name", ["self_attention", "norm_linear"])
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("norm_linear", 80),
+        ("norm_linear", 90),
+        *(pytest.param("self_attention", capability, marks=pytest.mark.slow) for capability in (80, 90)),
+    ],
+)
 def test_sizes_are_arguments_of_a_cubin(name: str, capability: int) -> None:
     """Of 32 bits, and nothing is known of them: neither that one is 1, nor a multiple of 16."""
     program = programs(name)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,16 @@ def classes_of(table: Table) -> set[frozenset[Term]]:
     return {frozenset(c) for c in found.values()}
 
 
+@cache
+def full(name: str) -> Table:
+    """A shipped family as far as it is asked what is found in it."""
+    return grown(load_family(name), 3 if name == "taso" else 4)
+
+
 @pytest.fixture(scope="module")
 def three() -> Table:
     """Family taso at 3 operators."""
-    return grown(load_family("taso"), 3)
+    return full("taso")
 
 
 # ---------------------------------------------------------------- against brute force
@@ -271,7 +278,7 @@ def without_groups(tree: Any) -> Any:
 @pytest.mark.parametrize("name", families())
 def test_every_operator_is_used(name: str) -> None:
     """An operator that no kinds fit is a mistake in the file."""
-    table = grown(load_family(name), 3 if name == "taso" else 4)
+    table = full(name)
     used = set(table.all.op.tolist())
     assert [o.name for i, o in enumerate(table.family.operators) if i not in used] == []
 
@@ -419,7 +426,7 @@ FUSIONS = {
 
 @pytest.mark.parametrize("name", FUSIONS)
 def test_fusions_are_found(name: str) -> None:
-    table = grown(load_family(name), 4)
+    table = full(name)
     found: dict[Term, int] = {}
     for i, fingerprint in enumerate(table.all.hash.tolist()):
         term = shown(table, i)

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from commandline import one_line, run, run_apart
 from onnx import helper, numpy_helper
+from test_folder import relus
 
 from taso_mirage.errors import InvalidModel, SyntaxProblem
 from taso_mirage.ir.dims import parse_dim
@@ -74,9 +75,10 @@ def test_the_report_is_no_other_file_of_the_command(tmp_path: Path, other: str) 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
 def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    relus(tmp_path / "m.onnx", 2)
     before = os.umask(umask)
     try:
-        run("optimize", MINI, *QUICK, "-o", tmp_path / "out.onnx")
+        run("optimize", tmp_path / "m.onnx", *QUICK, "-o", tmp_path / "out.onnx")
     finally:
         os.umask(before)
     assert (tmp_path / "out.onnx").stat().st_mode & 0o777 == mode
@@ -273,8 +275,9 @@ def test_what_cannot_be_printed_is_not_called_unwritten(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    output = tmp_path / "out.onnx"
-    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), *QUICK, "-o", str(output)]
+    model, output = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    relus(model, 2)
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(model), *QUICK, "-o", str(output)]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 4

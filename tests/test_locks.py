@@ -41,7 +41,7 @@ def at_work(*arguments: str | Path, lock: Path) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
-@pytest.mark.parametrize("option", ["-o", "--report", "--certificate"])
+@pytest.mark.parametrize("option", ["-o", "--report", pytest.param("--certificate", marks=pytest.mark.slow)])
 def test_a_file_is_written_by_one_run(tmp_path: Path, option: str) -> None:
     output, small = tmp_path / "output", tmp_path / "small.onnx"
     relus(small, 2)

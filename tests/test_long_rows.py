@@ -147,8 +147,13 @@ PASSES = {
 """Goals of the sizes of KernelBench, and how often memory moves as much as the first input."""
 
 
-@pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        *((name, True) for name in PASSES),
+        *(pytest.param(n, False, marks=[pytest.mark.slow] * (n not in ("softmax", "activation"))) for n in PASSES),
+    ],
+)
 def test_a_long_row_takes_what_memory_takes(name: str, free: bool) -> None:
     goal, passes = PASSES[name]
     search = Search(goal, SearchOptions(), H100, free=samples(goal) if free else None)
@@ -259,7 +264,9 @@ def test_clusters_are_among_the_forms() -> None:
     assert max(clusters) > 1
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("layer norm", "softmax"))) for n in SMALL]
+)
 def test_cubins_for_hopper(name: str) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     from taso_mirage.kernels.codegen import triton

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,8 +270,13 @@ TRUE = [
 ]
 
 
-def each(rows: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, str]]:
-    return [(text, dtype) for text, dtypes in rows for dtype in dtypes]
+def each(rows: list[tuple[str, tuple[str, ...]]]) -> list[Any]:
+    """By default with the first and the last dtype of each."""
+    return [
+        pytest.param(text, dtype, marks=[pytest.mark.slow] * (0 < i < len(dtypes) - 1))
+        for text, dtypes in rows
+        for i, dtype in enumerate(dtypes)
+    ]
 
 
 @pytest.mark.parametrize(("text", "dtype"), each(FALSE))

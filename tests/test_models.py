@@ -20,8 +20,10 @@ from models import light
 from models.__main__ import main
 
 ROOT = Path(__file__).parents[1]
-DYNAMIC = ("bert", "llama")
+DYNAMIC = ("bert", pytest.param("llama", marks=pytest.mark.slow))
 LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")
+ALIKE_LIGHT = ("light_resnet50", "light_inception_v2")
+"""Of the kinds of ResNet from PyTorch, and of the first Inception."""
 
 
 Small = Callable[..., onnx.ModelProto]
@@ -56,13 +58,18 @@ def check(model: onnx.ModelProto) -> None:
         assert 2 / probabilities.size < probabilities.max() < 0.5
 
 
-@pytest.mark.parametrize("name", models.EXPORTED)
+ALIKE = ("nasnet_a", "llama_lora")
+"""Large to export, and made of the operators of MobileNet and Inception, or of Llama."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in models.EXPORTED])
 def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
     check(small(name))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE_LIGHT)) for name in light.FILES]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in (*LARGE_LIGHT, *ALIKE_LIGHT))) for n in light.FILES],
 )
 def test_light_model_is_valid_and_runs(name: str) -> None:
     model = models.build(name)

@@ -91,8 +91,8 @@ def placed(plain: Model, made: Sequence[Fused]) -> Model:
 @pytest.mark.parametrize(
     ("rows", "size", "level", "norm", "gate"),
     [
-        (1, 32, 4, "rms_norm", "silu"),
-        (1, 128, 0, "layer_norm", "gelu"),
+        pytest.param(1, 32, 4, "rms_norm", "silu", marks=pytest.mark.slow),
+        pytest.param(1, 128, 0, "layer_norm", "gelu", marks=pytest.mark.slow),
         pytest.param(3, 128, 4, "rms_norm", "silu", marks=pytest.mark.slow),
         pytest.param(70, 32, 0, "rms_norm", "gelu", marks=pytest.mark.slow),
         (70, 128, 4, "layer_norm", "silu"),

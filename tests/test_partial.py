@@ -360,7 +360,7 @@ def test_a_ragged_region_is_refused() -> None:
 SEEDS = 25
 
 
-@pytest.mark.parametrize("chunk", range(6))
+@pytest.mark.parametrize("chunk", [pytest.param(i, marks=[pytest.mark.slow] * (i > 2)) for i in range(6)])
 def test_a_corrected_mutant_equals_its_original(chunk: int) -> None:
     """Of every chunk a good part is right on a part alone, and corrected."""
     outcomes = Counter(outcome(seed) for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS))

@@ -40,7 +40,7 @@ def few(folder: Path, workers: int = 1) -> GenerateOptions:
     """To go on in a folder where the first candidates of the family are proposed: the others take
     two thirds of the time."""
     going_on = options(folder, workers, resume=True)
-    _Partial(going_on).keep_proposed(replace(proposed(), candidates=proposed().candidates[:5]))
+    _Partial(going_on).keep_proposed(replace(proposed(), candidates=proposed().candidates[:4]))
     return going_on
 
 
@@ -139,6 +139,7 @@ def test_what_the_rules_derive_is_superfluous() -> None:
     assert not needed.derives(RuleCandidate("relu(x) == x", "x: (m, k)", 1))
 
 
+@pytest.mark.slow  # test_generate.py finds them in the table by default
 def test_sixteen_merges_of_three_operators() -> None:
     """Convolutions, with relu too, and matrix products share data or weights (6); pools, relu,
     scale and transpose on two axes each (10). Depthwise convolutions share weights as the dense
@@ -180,7 +181,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 SHIPPED = load_rules()
 
 
-@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 6)], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 4)], ids=lambda r: r.name)
 def test_a_sample_of_the_shipped_rules_is_proved_again(rule: Rule) -> None:
     assert_proved(rule)
 

@@ -285,18 +285,19 @@ def _runs(typing: Typing) -> bool:
     return True
 
 
+@pytest.mark.parametrize("most", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_laws_are_never_proved(text: str) -> None:
+def test_wrong_laws_are_never_proved(text: str, most: int) -> None:
     refuted = 0
     for typing in legal(parse_equation(text), 60, 2000):
         if failed(fingerprint(typing.lhs, typing.rhs), FailureKind.REFUTED):
             assert failed(prove_symbolic(typing.lhs, typing.rhs), FailureKind.UNPROVED)
             lifted = lift(typing.lhs, typing.rhs)
             assert lifted is None or failed(prove_symbolic(*lifted), FailureKind.UNPROVED)
-            if refuted < 2:
+            if refuted < most // 3:
                 assert not isinstance(prove_bounded(typing.lhs, typing.rhs, 30_000), Proved)
             refuted += 1
-        if refuted >= 8:
+        if refuted >= most:
             break
     assert refuted
 

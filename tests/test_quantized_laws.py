@@ -287,11 +287,12 @@ def wrong_cases(text: str, typing: str, wanted: int = 40) -> list[Typing]:
     return cases(parse_equation(text), parse_given(given), parse_attributes(attributes), wanted)
 
 
+@pytest.mark.parametrize("most", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_law_is_told_and_not_proved(name: str) -> None:
-    differ = [typing for typing in wrong_cases(*WRONG[name]) if not keeps_bits(typing)]
+def test_a_wrong_law_is_told_and_not_proved(name: str, most: int) -> None:
+    differ = list(islice((typing for typing in wrong_cases(*WRONG[name]) if not keeps_bits(typing)), most))
     assert differ
-    for typing in differ[:8]:
+    for typing in differ:
         assert isinstance(proved_at(typing.lhs, typing.rhs), Failure), (typing.lhs, typing.rhs)
 
 

@@ -20,7 +20,7 @@ MARKS = {
     "int8": {"DynamicQuantizeLinear", "MatMulInteger"},
     "int4": {"MatMulNBits"},
 }
-QUICK = ("mobilenet_v2_qdq", "bert_qdq", "bert_int8", "llama_decode_int4_32")
+QUICK = ("bert_qdq", "bert_int8", "llama_decode_int4_32")
 Both = Callable[[str], tuple[Path, Path]]
 
 

@@ -125,7 +125,7 @@ def test_an_unknown_name_ends_with_2(tmp_path: Path, capsys: Any) -> None:
     assert "no model is named bertt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("exporter", [pytest.param("dynamo", marks=pytest.mark.slow), "torchscript"])
 def test_a_small_model_of_each_exporter_runs_at_other_sizes(exporter: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

@@ -233,7 +233,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in (("A", CODE), ("B", OTHER)):
         (folder / name).write_bytes(b64encode(content))
     driver = folder / "libcuda.so.1"
-    made = [*compiler(), "-std=c++17", "-g", f"-I{CPP}", *SANITIZED]
+    made = [*compiler(), "-std=c++17", "-g1", f"-I{CPP}", *SANITIZED]
     shared = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
     subprocess.run([*made, *shared, "-o", str(driver), str(folder / "libcuda.cpp")], check=True)
     sources = [folder / "harness.cpp", *(CPP / name for name in LIBRARY)]

@@ -414,13 +414,14 @@ def test_every_class_holds_equal_terms(drawn: tuple[tuple[Node, ...], tuple[Node
             assert not failed(fingerprint((a,), (b,), trials=4), FailureKind.REFUTED), why
 
 
-def test_never_worse_than_best_first_search_on_a_transformer() -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_never_worse_than_best_first_search_on_a_transformer(whole: bool) -> None:
     """The graph as it was read: attention is fused only after many steps that bring nothing, which
-    is where this is better."""
+    is where this is better. By default its last part, which has none."""
     model = files.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
     first, *_, last = dict.fromkeys(p.graph for p in model_parts(model.graph.outputs))
     budget = Budget(120, states_per_part=40)
-    for part in (first, last):
+    for part in (first, last) if whole else (last,):
         searched = search_part(part, rules(), Rules(LAWS), COST, CONTEXT, budget)
         found, _, after = saturated(part.outputs, budget=budget, eager=Rules(LAWS))
         assert found.after <= searched.after

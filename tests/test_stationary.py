@@ -174,7 +174,13 @@ def test_results_of_four_phases_have_room() -> None:
     assert kernel.shared <= 227 * 1024
 
 
-@pytest.mark.parametrize("name", ["plain", "pads", "a long row", "phases of a volume", "four phases"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pads", "phases of a volume")),
+        *("plain", "a long row", "four phases"),
+    ],
+)
 def test_the_compiler_takes_it(name: str) -> None:
     made = program(FORMS[name])
     (kernel,) = compiled(made)

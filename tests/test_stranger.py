@@ -36,10 +36,13 @@ def rules(name: str) -> tuple[Rule, ...]:
     return read(FOLDER / f"{name}.toml")
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "least"), FALSE.items())
-def test_every_false_equation_is_refuted(name: str, least: int) -> None:
+def test_every_false_equation_is_refuted(name: str, least: int, step: int) -> None:
+    """By default each third one of a kind."""
     found = rules(f"false_{name}")
     assert len(found) >= least
+    found = found[::step]
     assert [r.name for r in found if refute(r, draws=DRAWS) is None] == []
 
 

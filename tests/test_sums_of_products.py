@@ -209,8 +209,11 @@ def test_pools_of_pools_are_one() -> None:
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("stride", "dilation", "more", "group"), [(1, 1, 0, 1), (2, 1, 1, 2), (3, 2, 2, 1)])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "more", "group"),
+    [pytest.param(1, 1, 0, 1, marks=pytest.mark.slow), (2, 1, 1, 2), (3, 2, 2, 1)],
+)
 def test_the_mean_of_all_positions(spatial: int, bias: bool, stride: int, dilation: int, more: int, group: int) -> None:
     axes = tuple(range(2, spatial + 2))
     attrs = {"strides": (stride,), "dilations": (dilation,), "output_padding": (more,)}
@@ -220,10 +223,15 @@ def test_the_mean_of_all_positions(spatial: int, bias: bool, stride: int, dilati
     equal(found, root)
 
 
-@pytest.mark.parametrize("axis", [2, 3])
+@pytest.mark.parametrize("axis", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("stride", "pads", "more", "dilation"),
-    [(1, (1, 1), 0, 1), (2, (1, 1), 1, 1), (2, (2, 1), 0, 1), (1, (0, 1), 0, 1), (1, (1, 1), 0, 2), (2, (0, 0), 1, 1)],
+    [
+        (2, (1, 1), 1, 1),
+        (1, (0, 1), 0, 1),
+        (1, (1, 1), 0, 2),
+        *(pytest.param(*e, marks=pytest.mark.slow) for e in ((1, (1, 1), 0, 1), (2, (2, 1), 0, 1), (2, (0, 0), 1, 1))),
+    ],
 )
 def test_the_mean_along_an_axis_knows_the_borders(
     axis: int, stride: int, pads: tuple[int, int], more: int, dilation: int

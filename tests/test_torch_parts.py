@@ -172,8 +172,14 @@ def chained(model: ir.Model, folder: Any) -> BoundCalls:
     return BoundCalls(parts, *names, CPU, owning=True)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-@pytest.mark.parametrize("name", ["a classifier", "patches", "beside", "twice in turn"])
+@pytest.mark.parametrize(
+    ("name", "faster"),
+    [
+        *((name, True) for name in ("a classifier", "patches", "beside", "twice in turn")),
+        ("a classifier", False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("patches", "beside", "twice in turn")),
+    ],
+)
 def test_parts_run_as_one(name: str, faster: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As eager does, at every size, captured and not: the results of one part lie where the next
     one reads them, and results of earlier calls stay as they are."""

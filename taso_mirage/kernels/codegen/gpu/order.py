@@ -4,8 +4,9 @@ OSDI'25, section 6)."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Graph, Node, users
@@ -35,29 +36,33 @@ def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size
     terms = tuple(n for n in body if stage[n] is which and n not in body.inputs)
     if not terms:
         return Order((), 0, True)
-    uses = users(body)
-    lasting = {n for n in terms if n in body.outputs or any(stage[u] is not which for u in uses.get(n, ()))}
-    known = set(terms)
-    needs = {n: frozenset(a for a in n.args if a in known) for n in terms}
-    readers = {n: frozenset(u for u in uses.get(n, ()) if u in known) for n in terms}
+    uses, place = users(body), {n: i for i, n in enumerate(terms)}
+    sizes = [size(n) for n in terms]
+    lasting = [n in body.outputs or any(stage[u] is not which for u in uses.get(n, ())) for n in terms]
+    # Sets of terms are bits of a number: bit i is terms[i].
+    needs = [_bits(place[a] for a in n.args if a in place) for n in terms]
+    readers = [_bits(place[u] for u in uses.get(n, ()) if u in place) for n in terms]
 
-    def live(done: frozenset[Node]) -> int:
-        return sum(size(n) for n in done if n in lasting or not readers[n] <= done)
+    @cache
+    def live(done: int) -> int:
+        return sum(n for i, n in enumerate(sizes) if done >> i & 1 and (lasting[i] or readers[i] & ~done))
 
-    place = {n: i for i, n in enumerate(terms)}
-    heap: list[tuple[int, int, tuple[int, ...]]] = [(0, len(terms), ())]
-    seen: set[frozenset[Node]] = set()
+    heap: list[tuple[int, int, tuple[int, ...], int]] = [(0, len(terms), (), 0)]
+    seen: set[int] = set()
     while heap and len(seen) < STATES:
-        peak, left, path = heapq.heappop(heap)
+        peak, left, path, done = heapq.heappop(heap)
         if not left:
             return Order(tuple(terms[i] for i in path), peak, True)
-        done = frozenset(terms[i] for i in path)
         if done in seen:
             continue
         seen.add(done)
-        for n in terms:
-            after = done | {n}
-            if n in done or not needs[n] <= done or after in seen:
+        for i, n in enumerate(sizes):
+            after = done | 1 << i
+            if after == done or needs[i] & ~done or after in seen:
                 continue
-            heapq.heappush(heap, (max(peak, live(done) + size(n), live(after)), left - 1, (*path, place[n])))
-    return Order(terms, max(live(frozenset(terms[:i])) + size(n) for i, n in enumerate(terms)), False)
+            heapq.heappush(heap, (max(peak, live(done) + n, live(after)), left - 1, (*path, i), after))
+    return Order(terms, max(live((1 << i) - 1) + n for i, n in enumerate(sizes)), False)
+
+
+def _bits(places: Iterable[int]) -> int:
+    return sum({1 << i for i in places})
