@@ -48,9 +48,9 @@ class Origin:
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
-    scalars that choose a branch, `rows` those of the tables that integers of an input index;
-    `defaults` are what inputs are that a caller leaves out; `source` is what was read, where the
-    header is not."""
+    scalars that choose a branch, `rows` those of the tables that integers of an input index,
+    `shares` the inputs whose floats are between 0 and 1; `defaults` are what inputs are that a
+    caller leaves out; `source` is what was read, where the header is not."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -63,6 +63,7 @@ class Model:
     sizes: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
+    shares: Collection[str] = ()
     defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
 
@@ -105,8 +106,8 @@ def random_inputs(
     extreme: Collection[str] = (),
     kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Inputs by name: normal floats, rows of the table that integers index, other integers 0 or 1
-    (masks), fair booleans, the model's own `integers`.
+    """Inputs by name: normal floats, or shares, rows of the table that integers index, other
+    integers 0 or 1 (masks), fair booleans, the model's own `integers`.
 
     `sizes` fixes symbols. Inputs that have a default are that.
 
@@ -122,7 +123,8 @@ def random_inputs(
         if name in model.integers and name not in found and not wide and name not in extreme:
             found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
         elif name not in found:
-            found[name] = random_array(node, rng, known, wide, name in extreme, model.rows.get(name, 2))
+            array = random_array(node, rng, known, wide, name in extreme, model.rows.get(name, 2))
+            found[name] = np.exp(-np.abs(array)) if name in model.shares and array.dtype.kind == "f" else array
     return found
 
 

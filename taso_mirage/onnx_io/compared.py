@@ -1,6 +1,10 @@
-"""Which numbers a model compares its integer inputs with: values that choose a branch."""
+"""What a model asks of its inputs: which numbers it compares integers with, as values that choose a
+branch; and which floats are shares, as thresholds of a detector are: the runtime refuses those that
+are not between 0 and 1."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import onnx_ir as ir
 
@@ -10,6 +14,10 @@ from taso_mirage.onnx_io.walk import graphs_inside
 COMPARES = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual".split())
 CARRIES = frozenset("Cast Identity Squeeze Unsqueeze Reshape Flatten".split())
 """Operators that give the same number."""
+PARTS = CARRIES | {"Slice", "Gather", "Split"}
+"""Operators that give some of the numbers: a model may have its thresholds in one input."""
+SHARES = {"NonMaxSuppression": (3, 4), "Dropout": (1,)}
+"""Operands that are shares, by operator: of overlap and of scores, and of what is dropped."""
 
 
 def compared_numbers(model: Model) -> dict[str, list[int]]:
@@ -21,16 +29,24 @@ def compared_numbers(model: Model) -> dict[str, list[int]]:
         for node in part:
             if node.domain == "" and node.op_type in COMPARES and len(node.inputs) == 2:
                 for value, other in (node.inputs, node.inputs[::-1]):
-                    name, number = _input(value), _number(other)
+                    name, number = input_of(value), _number(other)
                     if name is not None and number is not None and number not in found.setdefault(name, []):
                         found[name].append(number)
     return found
 
 
-def _input(value: ir.Value | None) -> str | None:
-    """The input of the model that a value is."""
+def share_inputs(source: ir.Model) -> frozenset[str]:
+    """The names of inputs whose floats are shares, of the model and of bodies of its nodes."""
+    nodes = [node for part in graphs_inside(source) for node in part if node.domain == ""]
+    asked = [node.inputs[i] for node in nodes for i in SHARES.get(node.op_type, ()) if i < len(node.inputs)]
+    return frozenset(name for value in asked if (name := input_of(value, PARTS)) is not None)
+
+
+def input_of(value: ir.Value | None, carries: Collection[str] = CARRIES) -> str | None:
+    """The input of the model that a value is, or whose numbers it has by operators of these
+    types."""
     while value is not None and (producer := value.producer()) is not None:
-        if producer.op_type not in CARRIES or not producer.inputs:
+        if producer.op_type not in carries or not producer.inputs:
             return None
         value = producer.inputs[0]
     return str(value.name) if value is not None and value.is_graph_input() else None

@@ -19,6 +19,7 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
+from taso_mirage.onnx_io.compared import share_inputs
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
@@ -86,6 +87,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
         origins=reader.origins,
         opaque=reader.reasons,
         rows=indexed_rows(graph),
+        shares=share_inputs(source),
         defaults=reader.defaults,
     )
 
