@@ -58,7 +58,9 @@ def _body(node: Node, wide: Node, centred: Node) -> Node:
     """Nodes of which ONNX Runtime makes one: the operator before there was one of that name."""
     x, scale, *_ = node.args
     axes = tuple(range(node.attr("axis"), len(x.shape)))
-    variance = reduce_mean.term(pow_.term(centred, constant(2.0, wide.dtype)), axes=axes)
+    # In float64 ONNX Runtime would make one, too, but reads epsilon as if it was a float32.
+    square = mul.term(centred, centred) if wide.dtype == "float64" else pow_.term(centred, constant(2.0, wide.dtype))
+    variance = reduce_mean.term(square, axes=axes)
     deviation = sqrt.term(add.term(variance, constant(node.attr("epsilon"), wide.dtype)))
     normal = div.term(centred, deviation)
     return mul.term(normal if wide is x else cast.term(normal, to=x.dtype), scale)

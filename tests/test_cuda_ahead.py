@@ -56,6 +56,14 @@ def test_large_products_of_float64_are_its(moved: list[Any]) -> None:
     assert [tuple(each.shape) for each in moved] == [(3, 5, 8), (3, 8, 4)]
 
 
+def test_an_axis_of_one_element_may_be_turned_round(moved: list[Any]) -> None:
+    """numpy calls it contiguous, with a stride below 0, which PyTorch refuses."""
+    a, b = (each[:1, :, :] for each in operands())
+    found = exact.contracted_on_gpu(a[::-1], b[::-1], *PRODUCT)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-13)
+    assert len(moved) == 2
+
+
 @pytest.mark.parametrize("limit", [1 << 31, 24_000, 3_000], ids=["whole", "in parts", "no part is small enough"])
 @pytest.mark.parametrize(("group", "strides", "dilations"), [(1, (1, 1), (1, 1)), (2, (2, 1), (1, 2))])
 def test_an_image_is_sent_once_for_all_windows(

@@ -140,12 +140,17 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     for what, source in wrong(program(goal, block).source):
         given.append([f"wrong: {what}", [source], [to_json(goal[1])]])
     made, whole = depthwise((2, 5, 6, 7), (3, 3), "bias, sum")
-    other = dict(
-        zip(whole.inputs, [variable(n, x.tensor) for n, x in zip(OWN_NAMES, whole.inputs, strict=True)], strict=True)
-    )
-    renamed = Graph(tuple(other.values()), substitute(whole.outputs, other))
-    (node,) = substitute((made.mugraph((2, 16, 2)),), other)
-    given.append(["names", [triton.program(Graph(renamed.inputs, (node,))).source], [to_json(renamed)]])
+    deep, of_deep = depthwise((1, 2, 3, 6, 7), (2, 3, 3), "bias, sum")
+    for key, one, goal, own in (
+        ("names", made, whole, OWN_NAMES),
+        ("a renamed one's tile", made, whole, ("x", "w", "at", "at_2_tile")),
+        ("a loop's", deep, of_deep, ("range", "low", "x", "w")),
+    ):
+        named = [variable(n, x.tensor) for n, x in zip(own, goal.inputs, strict=True)]
+        other = dict(zip(goal.inputs, named, strict=True))
+        renamed = Graph(tuple(other.values()), substitute(goal.outputs, other))
+        (node,) = substitute((one.mugraph((2, 16, 2)),), other)
+        given.append([key, [triton.program(Graph(renamed.inputs, (node,))).source], [to_json(renamed)]])
     names = FreeSizes(((N, 5, 6, 7), (5, 1, 3, 3), (1, 5, 1, 1), (N, 5, 4, 5)), ((N, 5, 4, 5),))
     free = triton.program(with_free_names(Graph(whole.inputs, (made.mugraph((2, 16, 2)),)), names))
     goals = [to_json(depthwise((n, 5, 6, 7), (3, 3), "bias, sum")[1]) for n in (1, 3)]
@@ -159,7 +164,7 @@ def of(errors: dict[str, float], name: str) -> list[float]:
     return [error for key, error in errors.items() if key.rpartition(" ")[0] == name]
 
 
-@pytest.mark.parametrize("name", [*FORMS, "free", "names"])
+@pytest.mark.parametrize("name", [*FORMS, "free", "names", "a renamed one's tile", "a loop's"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
     """At odd sizes: tiles that are not full, rows and channels that are no powers of two."""
     assert len(of(errors, name)) == (2 if name == "free" else 1)

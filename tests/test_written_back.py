@@ -64,6 +64,24 @@ def test_a_norm_in_half_precision_is_written_at_every_opset(opset: int) -> None:
     assert ("LayerNormalization" in names) == (opset >= 17)
 
 
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+def test_a_norm_in_double_precision_keeps_its_epsilon(op: str) -> None:
+    """The runtime makes one operator of nodes with a power, in which it reads a double epsilon as
+    if it was a float."""
+    opset, rng = {"LayerNormalization": 15, "RMSNormalization": 22}[op], np.random.default_rng(0)
+    text = f"""
+    <ir_version: 8, opset_import: ["" : {opset}]>
+    agraph (double[3,4,8] x, double[8] s) => (double[3,4,8] y) {{
+      y = {op} <axis = -1, epsilon = 1.0> (x, s)
+    }}
+    """
+    x, s = rng.normal(size=(3, 4, 8)), rng.normal(size=8)
+    apart = x - x.mean(-1, keepdims=True) if op == "LayerNormalization" else x
+    wanted = apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1.0) * s
+    (found,) = onnxruntime.InferenceSession(serialize(read(text))).run(None, {"x": x, "s": s})
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
 @pytest.mark.parametrize("text", [*(CONVOLUTION.format(node=each) for each in FREE_KERNELS.values()), INTEGERS])
 def test_a_kernel_of_free_sizes_says_no_sizes(text: str) -> None:
     model = read(text)

@@ -172,7 +172,8 @@ def _tensor(array: Any) -> Any:
     below 0, and warns of what may not be written to."""
     import torch
 
-    return torch.from_numpy(np.require(array, requirements=("C", "W")))
+    whole = np.require(array, requirements=("C", "W"))  # so is an axis of one element that was turned round
+    return torch.from_numpy(whole.copy() if min(whole.strides, default=0) < 0 else whole)
 
 
 def give_memory_back() -> None:

@@ -15,8 +15,7 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following
-from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.following import Following, operand_names
 from taso_mirage.kernels.codegen.gpu.program import (
     RESERVED,
     LaunchSchedule,
@@ -36,7 +35,8 @@ TENSOR_CORES = 16
 """How many times as fast as a thread's own products are those of tensor cores, which the model of a
 device counts."""
 OWN = frozenset(
-    "at position channel there plane image top pixel top_x left at_x x_at low plane_x inside j seen x_tile kept place at_y result".split()
+    "at position channel there plane image top pixel top_x left at_x x_at low plane_x inside j seen x_tile kept place "
+    "at_y result range".split()
 )
 """Names that such a function has itself."""
 
@@ -80,10 +80,8 @@ class DepthwiseBlock:
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
         most = max(self.rows, self.high.kernel, self.row.kernel)
         own = {f"{kind}_{j}" for kind in ("sum", "beside", "w") for j in range(most)}
-        own |= {f"{b.name}_tile" for b in self.buffers}
         self.taken = RESERVED | OWN | own | {name, *self.free}
-        names = Lines(self.taken, True)
-        self.names = [names.name(b.name) for b in self.buffers]
+        self.names = operand_names([b.name for b in self.buffers], self.taken)
         self.following = Following(node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes

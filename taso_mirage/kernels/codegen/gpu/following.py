@@ -18,6 +18,17 @@ from taso_mirage.operators.interpret import interpret, retyped
 T = TypeVar("T")
 
 
+def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
+    """Names of data, weights, what follows reads, and the result: none is that of the tile of
+    another."""
+    names, found = Lines(taken, True), list[str]()
+    for i, hint in enumerate(given):
+        found.append(names.name(hint))
+        while 2 <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
+            found[-1] = names.name(hint)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Following:
     """The `body` of a convolution, by the names of its operands behind data and weights. A tile has

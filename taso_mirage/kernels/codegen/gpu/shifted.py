@@ -20,8 +20,7 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following
-from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.following import Following, operand_names
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     RESERVED,
@@ -97,10 +96,9 @@ class ShiftedBlock:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         if self.plane + self.pixels >= COUNTED:
             raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
-        own = {f"sum_{j}" for j in range(self.shared)} | {f"{b.name}_tile" for b in self.buffers}
+        own = {f"sum_{j}" for j in range(self.shared)}
         self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
-        names = Lines(self.taken, True)
-        self.names = [names.name(b.name) for b in self.buffers]
+        self.names = operand_names([b.name for b in self.buffers], self.taken)
         self.following = Following(node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
