@@ -15,7 +15,7 @@ from taso_mirage.operators.ops import Ints, op
 
 @op(lowering=Lowering.DEPTHWISE)
 def depthwise_conv(
-    xp, x, w, *others, body: Graph, strides: Ints, pads: Ints, dilations: Ints, block: Ints = (1, 256, 4)
+    xp, x, w, *others, body: Graph, strides: Ints, pads: Ints, dilations: Ints, block: Ints = (1, 256, 1)
 ):
     """(n,c,h,w), (m*c,1,i,j), tensors -> (n,m*c,h',w'): conv with a group for each channel of x,
     and what follows it; one to three axes.

@@ -215,7 +215,7 @@ def test_every_mutant_is_refused() -> None:
         term("depthwise_conv", *right.args, **{**attrs, "body": Graph((y,), (y,))})
 
 
-@pytest.mark.parametrize("name", ["rows of odd length", "rows of whole lines", "small planes"])
+@pytest.mark.parametrize("name", ["rows of odd length", "rows of whole lines", "small planes", "rows with a stride"])
 def test_threads_lie_along_a_row_and_nothing_is_exchanged(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,8 +225,10 @@ def test_threads_lie_along_a_row_and_nothing_is_exchanged(
         "rows of odd length": ((2, 32, 57, 57), (1, 256, 4)),
         "rows of whole lines": ((2, 32, 64, 64), (1, 512, 4)),
         "small planes": ((2, 96, 7, 7), (16, 16, 4)),
+        "rows with a stride": ((2, 32, 64, 64), (1, 256, 4)),
     }[name]
-    goal = depthwise(image, (3, 3), "bias, sum, mish", pads=(1, 1, 1, 1))
+    strides = (1, 2) if "stride" in name else (1, 1)
+    goal = depthwise(image, (3, 3), "bias, sum, mish", pads=(1, 1, 1, 1), strides=strides)
     found = program(goal, block)
     (kernel,) = compiled(found, 90, (replace(found.launches[0].schedule, warps=4),))
     assert not re.findall(r"(?:ld|st)\.(?:shared|local)|bar\.sync", kernel.ptx)
@@ -340,6 +342,17 @@ def test_only_groups_of_one_channel_are_such() -> None:
         w = weight("w", Tensor("float32", (8, 8 // group, 3, 3)))
         given = standalone(Graph((x,), (term("conv", x, w, **attrs, group=group),)), {"": 20}, {"w": array})
         assert kinds(with_convolutions(given).model) == found
+
+
+def test_tall_kernels_are_such() -> None:
+    """Each position has results in few rows, as what is written for one more is as long."""
+    x, w = variable("x", Tensor("float32", (1, 4, 90, 3))), weight("w", Tensor("float32", (4, 1, 70, 1)))
+    conv = term("conv", x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=4)
+    arrays = {"w": StoredWeight(np.ones((4, 1, 70, 1), np.float32))}
+    (made,) = with_convolutions(standalone(Graph((x,), (conv,)), {"": 20}, arrays)).model.graph.outputs
+    assert made.op == "depthwise_conv"
+    found = DepthwiseConvolution(made).mugraphs(Graph((x, w), (made,)), H100)
+    assert {each.graph.outputs[0].attr("block")[2] for each in found} == {1, 2}
 
 
 def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:

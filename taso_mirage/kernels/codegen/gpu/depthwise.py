@@ -162,18 +162,18 @@ class DepthwiseBlock:
         yield f"left = {self.row.seen('pixel', '0')}"
         channel = f"channel // {self.each} * {self.volume}" if self.each > 1 else f"channel * {self.volume}"
         at = f"({channel})[:, None] + (top_x * {self.row.size} + left)[None, :]"
-        yield f"at_x = {self._alone(at, self.row.stride == 1)}"
+        yield f"at_x = {self._alone(at)}"
         for j in self._leaving() if self.written else ():
             yield f"beside_{j} = {self._beside(f'left + {j * self.row.dilation}')}"
 
     def _beside(self, place: str) -> str:
         return f"({place} >= 0) & ({place} < {self.row.size})"
 
-    def _alone(self, at: str, along: bool) -> str:
-        """Places of which no load or store takes several, as the first may have any address; where
-        they lie `along` a row, threads do."""
-        told = f"tl.multiple_of({at}, [1, 1])"
-        return f"tl.max_contiguous({told}, [1, {self.positions}])" if along else told
+    def _alone(self, at: str) -> str:
+        """Places that threads lie along, for loads and stores alike, so that none hands anything to
+        another. They are said to lie beside each other, also where a row ends or has a stride: as
+        the first may have any address, nothing is loaded or stored but one by one."""
+        return f"tl.max_contiguous(tl.multiple_of({at}, [1, 1]), [1, {self.positions}])"
 
     def _leaving(self) -> list[int]:
         """Elements of the kernel's row that may see what lies beside the image."""
@@ -232,7 +232,7 @@ class DepthwiseBlock:
         for name in self.following.of_channels:
             yield f"{name}_tile = tl.load({name} + channel, mask=there, other=0.0)"
         yield f"at_y = (plane * {self.area_y} + top * {self.row.result} + pixel)[None, :]"
-        yield f"at_y = {self._alone(f'(channel * {size})[:, None] + at_y', True)}"
+        yield f"at_y = {self._alone(f'(channel * {size})[:, None] + at_y')}"
         for r in range(self.rows):
             yield f"kept = there[:, None] & (top + {r} < {self.high.result})[None, :]"
             yield f"place = at_y + {r * self.row.result}"
