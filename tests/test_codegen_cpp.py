@@ -352,7 +352,7 @@ ROWS = ((16, 64, 64), (17, 21, 9), (40, 130, 256), (16, 15, 8), (18, 16, 257), (
         *((sizes, scores) for sizes in ROWS),
         *(pytest.param(s, turned_scores, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, s in enumerate(ROWS)),
     ],
-    ids=str,
+    ids=lambda each: each.__name__ if callable(each) else str(each),
 )
 def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node], Node]) -> None:
     """Many of them are turned first, in parts that are multiples of a vector or not."""
