@@ -196,7 +196,7 @@ def staged(patch: pytest.MonkeyPatch, folder: Path, text: str, seconds: float = 
     return result, fused(result, config, "search")
 
 
-@pytest.fixture(scope="module", params=[16, "rows"])
+@pytest.fixture(scope="module", params=[pytest.param(16, marks=pytest.mark.slow), "rows"])
 def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result]]:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     with pytest.MonkeyPatch.context() as patch:

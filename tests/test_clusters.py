@@ -56,7 +56,11 @@ GOALS: dict[str, tuple[Callable[[], Graph], Counter[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOALS)
+ALIKE = ("three products", "attention of normalized queries")
+"""Goals whose clusters are of kinds that others have too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in GOALS])
 def test_every_cluster_that_is_found_is_its_goal(name: str) -> None:
     goal, wanted = GOALS[name]
     searching, found = clustered(goal())

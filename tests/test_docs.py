@@ -223,6 +223,7 @@ def test_versions_of_examples_are_this_one() -> None:
     assert set(re.findall(r"(?:taso_mirage@|rev: )v(\d[\d.]*)", page)) == {taso_mirage.__version__}
 
 
+@pytest.mark.slow
 def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
     subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True, env=environment(ROOT))
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}

@@ -133,7 +133,8 @@ def test_an_instance_has_tiles(size: int, searched: int) -> None:
     assert instance(size) == searched
 
 
-@pytest.mark.parametrize(("flags", "every"), [(QUICK, False), pytest.param(STRICT, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "every"), [(QUICK, False), (STRICT, True)])
 def test_every_form_of_a_mugraph_runs_at_every_size(flags: Sequence[str], every: bool) -> None:
     """One of each: loops, grids along free labels or not, one kernel or two.
 

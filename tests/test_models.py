@@ -155,7 +155,10 @@ def test_committed_mini_transformer_is_what_the_builder_makes(small: Small) -> N
     assert onnx.load(committed).graph == small("mini_transformer").graph
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnext50", "inception_v3", "nasnet_a"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet50", "inception_v3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnext50", "nasnet_a"))],
+)
 def test_convolutional_model_keeps_its_norms(small: Small, name: str) -> None:
     norms = [node for node in small(name).graph.node if node.op_type == "BatchNormalization"]
     assert len(norms) > 10

@@ -119,7 +119,8 @@ def test_one_kernel_has_the_bits_of_several(
     assert np.abs(runs[1] - wanted).max() <= max(np.abs(runs[2] - wanted).max(), 4e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 4])
 def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is a program of its own for few rows, which reads the same prepared
     weights."""

@@ -257,6 +257,7 @@ def said(process: Path, happens: str) -> list[str]:
     return done.stdout.decode(errors="replace").splitlines()
 
 
+@pytest.mark.slow
 def test_a_graph_may_be_destroyed_after_the_nodes_that_it_captured(process: Path) -> None:
     """ONNX Runtime destroys a session's nodes before the provider that holds its CUDA graphs."""
     assert said(process, "make A run end graph") == [LOAD, LAUNCH, GRAPH]
