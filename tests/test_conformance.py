@@ -556,7 +556,7 @@ WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest
 
 
 @WHOLE
-@pytest.mark.parametrize("chunk", [pytest.param(i, marks=[pytest.mark.slow] * (i % 3 == 2)) for i in range(CHUNKS)])
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_node_cases(shared: Path, chunk: int, whole: bool) -> None:
     """A chunk of the cases by every transformation: they share the import and what the original
     computes."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from followed_terms import followed
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -28,7 +29,7 @@ from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import read_convolution
 from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators, is_followed
+from taso_mirage.kernels.gpu.in_operators import is_followed
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -66,21 +67,8 @@ def depthwise(
     count, columns = len(kernel), each * image[1]
     how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count} | attrs
     x, w = variable("x", Tensor("float32", image)), variable("w", Tensor("float32", (columns, 1, *kernel)))
-    shape = convolution_alone(x, w, how).shape
-    y = variable("y", Tensor("float32", (1, *shape[1:])))
-    leaves, operands, out = [y], [x, w], y
-    for name, given, own in (
-        ("bias", (1, columns, *(1,) * count), (1, columns, *(1,) * count)),
-        ("scale", (columns, *(1,) * count), (columns, *(1,) * count)),
-        ("sum", shape, (1, *shape[1:])),
-    ):
-        if name in follows:
-            leaves.append(variable(name, Tensor("float32", own)))
-            operands.append(variable(name, Tensor("float32", given)))
-            out = term("mul" if name == "scale" else "add", out, leaves[-1])
-    out = term("mish", out) if "mish" in follows else out
-    node = term("depthwise_conv", *operands, body=Graph(tuple(leaves), (out,)), **how)
-    return DepthwiseConvolution(node), Graph(tuple(operands), (*in_operators([node]),))
+    node, goal = followed("depthwise_conv", x, w, columns, follows, how)
+    return DepthwiseConvolution(node), goal
 
 
 FORMS: dict[str, tuple[Goal, Block]] = {

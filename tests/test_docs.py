@@ -64,12 +64,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
-REPEATED = (
-    *("commands.md", "quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md", "slow_model.md"),
-    *("operator.md", "library.md"),
-)
+REPEATED = ("quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
 """Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
-commands, of the library and of plug-ins do the same."""
+commands do the same."""
 QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
 SLOW = [p for p in PAGES if any(b.mark in ("", "slow") for b in blocks(p))]
 
@@ -160,23 +157,13 @@ def test_every_block_is_run_or_says_why_not() -> None:
     for page in PAGES:
         fences = re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", page.read_text(), re.MULTILINE)
         assert len(fences) == len(blocks(page)), named(page)
-    assert len(QUICK) >= 2
+    assert len(QUICK) >= 5
     assert len(SLOW) >= 11
     assert all((ROOT / "tests" / test).exists() and (DOCS / page).exists() for page, test in ELSEWHERE.items())
 
 
-GALLERY = sorted((DOCS / "gallery").glob("*.py"))
-OF_README = "language"
-"""What optimizes the model that the README does."""
-
-
-@pytest.mark.parametrize(
-    ("script", "budget"),
-    [
-        *(pytest.param(s, 1, marks=[pytest.mark.slow] * (s.stem == OF_README), id=f"{s.stem}-1") for s in GALLERY),
-        *(pytest.param(s, 0, marks=pytest.mark.slow, id=f"{s.stem}-0") for s in GALLERY),
-    ],
-)
+@pytest.mark.parametrize("budget", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
 def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path) -> None:
     if budget:
         shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")

@@ -112,7 +112,7 @@ CASES = {
     "tensor": goal(scale=""),
     "rows": goal(),
     "rows_as_stored": goal(turned=False),
-    "blocks": goal(scale="block", sizes=(4, 256, 24)),
+    "blocks": goal(scale="block", sizes=(8, 256, 96)),
     "other_format": goal(left=E5M2, right=E5M2),
     "both_formats": goal(left=E5M2),
     "weights_alone": goal(left="float16", turned=False),

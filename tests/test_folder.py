@@ -254,7 +254,7 @@ def test_the_weights_beside_a_model_are_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / "mini.onnx"
     onnx.save(onnx.load(MINI), path, save_as_external_data=True, location="mini.data", size_threshold=0)
-    options = {"measure": False, "budget": 0.5}
+    options = {"measure": False, "budget": 3.0}
     row, _ = Folder(path.parent, tmp_path / "out", options).optimize("mini.onnx")
     assert set(row["read"]) == {"mini.onnx", "mini.data"}
     assert Folder(path.parent, tmp_path / "out", options).waiting == []

@@ -88,7 +88,7 @@ rhs = "relu(x)"
 def test_the_command_says_why_and_under_which_guard_a_rule_holds(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(RULES)
-    done = run("substitutions", "verify", file, "--workers", 1, "--typings", 120, check=5)
+    done = run("substitutions", "verify", file, "--workers", 1, "--typings", 300, check=5)
     assert "mine.relu_to_relu is wrong as it is stated" in done.stdout
     assert "inputs:" in done.stdout
     assert "a >= 0" in done.stdout.partition("on what was drawn it holds under")[2]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from followed_terms import followed
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -28,7 +29,7 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators, is_followed, nearest_tf32
+from taso_mirage.kernels.gpu.in_operators import is_followed, nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -68,21 +69,8 @@ def convolved(
     how |= attrs
     x = variable("x", Tensor("float32", image))
     w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
-    shape = convolution_alone(x, w, how).shape
-    y = variable("y", Tensor("float32", (1, *shape[1:])))
-    leaves, operands, out = [y], [x, w], y
-    for name, given, own in (
-        ("bias", (1, columns, *(1,) * count), (1, columns, *(1,) * count)),
-        ("scale", (columns, *(1,) * count), (columns, *(1,) * count)),
-        ("sum", shape, (1, *shape[1:])),
-    ):
-        if name in follows:
-            leaves.append(variable(name, Tensor("float32", own)))
-            operands.append(variable(name, Tensor("float32", given)))
-            out = term("mul" if name == "scale" else "add", out, leaves[-1])
-    out = term("mish", out) if "mish" in follows else out
-    node = term("shifted_conv", *operands, body=Graph(tuple(leaves), (out,)), **how)
-    return ShiftedConvolution(node), Graph(tuple(operands), (*in_operators([node]),))
+    node, goal = followed("shifted_conv", x, w, columns, follows, how)
+    return ShiftedConvolution(node), goal
 
 
 FORMS: dict[str, tuple[tuple[ShiftedConvolution, Graph], Block]] = {

@@ -25,14 +25,15 @@ FORMS = {
     "numbers without a dim": DETECTOR.format(
         inputs="float a, float b",
         thresholds="""
+  zero = Constant <value = int64[1] {0}> ()
   one = Constant <value = int64[1] {1}> ()
   iou = Reshape (a, one)
   least = Unsqueeze (b, zero)
-  """.replace("one = ", "zero = Constant <value = int64[1] {0}> () one = "),
+  """,
     ),
     "one input": DETECTOR.format(
         inputs="float[3] settings",
-        thresholds="iou, least, rest = Split (settings)".replace("Split", "Split <axis = 0>"),
+        thresholds="iou, least, rest = Split <axis = 0> (settings)",
     ),
     "in a body": """
 <ir_version: 8, opset_import: ["" : 17]>

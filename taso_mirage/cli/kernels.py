@@ -52,7 +52,7 @@ def kernels_command(
     way of its online form.
     """
     from taso_mirage.kernels.regions import kernel_regions
-    from taso_mirage.kernels.survey import survey, survey_data
+    from taso_mirage.kernels.survey import survey
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
@@ -82,6 +82,15 @@ def kernels_command(
     programs = {} if output is None else _programs(found, output)
     if page is not None:
         write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
+    _say(model, sizes, found, programs, as_json)
+
+
+def _say(
+    model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], as_json: bool
+) -> None:
+    """What was found, as lines or as JSON."""
+    from taso_mirage.kernels.survey import survey_data
+
     if as_json:
         rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
         say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))

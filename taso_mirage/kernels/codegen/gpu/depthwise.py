@@ -15,7 +15,7 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, operand_names
+from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names
 from taso_mirage.kernels.codegen.gpu.program import (
     RESERVED,
     LaunchSchedule,
@@ -44,8 +44,7 @@ OWN = frozenset(
 class DepthwiseBlock:
     """The function of one convolution.
 
-    Raises Unsupported for other floats than those of single precision, for sizes that only a run
-    knows of anything but the number of images, and for kernels too tall to be written out.
+    Raises Unsupported as `dense_images` does, and for kernels too tall to be written out.
     """
 
     body: Sequence[Node] = ()
@@ -60,14 +59,8 @@ class DepthwiseBlock:
         sizes: Sequence[str] = (),
     ) -> None:
         self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
-        if wrong := next((b for b in self.buffers if b.dtype != "float32" or b.batched), None):
-            raise Unsupported(
-                f"a depthwise convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton"
-            )
+        self.buffers = dense_images(node, (*reads, *writes))
         x, w = node.args[:2]
-        if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
-            raise Unsupported(f"a depthwise convolution of {x.type} with {w.type}; images have fixed sizes")
         self.images: Dim = x.shape[0]
         self.free = () if isinstance(self.images, int) else tuple(sizes)
         self.channels = int(w.shape[0])

@@ -12,6 +12,7 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.products import tile_product
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.operators.interpret import interpret, retyped
 
@@ -27,6 +28,18 @@ def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
         while 2 <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
             found[-1] = names.name(hint)
     return found
+
+
+def dense_images(node: Node, given: Sequence[TritonBuffer | None]) -> list[TritonBuffer]:
+    """The buffers of a convolution. Raises Unsupported for other floats than those of single
+    precision, and for sizes that only a run knows of anything but the number of images."""
+    buffers = [b for b in given if b is not None]
+    if wrong := next((b for b in buffers if b.dtype != "float32" or b.batched), None):
+        raise Unsupported(f"{node.op} with {wrong.name} of {wrong.dtype}, which has no form in Triton")
+    x, w = node.args[:2]
+    if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
+        raise Unsupported(f"{node.op} of {x.type} with {w.type}; images have fixed sizes")
+    return buffers
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, operand_names
+from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     RESERVED,
@@ -52,9 +52,8 @@ OWN = frozenset(
 class ShiftedBlock:
     """The function of one convolution.
 
-    Raises Unsupported for other floats than those of single precision, for groups of the kernel's
-    row where pixels do not lie beside each other, and for sizes that only a run knows of anything
-    but the number of images.
+    Raises Unsupported as `dense_images` does, and for groups of the kernel's row where pixels do
+    not lie beside each other.
     """
 
     body: Sequence[Node] = ()
@@ -69,12 +68,8 @@ class ShiftedBlock:
         sizes: Sequence[str] = (),
     ) -> None:
         self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
-        if wrong := next((b for b in self.buffers if b.dtype != "float32" or b.batched), None):
-            raise Unsupported(f"a shifted convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton")
+        self.buffers = dense_images(node, (*reads, *writes))
         x, w = node.args[:2]
-        if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
-            raise Unsupported(f"a shifted convolution of {x.type} with {w.type}; images have fixed sizes")
         self.images: Dim = x.shape[0]
         self.free = () if isinstance(self.images, int) else tuple(sizes)
         self.channels, self.columns = int(x.shape[1]), int(w.shape[2])

@@ -1,0 +1,30 @@
+"""Convolutions with what follows them, as the terms that a GPU's kernels are found for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators
+from taso_mirage.operators.ops import term
+
+
+def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[str, Any]) -> tuple[Node, Graph]:
+    """The convolution of an image and weights, behind which come those of a bias, a scale of each
+    channel, a sum and mish that `follows` names, and its goal in operators of ONNX."""
+    shape = convolution_alone(x, w, how).shape
+    ones = (1,) * (len(shape) - 2)
+    y = variable("y", Tensor("float32", (1, *shape[1:])))
+    leaves, operands, out = [y], [x, w], y
+    for name, given, own in (
+        ("bias", (1, columns, *ones), (1, columns, *ones)),
+        ("scale", (columns, *ones), (columns, *ones)),
+        ("sum", shape, (1, *shape[1:])),
+    ):
+        if name in follows:
+            leaves.append(variable(name, Tensor("float32", own)))
+            operands.append(variable(name, Tensor("float32", given)))
+            out = term("mul" if name == "scale" else "add", out, leaves[-1])
+    out = term("mish", out) if "mish" in follows else out
+    node = term(op, *operands, body=Graph(tuple(leaves), (out,)), **how)
+    return node, Graph(tuple(operands), (*in_operators([node]),))
