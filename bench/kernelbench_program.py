@@ -164,6 +164,7 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
         "inductor": sum(way.by == "inductor" for way in stay),
         "composed": sum(way.by == "composed" for way in ours.ways),
         "reasons": [way.reason for way in stay],
+        "notes": [note for way in stay for note in way.notes],
         "changed": sum(result.changed for result in ours.results),
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
         "kernels": sum(bool(result.kernels) for result in ours.results),

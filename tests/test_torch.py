@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import re
 import subprocess
 import sys
 import textwrap
@@ -466,12 +467,17 @@ def test_a_graph_that_is_slower_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     graphs: list[CapturedGraph] = []
 
     def kept(captured: Any, example: Any) -> CapturedGraph:
-        graphs.append(CapturedGraph(captured, {"budget": 1, "kernels": "off"}))
+        graphs.append(CapturedGraph(captured, {"budget": 1}))
         return graphs[-1]
 
-    with torch.no_grad(), pytest.warns(UserWarning, match=r"runs in eager PyTorch: it takes 1\.50 times as long here"):
+    slow = r"runs in eager PyTorch: it takes 1\.50 times as long here; no kernels: "
+    with torch.no_grad(), pytest.warns(UserWarning, match=slow):
         same(torch.compile(LINEAR, backend=kept)(X), LINEAR(X))
     assert not graphs[0].results
+    (way,) = graphs[0].ways
+    assert way.reason == "it takes 1.50 times as long here"
+    assert sum(note.startswith("no kernels: ") for note in way.notes) == 1
+    assert re.fullmatch(r"seconds of its stages: (.+ \d+\.\d(, )?)+", way.notes[-1])
 
 
 def test_autocast_is_not_taken_for_single_precision() -> None:

@@ -20,7 +20,7 @@ from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, rest
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
-from taso_mirage.torch.program import Program, TooRounded
+from taso_mirage.torch.program import Program, TooRounded, TooSlow
 
 GIVEN = frozenset(
     ("elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command")
@@ -70,11 +70,12 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Way:
     """How a captured graph, or a piece of one, of so many operations runs: by OURS, COMPOSED,
-    INDUCTOR or EAGER, and why not by ours."""
+    INDUCTOR or EAGER, and why not by ours; of one that was slower, what the optimizer noted."""
 
     by: str
     operations: int
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class CapturedGraph:
@@ -162,7 +163,7 @@ class CapturedGraph:
     def _check_beside_inductor(self, made: Program, arguments: Sequence[Any]) -> None:
         found = self._fallback.beats(lambda *given: made(given), arguments)
         if found is not None:
-            raise Unsupported(f"it takes {found:.2f} times as long here as Inductor's code")
+            raise TooSlow(f"it takes {found:.2f} times as long here as Inductor's code", made.results)
 
     def _known(self, arguments: Sequence[Any]) -> Program | None:
         """The program for these arguments, if there is one."""
@@ -181,13 +182,15 @@ class CapturedGraph:
         by = EAGER
         if code is not None and self._fallback.beats(call, given) is not None:
             self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
-        self._way = Way(by, staying, str(refused))
+        notes = refused.notes if isinstance(refused, TooSlow) else ()
+        self._way = Way(by, staying, str(refused), notes)
         what = (
             f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
         )
         runs = "run" if 1 < staying < count else "runs"
         where = "by Inductor" if by == INDUCTOR else "in eager PyTorch"
-        warnings.warn(f"taso_mirage: {what} {runs} {where}: {refused}", stacklevel=2)
+        why = "; ".join([str(refused), *(note for note in notes if note.startswith("no kernels"))])
+        warnings.warn(f"taso_mirage: {what} {runs} {where}: {why}", stacklevel=2)
 
     def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What takes the arguments of the graph, of what takes random numbers, too."""

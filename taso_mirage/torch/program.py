@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.changes import are_apart
@@ -43,6 +44,20 @@ COMPARED = 3
 
 class TooRounded(Unsupported):
     """Where PyTorch's settings let operands be rounded to TF32, eager PyTorch is closer."""
+
+
+class TooSlow(Unsupported):
+    """Where another way is faster; `notes` are the optimizer's."""
+
+    def __init__(self, reason: str, results: Sequence[Result]) -> None:
+        super().__init__(reason)
+        self.notes = tuple([note for each in results for note in (*each.notes, spent(each.seconds))])
+
+
+def spent(seconds: Mapping[str, float]) -> str:
+    """How long the stages of the optimizer took, those that took more than 0.1 s."""
+    shown = [f"{name} {each:.1f}" for name, each in seconds.items() if each > 0.1]
+    return f"seconds of its stages: {', '.join(shown) or 'none took 0.1'}"
 
 
 class Program:
@@ -179,7 +194,7 @@ class Program:
         with torch.no_grad():
             found = slower(lambda: self._run(given), lambda: self._module(*given), self._device.type == "cuda")
         if found is not None:
-            raise Unsupported(f"it takes {found:.2f} times as long here")
+            raise TooSlow(f"it takes {found:.2f} times as long here", self.results)
 
     def _reference(self, given: Sequence[Any]) -> Any:
         """What eager PyTorch gives.

@@ -69,7 +69,12 @@ class CudaSession:
         return self.bound(inputs)
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
-        return _Bound(self._session, dict(inputs), str(next(self._graphs)) if self.captures else None)
+        if not self.captures:
+            return _Bound(self._session, dict(inputs), None)
+        try:
+            return _Bound(self._session, dict(inputs), str(next(self._graphs)))
+        except RunFailed:  # a result that hangs on no input is copied, which no graph can have
+            return _Bound(self._session, dict(inputs), PLAIN)
 
 
 class _Bound:
