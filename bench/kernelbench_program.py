@@ -36,6 +36,7 @@ from kernelbench_sizes import Sizes, attempts  # noqa: E402
 import taso_mirage  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
+from taso_mirage.torch.program import spent  # noqa: E402
 
 SEED, COMPARED, WARM = 42, 5, 5
 """The benchmark's seed, inputs that are compared, and runs before those that count."""
@@ -165,6 +166,7 @@ def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Opti
         "composed": sum(way.by == "composed" for way in ours.ways),
         "reasons": [way.reason for way in stay],
         "notes": [note for way in stay for note in way.notes],
+        "stages": [spent(result.seconds) for result in ours.results],
         "changed": sum(result.changed for result in ours.results),
         "checked": min((len(result.cases) for result in ours.results if result.changed), default=0),
         "kernels": sum(bool(result.kernels) for result in ours.results),
