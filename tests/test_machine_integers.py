@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, is_float, numpy_dtype, topological, variable
 from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.equation import Match, instantiate, match
 from taso_mirage.rewriting.text import parse_equation
 
 SIGNED, UNSIGNED = ("int8", "int16", "int32", "int64"), ("uint8", "uint16", "uint32", "uint64")
@@ -316,3 +317,14 @@ def test_bounds_times_a_number_keep_the_side_that_is_known() -> None:
     assert Interval(-2, -2) * below == Interval(None, 256)
     assert Interval(0, 0) * below == Interval()
     assert Interval(0, 1) * below == Interval()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_a_condition_tells_numbers_apart_that_are_one_double(dtype: str) -> None:
+    """Beyond 2^53 a double is several integers."""
+    law = parse_equation("clip(max(x, c), d, e) == expand(e, shape=shape(x)) where value(c) >= value(e)")
+    x, zero = variable("x", Tensor(dtype, (3,))), constant(np.array(0, dtype))
+    for least, most in product(range(1 << 53, (1 << 53) + 5), repeat=2):
+        least_one, most_one = (constant(np.array(n, dtype)) for n in (least, most))
+        found = match(law, term("clip", term("max", x, least_one), zero, most_one))
+        assert isinstance(found, Match) == (least >= most)

@@ -76,14 +76,17 @@ def _holds_symbol(node: Node) -> bool:
 
 
 def uniform_value(node: Node) -> float | None:
-    """The number that all elements of a constant are, else None."""
+    """The number that all elements of a constant are, exactly, else None."""
     if node.op != "constant":
         return None
     array = node.attr("value").numpy()
     if array.size == 0 or array.dtype.kind not in "fiubV":
         return None
-    first = float(array.flat[0])
-    return first if array.size == 1 or bool((array == array.flat[0]).all()) else None
+    first = array.flat[0]
+    if array.size > 1 and not bool((array == first).all()):
+        return None
+    number = float(first)
+    return int(first) if array.dtype.kind in "iu" and number != int(first) else number  # beyond 2^53
 
 
 def _value(node: Node) -> float:
