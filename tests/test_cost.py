@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -354,6 +355,22 @@ def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidOption, match="start one with"), executor(NOBODY, CPU):
         pass
     assert calls == [(NOBODY,)] * 2
+
+
+def test_a_client_that_did_not_start_is_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collected while another one started, it waited for ever for a lock that this one held."""
+    made = list[weakref.ref[distributed.Client]]()
+
+    class Kept(distributed.Client):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            made.append(weakref.ref(self))
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(distributed, "Client", Kept)
+    with pytest.raises(InvalidOption, match="start one with") as raised, executor(NOBODY, CPU):
+        pass
+    assert raised.value is not None  # the error is still there, the client is not
+    assert [each() for each in made] == [None]
 
 
 def test_a_scheduler_without_workers_is_an_error() -> None:

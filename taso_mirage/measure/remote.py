@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
@@ -42,23 +43,36 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
 def scheduler_client(address: str) -> Any:
     """A Dask client of the scheduler there; InvalidOption where there is none, or no Dask."""
     try:
-        from distributed import Client
-        from distributed.comm import resolve_address
+        from distributed import comm
     except ImportError:
         raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
-        resolve_address(address)  # a client of what is no address complains a second time, at its end
+        comm.resolve_address(address)  # a client of what is no address complains a second time, at its end
     except (OSError, ValueError) as error:
         raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
     try:
-        try:
-            return Client(address, timeout=SECONDS, set_as_default=False)
-        except AssertionError:
-            # Dask waits ten seconds for its own thread to start, which a machine under load may
-            # take; it is tried again
-            return Client(address, timeout=SECONDS, set_as_default=False)
+        return _connected(address)
     except (OSError, ValueError) as error:
-        raise InvalidOption(f"--scheduler {address}: {error}; start one with `dask scheduler`") from None
+        said = str(error)
+    _end_lost_clients()
+    raise InvalidOption(f"--scheduler {address}: {said}; start one with `dask scheduler`")
+
+
+def _connected(address: str) -> Any:
+    from distributed import Client
+
+    with suppress(AssertionError):
+        # Dask waits ten seconds for its own thread to start, which a machine under load may take;
+        # it is tried again
+        return Client(address, timeout=SECONDS, set_as_default=False)
+    _end_lost_clients()
+    return Client(address, timeout=SECONDS, set_as_default=False)
+
+
+def _end_lost_clients() -> None:
+    """A client that did not start is closed where it is collected. Within the start of another that
+    would be for ever: Dask holds a lock there that closing waits for."""
+    gc.collect()
 
 
 def _declared(client: Any, address: str, target: Target) -> bool:
