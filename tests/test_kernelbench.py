@@ -77,8 +77,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("level1/1_right", "level2/1_wrong_sizes"), tuple(PROGRAMS)])
+@pytest.mark.parametrize(
+    "names", [("level1/1_right", "level2/1_wrong_sizes"), pytest.param(tuple(PROGRAMS), marks=pytest.mark.slow)]
+)
 def test_every_program_has_one_line_and_a_second_run_adds_none(names: Sequence[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
