@@ -316,6 +316,7 @@ TABLES = {
     "kernels_h100-H100 timeline": timeline,
     "kernels_h100-H100 roles": roles,
     "kernels_h100-H200": kernels_h100,
+    "kernels_h100-H200-all": kernels_h100,
     "kernels_h100-H200 roles": roles,
     "quantized_h100-H100": quantized_h100,
     "quantized_h100-H100-integers": quantized_h100,
@@ -337,6 +338,7 @@ TABLES = {
     "torch-H200": from_torch,
     "kernelbench-cpu2": kernelbench,
     "kernelbench-H100": kernelbench,
+    "kernelbench-H200": kernelbench,
 }
 
 

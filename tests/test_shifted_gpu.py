@@ -22,14 +22,14 @@ from test_fuse_cuda import GPU, accepted, called
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
-from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
-from taso_mirage.kernels.gpu.in_operators import is_followed, nearest_tf32
+from taso_mirage.kernels.gpu.in_operators import is_channels_last, is_followed, nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -41,6 +41,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.pipeline.fuse.convolved import with_convolutions
@@ -388,6 +389,40 @@ def test_forms_of_weights_have_names_of_their_own(columns: int) -> None:
     for each in (made.model, back):
         for mine, wanted in zip(_exact(each, inputs), _exact(given, inputs), strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plain", "transposed", "depthwise", "half precision"])
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_a_bias_of_equal_numbers_is_a_constant(kind: str, bias: float) -> None:
+    """Exporters write zeros where there is no bias; so no such convolution got a kernel."""
+    dtype = "float16" if kind == "half precision" else "float32"
+    x, group = variable("x", Tensor(dtype, (2, 4, 6, 7))), 4 if kind == "depthwise" else 1
+    array = np.random.default_rng(0).normal(size=(4, 4 // group, 3, 3)).astype(dtype)
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": group}
+    w, b = weight("w", Tensor(dtype, array.shape)), np.full(4, bias, dtype)
+    op, extra = ("conv_transpose", {"output_padding": (0, 0)}) if kind == "transposed" else ("conv", {})
+    node = term(op, x, w, constant(b), **attrs, **extra)
+    given = standalone(Graph((x,), (node,)), {"": 20}, {"w": StoredWeight(array)})
+    made = with_convolutions(given)
+    inside = [n for n in made.model.nodes() if is_followed(n) or is_channels_last(n)]
+    assert len(inside) == 1
+    assert any(
+        bool(n.op == "weight" and n.tensor.shape != w.shape and size(n.tensor) == b.nbytes) for n in inside[0].args
+    ) == bool(bias)
+    back = made.without_rest(made.model)
+    assert back.graph.outputs == ((node,) if bias else (term(op, x, w, **attrs, **extra),))
+    inputs = random_inputs(given, 0)
+    for each in (made.model, back):
+        np.testing.assert_allclose(_exact(each, inputs)[0], _exact(given, inputs)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_convolution_of_pytorch_without_a_bias_is_such() -> None:
+    pytest.importorskip("onnxscript")
+    from taso_mirage.torch.export import to_onnx
+
+    model = to_onnx(torch.nn.Conv2d(3, 4, 3, bias=False).eval(), [torch.randn(2, 3, 8, 8)], [frozenset()]).model
+    given = from_ir(model)
+    assert [n.op for n in with_convolutions(given).model.nodes() if n.args] == ["shifted_conv"]
 
 
 def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:

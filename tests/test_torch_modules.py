@@ -19,7 +19,7 @@ pytest.importorskip("onnxscript")
 from test_torch import QUICK, compiled, same  # noqa: E402
 
 import taso_mirage  # noqa: E402
-from taso_mirage.torch import pieces  # noqa: E402
+from taso_mirage.torch import pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
@@ -43,6 +43,22 @@ def anew() -> Iterator[None]:
 torch.manual_seed(0)
 X = torch.randn(4, 8)
 LINEAR = torch.nn.Linear(8, 8)
+
+
+def test_what_runs_may_be_larger_than_what_was_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read weights in forms of their own; the file is a temporary one."""
+    asked: list[Any] = []
+
+    def heard(*given: Any, **options: Any) -> Any:
+        asked.append(options["may_grow"])
+        return optimize(*given, **options)
+
+    optimize = sessions.optimize
+    monkeypatch.setattr(sessions, "optimize", heard)
+    for chosen in ({}, {"may_grow": False}):
+        taso_mirage.optimize(LINEAR, X, **QUICK, **chosen)
+        torch._dynamo.reset()
+    assert asked == [True, False]
 
 
 # ---------------------------------------------------------------- numbers and sizes

@@ -83,7 +83,8 @@ class Sessions:
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
-        options = {**self._options, "budget": min(share, 1.0) * self._options.get("budget", Options().budget)}
+        budget = min(share, 1.0) * self._options.get("budget", Options().budget)
+        options = {"may_grow": True, **self._options, "budget": budget}  # the file is a temporary one
         options["elsewhere"] = False
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:

@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Node, topological, users, with_args
+from taso_mirage.ir.terms import ABSENT, Node, is_constant, topological, users, with_args
 from taso_mirage.kernels.cpu.convolutions import followed_convolution
 from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
 from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.followed import followed, following, other_form, single_convolution
+from taso_mirage.pipeline.fuse.followed import (
+    bias_of,
+    followed,
+    following,
+    other_form,
+    single_convolution,
+    stored_array,
+)
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 CONVOLVED = tuple(
@@ -109,7 +116,7 @@ def _is_convolution(node: Node) -> bool:
     found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
     if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
         return False
-    return min(found["pads"]) >= 0 and found.get("b", ABSENT).op in ("weight", "absent")
+    return min(found["pads"]) >= 0 and bias_of(found) is not None
 
 
 def _turned(
@@ -117,7 +124,8 @@ def _turned(
 ) -> Node:
     """A convolution with what follows, the last of which is what others read."""
     conv, *following = members
-    x, w, b = (*conv.args, ABSENT)[:3]
+    x, w = conv.args[:2]
+    b = _bias(conv, weights, originals)
     array, whole = weights[w.attr("name")].numpy(), conv.attr("group")
     merged = parts_of_groups(array, whole)
     group = whole * merged
@@ -135,6 +143,17 @@ def _turned(
     relu = len(following) > len(others)
     made = ChannelsLastConvolution(image, own, b, z, strides, pads, dilations, group, merged, relu)
     return term("transpose", made.goal(), perm=FIRST)
+
+
+def _bias(conv: Node, weights: dict[str, Weight], originals: dict[Node, Node]) -> Node:
+    """The bias of such a convolution, as a weight where the model has a constant."""
+    b = bias_of({"b": (*conv.args, ABSENT)[2]})
+    assert b is not None  # as asked before
+    if not is_constant(b):
+        return b
+    own = other_form("bias", stored_array(b, weights), b, weights, originals.get)
+    originals[own] = b
+    return own
 
 
 def parts_of_groups(array: NDArray[np.generic], group: int) -> int:

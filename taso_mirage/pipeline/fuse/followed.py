@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import StoredWeight, Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable, weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_named_weight, variable, weight
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.gpu.in_operators import dense_parts, nearest_tf32
 from taso_mirage.kernels.prepared import Users
-from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -41,7 +41,8 @@ MEMBERS, OTHERS = 16, 5
 
 def single_convolution(node: Node) -> Mapping[str, Any] | None:
     """The operands and attributes of a convolution of images of fixed sizes in single precision,
-    with stored weights, of one group or of one for each channel; None for other terms."""
+    with stored weights, of one group or of one for each channel; None for other terms. Its `b` is
+    ABSENT where nothing is added."""
     kinds = (*PLAIN, *TRANSPOSED, *DEPTHWISE)
     found = next((names for each in kinds if (names := each.match(node)) is not None), None)
     if found is None or node.dtype != "float32" or found["w"].op != "weight" or min(found["pads"]) < 0:
@@ -49,7 +50,23 @@ def single_convolution(node: Node) -> Mapping[str, Any] | None:
     if found.get("group", channels := found["x"].shape[1]) != channels:
         return None
     fixed = all(isinstance(n, int) for n in (*found["x"].shape[1:], *node.shape[1:]))
-    return found if fixed and found.get("b", ABSENT).op in ("weight", "absent") else None
+    b = bias_of(found)
+    return {**found, "b": b} if fixed and b is not None else None
+
+
+def bias_of(found: Mapping[str, Any]) -> Node | None:
+    """The bias of a convolution, ABSENT where it has none or one of zeros, as PyTorch's exporter
+    writes for none; None where it is not stored."""
+    b: Node = found.get("b", ABSENT)
+    if uniform_value(b) == 0:
+        return ABSENT
+    return b if b is ABSENT or is_constant(b) or is_named_weight(b) else None
+
+
+def stored_array(node: Node, weights: Mapping[str, Weight]) -> NDArray[np.generic]:
+    """What is stored for a weight, or in a constant."""
+    value: NDArray[np.generic] = node.attr("value").numpy() if is_constant(node) else weights[node.attr("name")].numpy()
+    return value
 
 
 def following(node: Node, users: Users, wanted: Callable[[Node], bool], position: Mapping[Node, int]) -> list[Node]:
@@ -119,8 +136,8 @@ def followed(
     image = (1, *conv.shape[1:])
     leaf = variable("y", Tensor("float32", image))
     given: dict[Node, tuple[Node, Node]] = {}  # an operand of the model: the one of the term, the leaf of its body
-    if (b := found.get("b", ABSENT)) is not ABSENT:
-        stored = other_form("bias", weights[b.attr("name")].numpy().reshape(channels), b, weights, biases.get)
+    if (b := found["b"]) is not ABSENT:
+        stored = other_form("bias", stored_array(b, weights).reshape(channels), b, weights, biases.get)
         biases[stored] = b
         given[b] = stored, variable("v0", Tensor("float32", channels))
     for a in (a for m in members[1:] for a in m.args):
@@ -166,7 +183,8 @@ def other_form(
 ) -> Node:
     """Another form of a weight, by a name that no other has: the model may have any, and one weight
     may have two forms."""
-    made = weight(f"{what}_{of.attr('name')}", Tensor(of.dtype, array.shape))
+    name = of.op if is_constant(of) else of.attr("name")
+    made = weight(f"{what}_{name}", Tensor(of.dtype, array.shape))
     while (name := made.attr("name")) in weights and stands_for(made) != of:
         made = weight(f"{name}_", made.tensor)
     weights[name] = StoredWeight(np.ascontiguousarray(array))
