@@ -18,9 +18,9 @@ from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvol
 from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights, in_operators
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.followed import (
-    bias_of,
     followed,
     following,
+    known_bias,
     other_form,
     single_convolution,
     stored_array,
@@ -116,7 +116,7 @@ def _is_convolution(node: Node) -> bool:
     found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
     if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
         return False
-    return min(found["pads"]) >= 0 and bias_of(found) is not None
+    return min(found["pads"]) >= 0 and known_bias(found.get("b", ABSENT)) is not None
 
 
 def _turned(
@@ -147,7 +147,7 @@ def _turned(
 
 def _bias(conv: Node, weights: dict[str, Weight], originals: dict[Node, Node]) -> Node:
     """The bias of such a convolution, as a weight where the model has a constant."""
-    b = bias_of({"b": (*conv.args, ABSENT)[2]})
+    b = known_bias((*conv.args, ABSENT)[2])
     assert b is not None  # as asked before
     if not is_constant(b):
         return b

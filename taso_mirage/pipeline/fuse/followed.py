@@ -50,14 +50,13 @@ def single_convolution(node: Node) -> Mapping[str, Any] | None:
     if found.get("group", channels := found["x"].shape[1]) != channels:
         return None
     fixed = all(isinstance(n, int) for n in (*found["x"].shape[1:], *node.shape[1:]))
-    b = bias_of(found)
+    b = known_bias(found.get("b", ABSENT))
     return {**found, "b": b} if fixed and b is not None else None
 
 
-def bias_of(found: Mapping[str, Any]) -> Node | None:
-    """The bias of a convolution, ABSENT where it has none or one of zeros, as PyTorch's exporter
-    writes for none; None where it is not stored."""
-    b: Node = found.get("b", ABSENT)
+def known_bias(b: Node) -> Node | None:
+    """A bias that is known before the model runs, None for another; ABSENT for one of zeros, as
+    PyTorch's exporter writes where there is none."""
     if uniform_value(b) == 0:
         return ABSENT
     return b if b is ABSENT or is_constant(b) or is_named_weight(b) else None
