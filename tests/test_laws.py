@@ -173,6 +173,19 @@ WRONG = [
     "reduce_sum(conv_transpose(x, w, strides=s, pads=p, dilations=d, output_padding=e, group=g), axes=(2,)) "
     "== conv_transpose(reduce_sum(x, axes=(2,)), reduce_sum(w, axes=(2,)), strides=s, pads=(0, 0), dilations=d, "
     "output_padding=(0,), group=g) where rank(x) == 3",
+    # a transposed convolution whose kernel is not turned, whose channels are not swapped, or whose
+    # borders are
+    "conv_transpose(x, w, strides=(1,), pads=p, dilations=(1,), output_padding=(0,), group=1) == conv(x, "
+    "transpose(w, perm=(1, 0, 2)), strides=(1,), pads=(dim(w, 2) - 1 - p[0], dim(w, 2) - 1 - p[1]), dilations=(1,), "
+    "group=1) where rank(x) == 3 and min(minus((dim(w, 2), dim(w, 2)), p)) > 0",
+    "conv_transpose(x, w, strides=(1,), pads=p, dilations=(1,), output_padding=(0,), group=1) == conv(x, "
+    "slice(w, starts=(dim(w, 2) - 1,), ends=(-1,), axes=(2,), steps=(-1,)), strides=(1,), "
+    "pads=(dim(w, 2) - 1 - p[0], dim(w, 2) - 1 - p[1]), dilations=(1,), group=1) "
+    "where rank(x) == 3 and min(minus((dim(w, 2), dim(w, 2)), p)) > 0 and dim(w, 0) == dim(w, 1)",
+    "conv_transpose(x, w, strides=(1,), pads=p, dilations=(1,), output_padding=(0,), group=1) == conv(x, "
+    "slice(transpose(w, perm=(1, 0, 2)), starts=(dim(w, 2) - 1,), ends=(-1,), axes=(2,), steps=(-1,)), strides=(1,), "
+    "pads=(dim(w, 2) - 1 - p[1], dim(w, 2) - 1 - p[0]), dilations=(1,), group=1) "
+    "where rank(x) == 3 and min(minus((dim(w, 2), dim(w, 2)), p)) > 0",
     # windows of windows
     "average_pool(conv(x, w, strides=t, pads=p, dilations=d, group=g), kernel=k, strides=s, pads=q, dilations=e, "
     "extra=f, count_include_pad=c) == conv(x, average_pool(w, kernel=k, strides=(1,) * len(k), "
