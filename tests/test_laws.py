@@ -186,6 +186,10 @@ WRONG = [
     "slice(transpose(w, perm=(1, 0, 2)), starts=(dim(w, 2) - 1,), ends=(-1,), axes=(2,), steps=(-1,)), strides=(1,), "
     "pads=(dim(w, 2) - 1 - p[1], dim(w, 2) - 1 - p[0]), dilations=(1,), group=1) "
     "where rank(x) == 3 and min(minus((dim(w, 2), dim(w, 2)), p)) > 0",
+    # lines are images of one row, not of one column each
+    "conv(x, w, strides=s, pads=p, dilations=d, group=g) == squeeze(conv(unsqueeze(x, axes=(2,)), "
+    "unsqueeze(w, axes=(2,)), strides=(1, s[0]), pads=(0, p[1], 0, p[0]), dilations=(1, d[0]), group=g), axes=(2,)) "
+    "where rank(x) == 3",
     # windows of windows
     "average_pool(conv(x, w, strides=t, pads=p, dilations=d, group=g), kernel=k, strides=s, pads=q, dilations=e, "
     "extra=f, count_include_pad=c) == conv(x, average_pool(w, kernel=k, strides=(1,) * len(k), "

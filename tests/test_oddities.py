@@ -21,14 +21,21 @@ from taso_mirage import optimize
 from taso_mirage.cli import optimize as command
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable
 from taso_mirage.measure.child import child
+from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import growth, oddities, optimize_model
-from taso_mirage.search.config import Config
+from taso_mirage.pipeline.problem import pose
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.twins import shared_weights, twins
 
 QUICK = Config(budget=0.0, measure=False)
@@ -165,8 +172,7 @@ def test_a_changed_file_has_each_weight_once(tmp_path: Path) -> None:
 @pytest.fixture
 def growing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A model whose result takes twice the bytes."""
-    sizes = iter([10_000_000, 20_000_000] * 4)
-    monkeypatch.setattr(growth, "stored_bytes", lambda made: next(sizes))
+    monkeypatch.setattr(growth, "stored_bytes", lambda made: 10_000_000 * (1 + (len(made.nodes()) < 5)))
     path = tmp_path / "m.onnx"
     a = x(4, 8)
     save(model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),)), path)
@@ -223,6 +229,36 @@ def test_what_is_stored_is_counted() -> None:
     assert growth.stored_bytes(made) == 2 * 4 * 64 * 64
     made.header.metadata_props["taso_mirage.cpp.k"] = "x" * 1000
     assert growth.stored_bytes(made) == 2 * 4 * 64 * 64 + 1000
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_would_make_a_file_too_large_is_left_out_and_the_rest_stays(allowed: bool) -> None:
+    """A kernel of 3 by 3 over an image that is enlarged twofold becomes one of 4 by 4."""
+    a, window = x(1, 256, 8, 8), {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    enlarged = term("conv", term("resize", a, factors=(1, 1, 2, 2)), w(256, 256, 3, 3, name="k"), **window)
+    silu = term("mul", enlarged, term("sigmoid", enlarged))
+    job, made = Job(Config(measure=False, may_grow=allowed), quiet, Stop(), CostCache(None)), model((a,), (silu,))
+    problem, steps, outputs = pose(job, made), [], (silu,)
+    for law in ("conv.54", "quick_gelu.0"):
+        step = next(
+            RewriteStep((law,), (node,), found.results)
+            for node in topological(outputs)
+            for found in Rules(rules()).applications(node)
+            if found.equation.name == law
+        )
+        steps.append(step)
+        outputs = replay(outputs, [step])
+    empty = ModelCandidate("all", made, tuple(steps), 0.0, CPU)
+    (found,) = growth.small_candidates(job, problem, [problem.without(empty, steps, (), "all")])
+    assert [n.op for n in found.model.nodes() if n.args] == [
+        *(["conv_transpose"] if allowed else ["resize", "conv"]),
+        "quick_gelu",
+    ]
+    assert (growth.stored_bytes(found.model) > growth.GROWTH * growth.stored_bytes(made)) is allowed
+    assert [
+        note for note in job.remarks if "the file would grow from 2.36 to 4.19 MB" in note and "conv.54" in note
+    ] == ([] if allowed else job.remarks)
+    assert bool(job.remarks) is not allowed
 
 
 def test_a_little_more_is_no_question(tmp_path: Path) -> None:

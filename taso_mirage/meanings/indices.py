@@ -22,15 +22,16 @@ from taso_mirage.meanings.integers import follows
 class Indices:
     """Index variables and their ranges, for one proof.
 
-    `steps` counts its work; `budget` bounds it. `borders`: whether sums are taken apart where a
-    kernel reaches over a border of the data; `bordered`: whether one could have been.
+    `steps` counts its work; `budget` bounds it. `second`: whether this is a second look, in which
+    sums are taken apart where a kernel reaches over a border of the data, and places in data that
+    is there several times are divided; `more`: whether one would find more than the first.
     """
 
     def __init__(self, budget: int = 200_000) -> None:
         self.extents: dict[str, Dim] = {}
         self.quotients: dict[tuple[Dim, Dim], Dim] = {}
         self.steps, self.budget = 0, budget
-        self.borders = self.bordered = False
+        self.second = self.more = False
         self.context: Any = None
         self._nonnegative: dict[Dim, bool] = {}
         self._known: dict[tuple[Any, Dim], bool] = {}

@@ -142,6 +142,7 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reversed": lambda xs: tuple(reversed(xs)),
     "plus": lambda xs, ys: tuple(x + y for x, y in zip(xs, ys, strict=True)),
     "minus": lambda xs, ys: tuple(x - y for x, y in zip(xs, ys, strict=True)),
+    "times": lambda xs, ys: tuple(x * y for x, y in zip(xs, ys, strict=True)),
     "without": lambda xs, i: tuple(x for k, x in enumerate(xs) if k != i),
     "at": lambda xs, indices: tuple(xs[i] for i in indices),
     "nested": lambda i, j, rank: _nested(i, j, rank),

@@ -52,7 +52,8 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
         bound = [b for b in bound if b != name] + [n for n in sorted(index_names(value)) if n in more]
         conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
         return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
-    joined = _joined(algebra, bound, tidied, monomial) or _without_border(algebra, bound, tidied, monomial)
+    joined = _joined(algebra, bound, tidied, monomial) or _divided(algebra, bound, tidied, monomial)
+    joined = joined or _without_border(algebra, bound, tidied, monomial)
     if joined is not None:
         return joined
     outside, inside = _split(algebra, set(bound), monomial)
@@ -236,6 +237,36 @@ def _joined(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], mon
     return None
 
 
+def _divided(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
+    """A place of data that d times a bound integer a, and another one b < d, give is one itself,
+    and a is what it gives divided by d (windows over data that is there d times)."""
+    indices = algebra.indices
+    for e in [e for x, _ in monomial if x.kind == "read" for e in x.args[1]]:
+        last = next((k for c in conditions if index_names(k := c + e).isdisjoint(indices.extents)), None)
+        mine = [n for n in bound if n in index_names(e)]
+        if last is None or e not in conditions or not indices.nonnegative(last):
+            continue
+        for a, b in permutations(mine, 2):
+            d, (slope, rest) = indices.extents[b], linear(e, a) or (0, 0)
+            sign, rest = linear(rest, b) or (0, 0)
+            if not isinstance(d, int) or sign not in (1, -1) or slope not in (d, -d):
+                continue
+            if not indices.second:
+                indices.more = True
+                return None
+            turn = 1 if slope == d else -1  # d a + turn sign b = turn (e - rest)
+            place = indices.fresh(last + 1)
+            whole = (place - rest) * turn
+            above = whole if turn == sign else whole + d - 1
+            quotient = indices.divide(above, d)
+            mapping = {a: quotient, b: (whole - quotient * d) * (turn * sign)}
+            inside = (above, indices.extents[a] * d - 1 - above)
+            under = (*[indices.bind(c, mapping) for c in conditions], *inside)
+            left = [*(n for n in bound if n not in (a, b)), *index_names(place)]
+            return fold(algebra, "sum", left, under, algebra.bind_monomial(monomial, mapping))
+    return None
+
+
 def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
     """Where a condition on several bound integers fails for the first or the last value of one
     alone (a kernel reaches over a border of the data): the sum without it, less that at this
@@ -247,8 +278,8 @@ def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[D
             continue
         for name in mine:
             value = _only(indices, name, -e - 1)
-            if value is not None and not indices.borders:
-                indices.bordered = True
+            if value is not None and not indices.second:
+                indices.more = True
             elif value is not None:
                 rest = [c for c in conditions if c is not e]
                 under = tuple(indices.bind(c, {name: value}) for c in (*rest, -e - 1))

@@ -38,10 +38,10 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     """
     xp = Elements(budget)
     found = _proved(xp, lhs, rhs)
-    if isinstance(found, Proved) or not xp.indices.bordered:
+    if isinstance(found, Proved) or not xp.indices.more:
         return found
     xp = Elements(budget)
-    xp.indices.borders = True
+    xp.indices.second = True
     return _proved(xp, lhs, rhs)
 
 
