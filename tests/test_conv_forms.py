@@ -12,7 +12,7 @@ from test_optimize import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, substitute, topological, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.fingerprint import fingerprint
@@ -167,6 +167,72 @@ def test_a_convolution_of_an_enlarged_image(factors: Any, kernel: Any, pads: Any
     folded, _ = fold_weights(made.with_graph((found,)), made.weights)
     assert [n.op for n in folded.nodes() if n.args] == ["conv_transpose"]
     equal(made, folded, len(kernel))
+
+
+@pytest.mark.parametrize(("group", "bias"), [(1, True), (2, False)])
+@pytest.mark.parametrize("factors", [(3,), (2, 2), (1, 2, 2)])
+def test_a_kernel_of_one_pixel_sees_the_image_before_it_is_enlarged(factors: Any, group: int, bias: bool) -> None:
+    axes = len(factors)
+    made = enlarged(factors, (1,) * axes, (0,) * (2 * axes), group, bias)
+    (found,) = rewritten(made, "resize")
+    assert found.args[0].op == "conv"
+    assert isinstance(prove_symbolic(made.graph.outputs, (found,)), Proved)
+    equal(made, made.with_graph((found,)), axes)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_channels_that_are_enlarged_have_a_convolution_of_their_own(first: bool, bias: bool) -> None:
+    n, height, width = (symbol(name) for name in ("batch", "size0", "size1"))
+    x = variable("image", Tensor(F, (n, 6, height, width)))
+    larger = term("resize", x, factors=(1, 1, 2, 2))
+    beside = term(
+        "tanh", term("resize", term("slice", x, starts=(0,), ends=(2,), axes=(1,), steps=(1,)), factors=(1, 1, 2, 2))
+    )
+    joined = term("concat", *((larger, beside) if first else (beside, larger)), axis=1)
+    operands = [w(5, 8, 3, 3, name="k"), *([w(5, name="b")] if bias else [])]
+    made = model((x,), (term("conv", joined, *operands, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1)),))
+    (found,) = rewritten(made, "add")
+    assert isinstance(prove_symbolic(made.graph.outputs, (found,)), Proved)
+    folded, _ = fold_weights(made.with_graph((found,)), made.weights)
+    assert sorted(n.args[1].shape[1] for n in folded.nodes() if n.op == "conv") == [2, 6]
+    equal(made, folded, 2)
+
+
+STRIDED: list[tuple[Any, Any, Any]] = [
+    ((4, 4), (1, 1, 1, 1), (0, 0)),
+    ((2, 2), (0, 0, 0, 0), (0, 0)),
+    ((3, 3), (1, 1, 1, 1), (1, 1)),
+    ((3, 5), (0, 2, 1, 1), (0, 1)),
+    ((1, 6), (0, 3, 0, 0), (1, 0)),
+]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("kernel", "pads", "extra"), STRIDED)
+def test_a_stride_of_two_is_blocks_of_pixels(kernel: Any, pads: Any, extra: Any, bias: bool) -> None:
+    made = transposed(kernel, pads, bias, strides=(2, 2), output_padding=extra)
+    (before,) = (n for n in made.nodes() if n.op == "conv_transpose")
+    found = [f.results[0] for f in Rules(rules()).applications(before)]
+    (found,) = (each for each in found if any(n.op == "depth_to_space" for n in topological((each,))))
+    assert isinstance(prove_symbolic((before,), (found,)), Proved)
+    folded, _ = fold_weights(made.with_graph((term("relu", found),)), made.weights)
+    assert [n.op for n in folded.nodes() if n.args][:2] == ["conv", "depth_to_space"]
+    equal(made, folded, 2)
+
+
+@pytest.mark.parametrize(("kernel", "pads", "extra"), STRIDED)
+def test_blocks_of_pixels_in_another_order_have_no_proof(kernel: Any, pads: Any, extra: Any) -> None:
+    x = variable("image", Tensor(F, (1, 6, 5, 6)))
+    attrs = {"strides": (2, 2), "dilations": (1, 1), "pads": pads, "output_padding": extra}
+    before = term("conv_transpose", x, w(6, 4, *kernel, name="k"), **attrs)
+    found = [f.results[0] for f in Rules(rules()).applications(before)]
+    (cut,) = (each for each in found if any(n.op == "depth_to_space" for n in topological((each,))))
+    (blocks,) = (n for n in topological((cut,)) if n.op == "depth_to_space")
+    other = term("depth_to_space", blocks.args[0], blocksize=2, mode="CRD")
+    wrong = substitute((cut,), {blocks: other})
+    assert failed(prove_symbolic((before,), wrong), FailureKind.UNPROVED)
+    assert failed(fingerprint((before,), wrong), FailureKind.REFUTED)
 
 
 @pytest.mark.parametrize(
