@@ -16,7 +16,7 @@ FILTERS = (
     f"slice(reshape({PHASES}, shape=({STRIDE**2} * dim(w, 1), dim(w, 0), {TAPS[0]}, {TAPS[1]})), "
     f"starts=({TAPS[0]} - 1, {TAPS[1]} - 1), ends=(-1, -1), axes=(2, 3), steps=(-1, -1))"
 )
-ENDS = [f"p[{i}] + (dim(x, {i + 2}) - 1) * {STRIDE} + dim(w, {i + 2}) - p[{i}] - p[{i + 2}] + e[{i}]" for i in (0, 1)]
+ENDS = [f"(dim(x, {i + 2}) - 1) * {STRIDE} + dim(w, {i + 2}) - p[{i + 2}] + e[{i}]" for i in (0, 1)]
 
 conv_transpose.laws(f"""
     conv_transpose(x, w, *b, strides=(2, 2), pads=p, dilations=(1, 1), output_padding=e, group=1) \

@@ -25,26 +25,26 @@ conv.laws(f"""
 """)
 
 
-def _part(start: str, end: str) -> str:
-    return f"slice(w, starts=({start},), ends=({end},), axes=(1,), steps=(1,))"
-
-
 _JOINED = """
     conv(concat({joined}, axis=1), w, *b, group=1, **a) \
-        == add(conv(resize(x, factors=f), {enlarged}, group=1, **a), conv(y, {rest}, *b, group=1, **a)) \
+        == add(conv(resize(x, factors=f), item(split(w, axis=1, split={parts}), index={enlarged}), group=1, **a), \
+            conv(y, item(split(w, axis=1, split={parts}), index={rest}), *b, group=1, **a)) \
         where f[:2] == (1, 1) and min(f) > 0 and max(f) > 1 and is_weight(w)
     given x: (n, c, h, m), y: (n, d, 2*h, 3*m), w: (o, c + d, 3, 2), b: (o) \
         | f: (1, 1, 2, 3), a: {{strides: (1, 1), pads: (1, 1, 1, 0), dilations: (1, 1)}}
 """
+_FIRST = _JOINED.format(joined="resize(x, factors=f), y", parts="(dim(x, 1), dim(y, 1))", enlarged=0, rest=1)
+_LAST = _JOINED.format(joined="y, resize(x, factors=f)", parts="(dim(y, 1), dim(x, 1))", enlarged=1, rest=0)
 
 conv.laws(f"""
     # a pixel of the result sees one of the image
-    conv(resize(x, factors=f), w, *b, strides=s, pads=minus(s, s) + minus(s, s), dilations=d, group=g) \
-        == resize(conv(x, w, *b, strides=s, pads=minus(s, s) + minus(s, s), dilations=d, group=g), factors=f) \
-        where max(s) == 1 and f[:2] == (1, 1) and min(f) > 0 and max(f) > 1 and shape(w)[2:] == s
-    given x: (n, 2*c, h, m), w: (2*o, c, 1, 1), b: (2*o) | s: (1, 1), d: (1, 1), f: (1, 1, 2, 2), g: 2
+    conv(resize(x, factors=f), w, *b, strides=s, pads=p, **a) == resize(conv(x, w, *b, strides=s, pads=p, **a), factors=f) \
+        where max(s) == 1 and max(p) == 0 and min(p) == 0 and max(shape(w)[2:]) == 1 and f[:2] == (1, 1) and min(f) > 0 \
+            and max(f) > 1
+    given x: (n, 2*c, h, m), w: (2*o, c, 1, 1), b: (2*o) \
+        | s: (1, 1), p: (0, 0, 0, 0), f: (1, 1, 2, 2), a: {{dilations: (1, 1), group: 2}}
 
     # the channels that are enlarged, and the others (a decoder with the encoder's images beside it)
-    {_JOINED.format(joined="resize(x, factors=f), y", enlarged=_part("0", "dim(x, 1)"), rest=_part("dim(x, 1)", "dim(w, 1)"))}
-    {_JOINED.format(joined="y, resize(x, factors=f)", enlarged=_part("dim(y, 1)", "dim(w, 1)"), rest=_part("0", "dim(y, 1)"))}
+    {_FIRST}
+    {_LAST}
 """)
