@@ -24,8 +24,9 @@ def test_mutants_are_many_different_and_the_same_again(many: int) -> None:
     assert len({(show_equation(r.equation), r.given) for r, _ in found}) == many
     again = [(r.name, show_equation(r.equation)) for r, _ in islice(mutants(count=many), 50)]
     assert again == [(r.name, show_equation(r.equation)) for r, _ in found[:50]]
-    kinds = ("exchanged", "left out", "axis", "negated", "is 1", "perm", " is min ", " is sub ", "operand y is x")
-    assert all(any(kind in description for _, description in found) for kind in kinds)
+    kinds = ["exchanged", "left out", "axis", "negated", "is 1", "perm", " is sub "]
+    kinds += [" is min ", "operand y is x"] if many > 1000 else []  # these are rare
+    assert [kind for kind in kinds if not any(kind in description for _, description in found)] == []
 
 
 def test_mutants_are_of_all_rules_and_laws() -> None:
