@@ -6,6 +6,7 @@ transposed one costs as many as ceil((k + 1) / 2) squared (Shi et al., arXiv:160
 """
 
 from op_specs.conv import conv
+from op_specs.conv_subpixel import blocks
 from op_specs.conv_turned import TURNED
 
 MEANS = (
@@ -23,6 +24,22 @@ conv.laws(f"""
             and min({PADS}) >= 0 and is_weight(w)
     given x: (n, 2*c, h, m), w: (2*o, c, 3, 2), b: (2*o) | s: (1, 1), f: (1, 1, 2, 2), p: (1, 1, 1, 0), g: 2
 """)
+
+
+LARGER = ("(dim(w, 2) + 1)", "(dim(w, 3) + 1)")
+"""The sizes of that kernel where images are enlarged twofold."""
+ENDS = ", ".join(f"2 * dim(x, {i + 2}) + p[{i + 2}]" for i in (0, 1))
+
+# What this law and the one of transposed convolutions with stride 2 say, for all places at once.
+conv.laws(
+    f"""
+    conv(resize(x, factors=f), w, *b, strides=s, pads=p, dilations=s, group=g) \
+        == {blocks(SUMS, "dim(w, 1)", "dim(w, 0)", LARGER, "minus(minus(shape(w)[2:], s), p[:2])", f"({ENDS})")} \
+        where s == (1, 1) and g == 1 and f == (1, 1, 2, 2) and max(shape(w)[2:]) > 1 and min({PADS}) >= 0 and is_weight(w)
+    given x: (n, c, h, m), w: (o, c, 3, 2), b: (o) | s: (1, 1), f: (1, 1, 2, 2), p: (1, 1, 1, 0), g: 1
+""",
+    together=True,
+)
 
 
 _JOINED = """

@@ -169,6 +169,26 @@ def test_a_convolution_of_an_enlarged_image(factors: Any, kernel: Any, pads: Any
     equal(made, folded, len(kernel))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "pads"), [((3, 3), (1, 1, 1, 1)), ((2, 5), (0, 2, 1, 3)), ((4, 1), (3, 0, 0, 0)), ((6, 2), (5, 1, 5, 1))]
+)
+def test_twice_as_large_is_blocks_of_pixels_at_every_place(kernel: Any, pads: Any, bias: bool) -> None:
+    made = enlarged((2, 2), kernel, pads, bias=bias)
+    found = changed(made.graph.outputs)
+    assert isinstance(prove_symbolic(made.graph.outputs, found), Proved)
+    folded, _ = fold_weights(made.with_graph(found), made.weights)
+    assert [n.op for n in folded.nodes() if n.args][:2] == ["conv", "depth_to_space"]
+    equal(made, folded, 2)
+
+
+@pytest.mark.parametrize(("factors", "group"), [((2, 3), 1), ((3, 3), 1), ((2, 2), 2)])
+def test_other_enlarged_images_are_left_to_the_search(factors: Any, group: int) -> None:
+    made = enlarged(factors, (3, 3), (1, 1, 1, 1), group)
+    assert changed(made.graph.outputs) == made.graph.outputs
+    assert rewritten(made, "conv_transpose")
+
+
 @pytest.mark.parametrize(("group", "bias"), [(1, True), (2, False)])
 @pytest.mark.parametrize("factors", [(3,), (2, 2), (1, 2, 2)])
 def test_a_kernel_of_one_pixel_sees_the_image_before_it_is_enlarged(factors: Any, group: int, bias: bool) -> None:
