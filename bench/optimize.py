@@ -65,6 +65,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "densenet121": ("light_densenet121", {}),
     "nasnet_a": ("nasnet_a", {}),
     "shufflenet": ("light_shufflenet", {}),
+    "decoder": ("decoder", {}),
 }
 """Our names, and the builders behind them with their options."""
 SEQUENCE = {False: 128, True: 16}

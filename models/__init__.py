@@ -27,6 +27,7 @@ EXPORTED = {
     "inception_v3": "inception",
     "nasnet_a": "nasnet",
     "csrnet": "csrnet",
+    "decoder": "decoder",
 }
 
 NAMES: tuple[str, ...] = (*EXPORTED, *light.FILES)

@@ -1,5 +1,6 @@
 """Convolutions of lines as convolutions of images of one row, for which runtimes have more ways:
-ONNX Runtime has a blocked layout of images, and multiplies groups of lines one after the other."""
+ONNX Runtime has a blocked layout of images alone. It multiplies groups of lines one after the
+other, so that groups mostly pay."""
 
 from op_specs.conv import conv
 

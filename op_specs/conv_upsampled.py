@@ -20,7 +20,7 @@ PADS = "minus(minus(shape(w)[2:], s) + minus(shape(w)[2:], s), p)"
 conv.laws(f"""
     conv(resize(x, factors=f), w, *b, strides=s, pads=p, dilations=s, group=g) \
         == conv_transpose(x, {SUMS}, *b, strides=f[2:], pads={PADS}, dilations=s, output_padding=minus(s, s), group=g) \
-        where max(s) == 1 and f[:2] == (1, 1) and min(f) > 0 and max(f) > 1 and max(shape(w)[2:]) > 1 \
+        where max(s) == 1 and f[:2] == (1, 1) and min(f) > 0 and 1 < max(f) <= 4 and max(shape(w)[2:]) > 1 \
             and min({PADS}) >= 0 and is_weight(w)
     given x: (n, 2*c, h, m), w: (2*o, c, 3, 2), b: (2*o) | s: (1, 1), f: (1, 1, 2, 2), p: (1, 1, 1, 0), g: 2
 """)

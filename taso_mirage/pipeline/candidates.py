@@ -11,6 +11,7 @@ from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
+from taso_mirage.pipeline.growth import small
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.shares import DECIDING, search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -85,7 +86,9 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         statistics += looked
         candidates += [candidate] if candidate is not None else []
     job.stop.budget = None
-    start.passed = passed = replace(start.passed, cost=problem.cost(start.passed.model.graph.outputs))
+    fit = partial(small, job, problem)
+    candidates, passed = [*map(fit, candidates)], fit(start.passed)
+    start.passed = passed = replace(passed, cost=problem.cost(passed.model.graph.outputs))
     others = [
         each
         for target in variants(job, problem)
@@ -96,7 +99,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     ]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
     read = problem.rewriter.candidate("read", problem.model)
-    candidates = [read, passed, *others, *candidates, *(each for each in together if each is not None)]
+    candidates = [read, passed, *others, *candidates, *(fit(each) for each in together if each is not None)]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

@@ -16,7 +16,7 @@ from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.timing import AS_FAST, Timing, compared_times
 from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
-from taso_mirage.pipeline.growth import small_candidates
+from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
@@ -62,9 +62,9 @@ def choose(
     candidates: Sequence[ModelCandidate],
 ) -> Choice:
     """The fastest candidate by measurement, or by the prediction where nothing is measured."""
-    candidates = small_candidates(job, problem, candidates)
     if not candidates:
-        job.kept = f"no equation applies: {KEPT}"
+        other = "other " if any(each.startswith(NOT_TRIED) for each in job.remarks) else ""
+        job.kept = f"no {other}equation applies: {KEPT}"
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
     return choosing.fastest(candidates, original) if job.config.measure else choosing.predicted(candidates)

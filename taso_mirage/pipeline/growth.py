@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
 from taso_mirage.measure.session import weight_bytes
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.search.rewriter import ModelCandidate
-from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
+from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
+from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.twins import shared_weights
 
 GROWTH = 1.2
 """So many times as large as the original a result may be without a question."""
 LITTLE = 1 << 20
 """Bytes that it may be larger in any case."""
+NOT_TRIED = "not tried, as the file would grow"
 
 
 def within_growth(job: Job, result: Result) -> Result:
@@ -55,46 +60,38 @@ def stored_bytes(model: Model) -> int:
     return weight_bytes(model) + metadata + sum(map(len, texts))
 
 
-def small_candidates(job: Job, problem: Problem, candidates: Sequence[ModelCandidate]) -> list[ModelCandidate]:
-    """The candidates; where the file may not grow, those that would make it do so without the kinds
-    of rewrites that enlarge weights: else the fastest may be one that is not written."""
-    if job.config.may_grow:
-        return list(candidates)
-    kept, left_out = list[ModelCandidate](), dict[str, str]()
-    for candidate in candidates:
-        said = grown(problem.model, candidate.model)
-        said = said and grown(problem.model, shared_weights(candidate.model))  # which reads all weights
-        smaller = None if said is None else _smaller(problem, candidate)
-        if said is None or smaller is None:
-            kept.append(candidate)
-            continue
-        found, kinds = smaller
-        left_out |= dict.fromkeys(map(str, kinds), said)
-        if found.model.graph != problem.model.graph:
-            kept.append(found)
-    if left_out:
-        most, said = "; ".join(left_out), [*left_out.values()][-1]
-        job.remarks.append(f"left out, as the file would grow {said}: {most}; --may-grow lets it do so")
-    return kept
-
-
-def _smaller(problem: Problem, candidate: ModelCandidate) -> tuple[ModelCandidate, list[ChangeKind]] | None:
-    """A candidate that may be written without a question, and what it does without: the kinds that
-    cost the most bytes. None where others make it large."""
+def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandidate:
+    """The candidate; where its file would grow and may not, without the kinds of rewrites that
+    enlarge weights: else the fastest may be one that is not written."""
+    said = None if job.config.may_grow or job.stop.asked else grown(problem.model, candidate.model)
+    said = said and grown(problem.model, shared_weights(candidate.model))  # which reads all weights
+    if said is None:
+        return candidate
     outputs = problem.model.graph.outputs
     steps = single_steps(outputs, candidate.steps)
+    kinds = [each for each in change_kinds(outputs, steps) if any(_makes_weights(steps[i]) for i in each.steps)]
 
-    def without(kinds: Sequence[ChangeKind]) -> ModelCandidate:
-        gone = {i for kind in kinds for i in kind.steps}
-        return problem.without(candidate, steps, gone, f"{candidate.name}, smaller")
+    def read(left_out: Sequence[ChangeKind]) -> int:
+        gone = {i for kind in left_out for i in kind.steps}
+        return _weight_bytes(replay(outputs, steps_without(outputs, steps, gone)))
 
-    def size(kinds: Sequence[ChangeKind]) -> int:
-        return stored_bytes(shared_weights(without(kinds).model))
+    kinds.sort(key=lambda kind: read([kind]))
+    most = max(GROWTH * _weight_bytes(outputs), _weight_bytes(outputs) + LITTLE)
+    first = next((n for n in range(1, len(kinds) + 1) if read(kinds[:n]) <= most), None)
+    if first is None:
+        return candidate
+    left_out = kinds[:first]
+    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow lets it do so"
+    job.remarks += [] if any(each.startswith(NOT_TRIED) for each in job.remarks) else [remark]
+    return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 
-    whole, found = size(()), {kind: size([kind]) for kind in change_kinds(outputs, steps)}
-    costly = sorted((kind for kind in found if found[kind] < whole), key=lambda kind: found[kind])
-    for n in range(1, len(costly) + 1):
-        made = without(costly[:n])
-        if grown(problem.model, shared_weights(made.model)) is None:
-            return made, costly[:n]
-    return None
+
+def _makes_weights(step: RewriteStep) -> bool:
+    return any(n.args and is_weight(n) for n in topological(step.new))
+
+
+def _weight_bytes(outputs: Sequence[Node]) -> int:
+    """Of what a graph reads of weights, as they would be computed ahead."""
+    order = topological(outputs)
+    read = {a for n in order if not is_weight(n) for a in n.args if is_weight(a)}
+    return sum(size(n.tensor) * numpy_dtype(n.dtype).itemsize for n in read if isinstance(n.type, Tensor))
