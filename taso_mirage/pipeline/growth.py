@@ -3,7 +3,8 @@ unless its user wants it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from taso_mirage.ir.model import Model
@@ -69,29 +70,33 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
         return candidate
     outputs = problem.model.graph.outputs
     steps = single_steps(outputs, candidate.steps)
-    kinds = [each for each in change_kinds(outputs, steps) if any(_makes_weights(steps[i]) for i in each.steps)]
+    made = {kind: sum(_bytes(_made(steps[i])) for i in kind.steps) for kind in change_kinds(outputs, steps)}
+    kinds = sorted((kind for kind in made if made[kind]), key=lambda kind: -made[kind])
 
     def read(left_out: Sequence[ChangeKind]) -> int:
         gone = {i for kind in left_out for i in kind.steps}
         return _weight_bytes(replay(outputs, steps_without(outputs, steps, gone)))
 
-    kinds.sort(key=lambda kind: read([kind]))
     most = max(GROWTH * _weight_bytes(outputs), _weight_bytes(outputs) + LITTLE)
-    first = next((n for n in range(1, len(kinds) + 1) if read(kinds[:n]) <= most), None)
-    if first is None:
+    enough = bisect_left(range(len(kinds) + 1), True, key=lambda n: read(kinds[:n]) <= most)
+    if not 0 < enough <= len(kinds):  # something else makes it large
         return candidate
-    left_out = kinds[:first]
+    left_out = kinds[:enough]
     remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow lets it do so"
     job.remarks += [] if any(each.startswith(NOT_TRIED) for each in job.remarks) else [remark]
     return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 
 
-def _makes_weights(step: RewriteStep) -> bool:
-    return any(n.args and is_weight(n) for n in topological(step.new))
+def _made(step: RewriteStep) -> set[Node]:
+    """What a step has computed ahead."""
+    return {n for n in topological(step.new) if n.args and is_weight(n)}
 
 
 def _weight_bytes(outputs: Sequence[Node]) -> int:
     """Of what a graph reads of weights, as they would be computed ahead."""
     order = topological(outputs)
-    read = {a for n in order if not is_weight(n) for a in n.args if is_weight(a)}
-    return sum(size(n.tensor) * numpy_dtype(n.dtype).itemsize for n in read if isinstance(n.type, Tensor))
+    return _bytes({a for n in order if not is_weight(n) for a in n.args if is_weight(a)})
+
+
+def _bytes(nodes: Iterable[Node]) -> int:
+    return sum(size(n.tensor) * numpy_dtype(n.dtype).itemsize for n in nodes if isinstance(n.type, Tensor))
