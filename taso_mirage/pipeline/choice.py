@@ -63,8 +63,8 @@ def choose(
 ) -> Choice:
     """The fastest candidate by measurement, or by the prediction where nothing is measured."""
     if not candidates:
-        other = "other " if any(each.startswith(NOT_TRIED) for each in job.remarks) else ""
-        job.kept = f"no {other}equation applies: {KEPT}"
+        larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
+        job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
     return choosing.fastest(candidates, original) if job.config.measure else choosing.predicted(candidates)
