@@ -17,15 +17,14 @@ from taso_mirage.rewriting.library import Rule, load_rules, parse_rules, show_ru
 from taso_mirage.rewriting.text import laws, show_equation
 
 
-@pytest.mark.parametrize("many", [150, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_mutants_are_many_different_and_the_same_again(many: int) -> None:
     found = list(mutants(count=many))
     assert len(found) == many
     assert len({(show_equation(r.equation), r.given) for r, _ in found}) == many
     again = [(r.name, show_equation(r.equation)) for r, _ in islice(mutants(count=many), 50)]
     assert again == [(r.name, show_equation(r.equation)) for r, _ in found[:50]]
-    kinds = ["exchanged", "left out", "axis", "negated", "is 1", "perm", " is sub "]
-    kinds += [" is min ", "operand y is x"] if many > 1000 else []  # these are rare
+    kinds = ("exchanged", "left out", "axis", "negated", "is 1", "perm", " is min ", " is sub ", "operand y is x")
     assert [kind for kind in kinds if not any(kind in description for _, description in found)] == []
 
 

@@ -317,7 +317,8 @@ def test_the_faster_one_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     (way,) = graph.ways
     assert (way.by, way.reason) == (backend.COMPOSED, "ONNX Runtime takes 1.50 times as long")
     (traced,) = choice.graphs
-    assert max(n.meta["val"].numel() for n in traced.graph.nodes if n.op == "call_function") <= 256  # one column
+    made_of = [n.meta["val"].numel() for n in traced.graph.nodes if n.op == "call_function"]
+    assert max(made_of) in (64, 256)  # one column of results, or of weights where they are turned
     before = choice.calls
     same(made, module)
     assert choice.calls == before + 1
