@@ -311,8 +311,8 @@ FIXED_SIZES = {
 }
 """Laws whose typings are proved at fixed sizes only, and why. Every one is fuzzed (test_laws)."""
 SOME_UNPROVED = {f"reduce_mean.{i}" for i in (33, 34, 35, 36)} | {"cast.2", "quantize.66", "quantize.68"}
-"""Laws that have typings without a proof, by `laws.json` (quantize.66: by the draws here): they do not
-apply there."""
+"""Laws that have typings without a proof, by `laws.json` (quantize.66: by the draws here): they do
+not apply there."""
 
 
 @pytest.mark.parametrize("law", SAMPLE, ids=lambda law: law.name)
