@@ -162,12 +162,16 @@ def _fastest(run: Callable[[], Any]) -> float:
 
 def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The kernels that take most of a run with their shares, the share in which none runs, and how
-    many there are."""
+    many there are.
+
+    The profiler sees this process alone, so the model is opened here too.
+    """
     try:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        run = session.prepared(inputs)
+        content = serialize(result.model, source=not result.changed)
+        run = result.target.open(content, False, True, {}).prepared(inputs)
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             for _ in range(PROFILED):
                 run()

@@ -30,6 +30,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, CUDA, Target
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, term
 from taso_mirage.pipeline import choice, optimize_model, problem
 from taso_mirage.pipeline.stage import Job
@@ -558,8 +559,27 @@ def test_few_weights_in_half_precision_are_combined_where_the_products_are_norma
 
 
 def test_many_weights_in_half_precision_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "FEW", 3)
+    monkeypatch.setattr(passes, "TRIED_OUT", 3)
     assert scaled_twice(0.5) == ["mul", "mul"]
+
+
+@pytest.mark.parametrize(("scale", "left"), [(1.0, ["conv"]), (1e-4, ["batch_norm", "conv"])])
+def test_a_norm_folds_into_a_large_kernel_in_half_precision(scale: float, left: list[str]) -> None:
+    """Its numbers are known; with a small scale they would be no normal ones."""
+    rng = np.random.default_rng(0)
+    values = {
+        "w": StoredWeight((0.05 * rng.normal(size=(256, 128, 3, 3))).astype(np.float16)),
+        "scale": StoredWeight(np.full(256, scale, np.float16)),
+        **{name: StoredWeight(rng.normal(size=256).astype(np.float16)) for name in ("shift", "mean")},
+        "variance": StoredWeight(np.ones(256, np.float16)),
+    }
+    leaves = [weight(name, Tensor("float16", each.numpy().shape)) for name, each in values.items()]
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    image = variable("x", Tensor("float16", (1, 128, 7, 7)))
+    normed = term("batch_norm", term("conv", image, leaves[0], **attrs), *leaves[1:], epsilon=1e-5)
+    context = replace(CONTEXT, weights=values, _legal={})
+    found = topological(simplify((normed,), Rules(laws()), context)[0])
+    assert sorted(n.op for n in found if n.args and not is_weight(n)) == left
 
 
 def test_only_the_passes_look_at_weights() -> None:

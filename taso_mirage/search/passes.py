@@ -30,8 +30,9 @@ SWEEPS = 8
 LARGE = 4
 FASTER = 1 - 1e-6
 """Of the time on a roofline: what as many terms may take at most."""
-FEW = 1 << 16
-"""Operations on weights in half precision that may be tried out before a rewrite is taken."""
+TRIED_OUT = 1 << 25
+"""Operations on weights in half precision, of one term, that may be tried out before a rewrite is
+taken: a batch norm on the largest kernel of a convolution has fewer."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -92,7 +93,7 @@ class Context:
         counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
-        return counted.flops > FEW or not (dtype_holds(node, self.weights) or self.hopeful)
+        return counted.flops > TRIED_OUT or not (dtype_holds(node, self.weights) or self.hopeful)
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving.
@@ -340,10 +341,12 @@ def _smaller(application: Application, uses: Mapping[Node, int], context: Contex
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
-    if not removed or len(added) > len(removed) or not all(context.legal(n) for n in new):
+    if not removed or len(added) > len(removed):
         return False
     before, after = (sum(map(context.estimate, terms)) for terms in (removed, added))
     if after > before * (1.0 if len(added) < len(removed) else FASTER):
+        return False
+    if not all(context.legal(n) for n in new):  # asked last: it may open a session, or compute weights
         return False
     if context.slower is None or not runtime_specific(application.equation):
         return True
