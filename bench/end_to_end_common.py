@@ -35,6 +35,7 @@ from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.pipeline.fuse import fused  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.targets.lowering import here  # noqa: E402
 
 ALONE, SUBSTITUTIONS, KERNELS = "onnxruntime", "substitutions", "kernels"
 COMPILED = "torch.compile"
@@ -128,14 +129,18 @@ def stages(
     """The results after the substitutions and after the kernels (`budget` is theirs), the seconds
     that each took, and what went wrong.
 
-    Where the kernels' stage fails, its result is that of the substitutions.
+    Where the kernels' stage fails, its result is that of the substitutions. The back end of a GPU
+    is there from the start, as in a command that searches kernels: it computes references, too.
     """
+    backend = here(config.target.name) if config.target.gpu else None
+    if backend is not None:
+        backend.start()
     start = time.perf_counter()
     result = optimize_model(model, config)
     searched = time.perf_counter()
     wrong: list[str] = []
     try:
-        whole = fused(result, replace(config, budget=budget), mode)
+        whole = fused(result, replace(config, budget=budget), mode, backend=backend)
     except Exception as error:  # the substitutions alone are worth a row
         whole, wrong = result, [f"no kernels: {type(error).__name__}: {native.first_line(error)}"]
     took = {SUBSTITUTIONS: searched - start, KERNELS: time.perf_counter() - searched}
