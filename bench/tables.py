@@ -134,11 +134,13 @@ def end_to_end(found: dict[str, Any]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
     lines += [_whole(row, peers) for row in rows]
     means = found["means"]
-    said = [f"{means['ratio']:.3f} over ONNX Runtime alone", f"{means['substitutions']:.3f} by the substitutions"]
-    said += [f"{means['over_compiled']:.3f} over torch.compile"] if "over_compiled" in means else []
+    names = {"ratio": "over ONNX Runtime alone", "substitutions": "by the substitutions"}
+    names |= {"over_compiled": "over torch.compile"}
+    said = ", ".join(f"{means[key]:.3f} {name}" for key, name in names.items() if key in means)
+    said = f"Geometric means at batch 1: {said}; " if said else ""
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-    least = f"least ratio of all rows {means['least']:.3f}"
-    return [*lines, "", f"Geometric means at batch 1: {', '.join(said)}; {least}. {found['device']}; {versions}."]
+    least = f"least ratio of all rows {means['least']:.3f}. {found['device']}; {versions}."
+    return [*lines, "", said + (least if said else least[0].upper() + least[1:])]
 
 
 def _whole(row: dict[str, Any], peers: list[str]) -> str:
@@ -309,6 +311,7 @@ TABLES = {
     "partial-H100": partial,
     "end_to_end_cpu-cpu2": end_to_end,
     "end_to_end_h100-H100": end_to_end,
+    "end_to_end_h100-H200": end_to_end,
     "end_to_end_real-H100": end_to_end,
     "free_sizes-H100": free_sizes,
     "tensorrt_engine-H100": tensorrt_engine,
@@ -336,6 +339,7 @@ TABLES = {
     "quantized-cpu2": quantized,
     "torch-cpu2": from_torch,
     "torch-H200": from_torch,
+    "torch-H200-others": from_torch,
     "kernelbench-cpu2": kernelbench,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
