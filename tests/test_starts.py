@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fused_models import quick
+from fused_models import clock, quick
 from test_convolutions import conv, model, w, x
 
 from taso_mirage.ir.model import Model
@@ -77,6 +77,20 @@ def test_kernels_go_where_the_whole_is_predicted_to_be_the_fastest(
     assert len(measured) == 2, "what both forms have is measured once"
     assert found.unfused is not None
     assert found.unfused.graph == (result().model if kernels == 1 else before_search(found)).graph
+
+
+def test_a_form_that_stays_slower_with_its_kernels_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in the second form are tried beside the first one as it is; then the first gets its
+    own."""
+    quick(monkeypatch)
+    monkeypatch.setattr(comparisons.Comparisons, "slower_by", lambda *_: -1.0)
+    gains = [*[0.9] * 4, 2.0]  # in the form before the search both kinds together, and each
+    monkeypatch.setattr(comparisons, "interleaved", clock(gains))
+    found = fused(result(), CONFIG, "search")
+    assert [n.op for n in found.model.nodes()].count("opaque") == 1
+    assert found.unfused is not None
+    assert found.unfused.graph == result().model.graph
+    assert all(d.passed for d in found.differences)
 
 
 def test_there_is_no_time_for_two_forms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,10 @@ class _Stage:
 
     def run(self) -> Result:
         with closing(self.backend), closing(self._searches()) as self.searches:
-            model = self._placed(self._worth_most())
+            for worth, start, tried, ended in self._by_worth():
+                self.start, self.tried, self.ended = start, tried, ended
+                if (model := self._placed(worth)) is not None:
+                    break
         self.notes += self.start.notes()
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
@@ -172,21 +175,20 @@ class _Stage:
         said = str(error) if isinstance(error, TasoMirageError) else bug
         self.notes.append(f"no kernel for {what}: {said}")
 
-    def _worth_most(self) -> list[Fused]:
-        """What is worth it in the form that is predicted to be the fastest with it."""
-        left = self.budget.left()
-        kept = min(TRIALS * self.trial, HALF * left)
+    def _by_worth(self) -> list[tuple[list[Fused], FusionStart, list[Fused], str]]:
+        """What is worth it in each form with what was tried and why that ended, first the form that
+        is predicted to be the fastest with it."""
+        kept = min(TRIALS * self.trial, HALF * self.budget.left())
         if len(self.starts) == 1:
-            return self._worth(kept)
+            return [(self._worth(kept), self.start, self.tried, self.ended)]
         kept += FIRST * self.trial  # to compare the forms
-        later = kept + share_besides(*self.starts) * (left - kept)
+        later = kept + share_besides(*self.starts) * (self.budget.left() - kept)
         found = list[tuple[list[Fused], FusionStart, list[Fused], str]]()
         for start, each in zip(self.starts, (later, kept), strict=True):
             self.start, self.tried, self.ended = start, [], ""
             found.append((self._worth(each), start, self.tried, self.ended))
         first, second = (sum(each.saved for each in worth) for worth, *_ in found)
-        worth, self.start, self.tried, self.ended = found[1 if second > first + self._slower() else 0]
-        return worth
+        return found[::-1] if second > first + self._slower() else found[:1]
 
     def _slower(self) -> float:
         """Seconds by which the second form is slower than the first, without kernels; infinite
@@ -331,10 +333,10 @@ class _Stage:
     # ------------------------------------------------------------ the model
 
     def _placed(self, worth: Sequence[Fused]) -> Model | None:
-        """The model with the kinds that make it faster as a whole, each tried on top of those
-        before; None where none does."""
+        """The model with the kinds that make it faster as a whole than the one without kernels,
+        each tried on top of those before; None where none does."""
         kept: list[Fused] = []
-        session = self._opened(self.start.model) if worth else None
+        session = self._opened(self.starts[0].model) if worth else None
         tries = trials(worth)
         if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
             tries = [worth, *tries]  # there is no time for each
@@ -344,9 +346,8 @@ class _Stage:
                 break
             late = self.budget.left() < self.trial if i else self._late()
             if late and len(kept) < len(worth):
-                self.notes.append(
-                    f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
-                )
+                said = f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
+                self.notes.append(said)
                 break
             trial = [kind for kind in trial if kind not in kept]
             if trial and (tried := self._faster(session, kept, trial)) is not None:
