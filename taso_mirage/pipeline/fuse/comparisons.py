@@ -33,11 +33,6 @@ class Comparisons:
         clear = first.ratio < 1 - CLEAR or (first.ratio > 1 + CLEAR and first.certain)
         return first if clear else self._timed(before, after, self.seconds / 2)
 
-    def slower_by(self, before: Session, after: Session) -> float:
-        """Seconds that a run of another model takes more, at a short look."""
-        timing = self.short(before, after)
-        return timing.optimized - timing.original
-
     def whole(self, before: Session, after: Session, anew: Callable[[], tuple[Session, Session] | None]) -> Timing:
         """The original against the model with kernels.
 

@@ -5,7 +5,8 @@ What is faster than the runtime on the region alone goes into the model, and sta
 model was measured faster; the result passes the check of every other rewrite. A model with free
 dims gets kernels of any sizes. What has no such form gets one of any number of samples, or, where
 the target tells sizes apart, for the most important sizes, and keeps its operators for all others.
-Where kernels start from: `starts.py`.
+Where no rewrite was faster, kernels are tried in the model after the passes, in which more of it is
+in a region: batch normalizations in the weights of convolutions, say.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from dataclasses import asdict, replace
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.free_regions import other_kind
+from taso_mirage.kernels.free_regions import free_regions, other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.prepared import PreparedGoal
+from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker
 from taso_mirage.measure.child import child
@@ -35,12 +38,13 @@ from taso_mirage.measure.session import Session
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
-from taso_mirage.pipeline.fuse.forms import RegionForm
+from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
+from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.starts import FusionStart, first_form, share_besides, starts_of
-from taso_mirage.pipeline.fuse.trials import Fused, rounding_nothing, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, rounding_nothing, trials, where_they_run
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
@@ -51,8 +55,6 @@ CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 TRIALS, HALF = 3, 0.5
 """For so many whole models time is kept while kernels are searched: this part of it at most."""
-FORMS = 16
-"""Both forms of a model are looked at where there is time for so many whole models."""
 FIRST = 2
 """A set of kernels is tried where the command has the time of so many: it is checked, too."""
 SHARE = 1 / 32
@@ -118,50 +120,76 @@ class _Stage:
         comparing: float,
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
+        self.base = result if result.changed or result.normal is None else result.of(result.normal)
         self.target = result.target
         self.backend = backend.rounding() if ROUNDED in self.target.options else backend
         self.sizes = result.workloads[0][0]
+        self.before = self.base.model
         self.choices = Choices(self.target.name, self.backend.key)
-        self.notes, self.ended = list[str](), ""
-        self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
+        self.notes: list[str] = []
+        self.ended = ""
         self.made: list[PlacedKernels] = []
+        self.left_out: set[str] = set()
         self.kept, self.tried = list[Fused](), list[Fused]()
-        self.known: dict[tuple[EqualRegions, int], Fused] = {}
-        self.starts = self._starts()
-        self.start = self.starts[0]
-        self.prepared = {goal: each for start in self.starts for goal, each in start.prepared.items()}
+        self.prepared: dict[Graph, PreparedGoal] = {}
+        self.layout: ConvolvedModel | None = None
+        self.kinds = self._kinds()
+        self.forms = {
+            kind: forms(kind, spots, self.backend.arranged, kind.goal in self.prepared)
+            for kind, spots in self.kinds.items()
+        }
         self.original = original
         self.comparisons = Comparisons(
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
             [share for _, share in result.workloads],
             config.seconds,
         )
+        self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
         with closing(self.backend), closing(self._searches()) as self.searches:
-            for worth, start, tried, ended in self._by_worth():
-                self.start, self.tried, self.ended = start, tried, ended
-                if (model := self._placed(worth)) is not None:
-                    break
-        self.notes += self.start.notes()
+            model = self._placed(self._worth())
+        if self.left_out:
+            names = ", ".join(sorted(self.left_out))
+            why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
+            self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
-        self.result = replace(self.result, seconds=seconds)
+        self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
         if model is None:
-            return self.result.noted(*self.notes, self.start.without_kernels(self.ended))
+            return self.result.noted(*self.notes, self._none())
         self.notes += [self.ended] if self.ended else []
         return self._checked(model)
 
+    def _none(self) -> str:
+        """Why there is no kernel."""
+        if not self.kinds:
+            return "no kernels: no part of the model can be one"
+        if self.ended:
+            return f"no kernels: {self.ended}"
+        tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
+        return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
+
     # ------------------------------------------------------------ kernels
 
-    def _starts(self) -> list[FusionStart]:
-        """The forms of the model; one without regions where looking for them fails."""
+    def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
+        """The regions, those that may save most first; or none where looking for them fails."""
         try:
-            return starts_of(self.result, self.backend, self.sizes, self.budget.left() >= FORMS * self.trial)
+            backend, kinds = self.backend, self.backend.prepared
+            if kinds is not None:
+                self.layout = with_convolutions(self.before) if kinds.convolutions else None
+                model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
+                self.base = replace(self.base, model=model)
+            regions = free_regions if backend.free else equal_regions
+            found, self.left_out = regions(self.base.model, self.sizes, backend.lanes, backend.batched, kinds)
+            if kinds is not None:
+                made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+                self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
         except Exception as error:
             self._report("the regions", error)
-            return [FusionStart(base := first_form(self.result), base.model)]
+            return {}
 
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
@@ -169,46 +197,25 @@ class _Stage:
             return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
         return fused_goals(label(goal))
 
+    def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
+        return possible_seconds(kind, len(spots), self.prepared.get(kind.goal), self.backend.device)
+
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which must not cost what was found before."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = str(error) if isinstance(error, TasoMirageError) else bug
         self.notes.append(f"no kernel for {what}: {said}")
 
-    def _by_worth(self) -> list[tuple[list[Fused], FusionStart, list[Fused], str]]:
-        """What is worth it in each form with what was tried and why that ended, first the form that
-        is predicted to be the fastest with it."""
-        kept = min(TRIALS * self.trial, HALF * self.budget.left())
-        if len(self.starts) == 1:
-            return [(self._worth(kept), self.start, self.tried, self.ended)]
-        kept += FIRST * self.trial  # to compare the forms
-        later = kept + share_besides(*self.starts) * (self.budget.left() - kept)
-        found = list[tuple[list[Fused], FusionStart, list[Fused], str]]()
-        for start, each in zip(self.starts, (later, kept), strict=True):
-            self.start, self.tried, self.ended = start, [], ""
-            found.append((self._worth(each), start, self.tried, self.ended))
-        first, second = (sum(each.saved for each in worth) for worth, *_ in found)
-        return found[::-1] if second > first + self._slower() else found[:1]
-
-    def _slower(self) -> float:
-        """Seconds by which the second form is slower than the first, without kernels; infinite
-        where there is no time to ask."""
-        if self.budget.stop or self._late():
-            return math.inf
-        try:
-            return self.comparisons.slower_by(*(self._opened(start.model) for start in self.starts))
-        except TasoMirageError:
-            return math.inf
-
-    def _worth(self, kept: float) -> list[Fused]:
+    def _worth(self) -> list[Fused]:
         """What is faster than the runtime's operators on its own, the largest gain over all places
-        first; so many seconds are kept."""
+        first."""
         found = []
-        possible = [self.start.possible[kind] for kind in self.start.kinds]
-        for i, kind in enumerate(self.start.kinds):
-            self.progress("kernels", i, len(self.start.kinds))
+        possible = [self._possible(*kind) for kind in self.kinds.items()]
+        kept = min(TRIALS * self.trial, HALF * self.budget.left())
+        for i, kind in enumerate(self.kinds):
+            self.progress("kernels", i, len(self.kinds))
             if self._late():
-                self.ended = f"the time was over after {i} of {len(self.start.kinds)} kinds of regions"
+                self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
@@ -216,18 +223,12 @@ class _Stage:
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
         """That of the forms of a kind that saves most, with its kernel; none where none is faster
-        than the operators. What is known from another form of the model is not measured again."""
-        found, own = list[Fused](), self.start.forms[kind]
-        for i, form in enumerate(own):
-            if (kind, i) in self.known:
-                again = self.known[kind, i].at(form.spots)
-                self.tried.append(again)
-                found += [again] if again.worth else []
-                continue
+        than the operators."""
+        found = list[Fused]()
+        for form in self.forms[kind]:
             try:
-                fused = self._tried(form, seconds / len(own))
-                self.known |= {(kind, i): fused} if fused is not None else {}
-                found += [fused] if fused is not None and fused.worth else []
+                fused = self._tried(form, seconds / len(self.forms[kind]))
+                found += [fused] if fused is not None else []
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:
@@ -246,7 +247,7 @@ class _Stage:
             raise _Ended
 
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
-        """A kind of region with its kernel, and whether that is faster than the operators."""
+        """A kind of region with its kernel, if that is faster than the operators."""
         kind, spots = form.kind, form.spots
         try:
             chosen = self._chosen(kind, seconds)
@@ -257,7 +258,7 @@ class _Stage:
         if chosen is None:
             return self._otherwise(form, seconds)
         self._in_time()
-        made, opsets = self.prepared.get(kind.goal), self.start.base.model.opsets
+        made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         place = spots[0], chosen[1], opsets, self.target, form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
@@ -266,9 +267,8 @@ class _Stage:
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
             return self._otherwise(form, seconds) if worth else None
         prepares = None if made is None else type(made)
-        saved = (before - after) * len(spots)
-        self.tried.append(Fused(form.operators, tuple(spots), *chosen, saved, prepares, worth))
-        return self.tried[-1]
+        self.tried.append(Fused(form.operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        return self.tried[-1] if worth else None
 
     def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:
         """The kind with another kernel than one of free sizes, which is none or is slower."""
@@ -277,7 +277,7 @@ class _Stage:
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
-        kinds = [form.kind for start in self.starts for each in start.forms.values() for form in each]
+        kinds = [form.kind for each in self.forms.values() for form in each]
         lanes = [(kind, lane) for kind in kinds for lane in self._lanes(kind.goal)]
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
@@ -333,10 +333,10 @@ class _Stage:
     # ------------------------------------------------------------ the model
 
     def _placed(self, worth: Sequence[Fused]) -> Model | None:
-        """The model with the kinds that make it faster as a whole than the one without kernels,
-        each tried on top of those before; None where none does."""
+        """The model with the kinds that make it faster as a whole, each tried on top of those
+        before; None where none does."""
         kept: list[Fused] = []
-        session = self._opened(self.starts[0].model) if worth else None
+        session = self._opened(self.before) if worth else None
         tries = trials(worth)
         if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
             tries = [worth, *tries]  # there is no time for each
@@ -346,8 +346,9 @@ class _Stage:
                 break
             late = self.budget.left() < self.trial if i else self._late()
             if late and len(kept) < len(worth):
-                said = f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
-                self.notes.append(said)
+                self.notes.append(
+                    f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
+                )
                 break
             trial = [kind for kind in trial if kind not in kept]
             if trial and (tried := self._faster(session, kept, trial)) is not None:
@@ -379,7 +380,7 @@ class _Stage:
         """The kinds that are kept, of which neighbours are one kernel where that makes the model
         faster: all of them, else each."""
         try:
-            made = Neighbours(self.start.base.model, self.tried).together(self.backend)
+            made = Neighbours(self.base.model, self.tried).together(self.backend)
         except TasoMirageError:
             return kept
         for trial in [made, *([each] for each in made if len(made) > 1)]:
@@ -393,8 +394,8 @@ class _Stage:
         return kept
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
-        made = embed(self.start.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
-        return made if self.start.layout is None else self.start.layout.without_rest(made)
+        made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
+        return made if self.layout is None else self.layout.without_rest(made)
 
     def _anew(self, model: Model) -> tuple[Session, Session] | None:
         """New sessions on the original and on the model, if there is time for them."""
@@ -436,15 +437,14 @@ class _Stage:
             )
         self.notes += [] if self.backend.batched else where_they_run(self.kept, self.sizes)
         made = replace(
-            self.start.base,
+            self.base,
             model=model,
             changed=True,
             kept=None,
             kernels=tuple(self.made),
             timing=timing,
-            seconds=self.result.seconds,
             differences=tuple(differences),
             records={kind.kernel.entry: kind.record for kind in self.kept},
-            unfused=self.start.model,
+            unfused=self.before,
         )
         return made.noted(*self.notes)

@@ -30,12 +30,6 @@ class Fused:
     saved: float
     prepares: type | None = None
     """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
-    worth: bool = True
-    """Whether it is faster than the operators, alone."""
-
-    def at(self, spots: Sequence[RegionSite]) -> Fused:
-        """The same kernel at other places."""
-        return replace(self, spots=tuple(spots), saved=self.saved / len(self.spots) * len(spots))
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
