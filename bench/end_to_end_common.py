@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import models  # noqa: E402
 from models.__main__ import write as write_model  # noqa: E402
 from models.real import fixed  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
@@ -132,17 +134,20 @@ def stages(
     Where the kernels' stage fails, its result is that of the substitutions. The back end of a GPU
     is there from the start, as in a command that searches kernels: it computes references, too.
     """
-    backend = here(config.target.name) if config.target.gpu else None
-    if backend is not None:
-        backend.start()
-    start = time.perf_counter()
-    result = optimize_model(model, config)
-    searched = time.perf_counter()
+    backend = None
+    if config.target.gpu:
+        with suppress(TasoMirageError):  # the kernels' stage says why there is none
+            backend = here(config.target.name)
+            backend.start()
     wrong: list[str] = []
-    try:
-        whole = fused(result, replace(config, budget=budget), mode, backend=backend)
-    except Exception as error:  # the substitutions alone are worth a row
-        whole, wrong = result, [f"no kernels: {type(error).__name__}: {native.first_line(error)}"]
+    with nullcontext() if backend is None else closing(backend):
+        start = time.perf_counter()
+        result = optimize_model(model, config)
+        searched = time.perf_counter()
+        try:
+            whole = fused(result, replace(config, budget=budget), mode, backend=backend)
+        except Exception as error:  # the substitutions alone are worth a row
+            whole, wrong = result, [f"no kernels: {type(error).__name__}: {native.first_line(error)}"]
     took = {SUBSTITUTIONS: searched - start, KERNELS: time.perf_counter() - searched}
     return {SUBSTITUTIONS: result, KERNELS: whole}, {k: round(v, 2) for k, v in took.items()}, wrong
 
@@ -261,8 +266,8 @@ def _ratio(alone: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
 # ---------------------------------------------------------------- rows
 
 
-Left = Callable[[Result, runtime.Session, native.Arrays, float], dict[str, Any]]
-"""Where the time of a result goes, given its session, inputs, and the microseconds of a run."""
+Left = Callable[[Result, native.Arrays, float], dict[str, Any]]
+"""Where the time of a result goes, given inputs and the microseconds of a run."""
 
 
 def measured(
@@ -290,7 +295,7 @@ def measured(
     return {
         **numbers,
         "floor": floor(model, machine, numbers["ours"]),
-        "left": left(result, sessions[same.get(KERNELS, KERNELS)], inputs, numbers["ours"]),
+        "left": left(result, inputs, numbers["ours"]),
         "absent": absent,
         **({"graphs": {name: s.captures for name, s in sessions.items()}} if config.target.gpu else {}),
         "seconds": took,

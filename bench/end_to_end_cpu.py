@@ -88,7 +88,7 @@ def _product(rows: int, depth: int, columns: int) -> float:
     return min(run() for _ in range(20))
 
 
-def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
+def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The operators that take most of a run with their shares, and the share that none takes."""
     import onnxruntime
 

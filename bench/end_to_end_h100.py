@@ -160,7 +160,7 @@ def _fastest(run: Callable[[], Any]) -> float:
     return roofline.fastest(waited)
 
 
-def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
+def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The kernels that take most of a run with their shares, the share in which none runs, and how
     many there are.
 

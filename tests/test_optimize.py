@@ -559,7 +559,7 @@ def test_few_weights_in_half_precision_are_combined_where_the_products_are_norma
 
 
 def test_many_weights_in_half_precision_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "TRIED_OUT", 3)
+    monkeypatch.setattr(passes, "FEW", 3)
     assert scaled_twice(0.5) == ["mul", "mul"]
 
 

@@ -30,9 +30,10 @@ SWEEPS = 8
 LARGE = 4
 FASTER = 1 - 1e-6
 """Of the time on a roofline: what as many terms may take at most."""
-TRIED_OUT = 1 << 25
+FEW, KERNEL = 1 << 16, 1 << 26
 """Operations on weights in half precision, of one term, that may be tried out before a rewrite is
-taken: a batch norm on the largest kernel of a convolution has fewer."""
+taken; of a kernel of a convolution, of which a batch norm on the largest has fewer: matrices are
+larger, and there are many."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -93,7 +94,8 @@ class Context:
         counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
-        return counted.flops > TRIED_OUT or not (dtype_holds(node, self.weights) or self.hopeful)
+        most = KERNEL if node.tensor.rank > 2 else FEW
+        return counted.flops > most or not (dtype_holds(node, self.weights) or self.hopeful)
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving.

@@ -102,9 +102,8 @@ def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
         return False
     unit = float(ml_dtypes.finfo(dtype).eps)
     slices = [tuple(j for j in range(exact.ndim) if j != i) for i in range(exact.ndim)]
-    return all(
-        (error.max(axis=s, initial=0) <= unit * np.abs(exact).max(axis=s, initial=0)).all() for s in slices or [()]
-    )
+    sizes = np.abs(exact)
+    return all((error.max(axis=s, initial=0) <= unit * sizes.max(axis=s, initial=0)).all() for s in slices or [()])
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:
