@@ -563,6 +563,14 @@ def test_many_weights_in_half_precision_are_not_looked_at(monkeypatch: pytest.Mo
     assert scaled_twice(0.5) == ["mul", "mul"]
 
 
+def test_more_numbers_of_a_kernel_are_looked_at_than_of_a_matrix() -> None:
+    scale = constant(0.5, "float16")
+    for shape, allowed in (((512, 512), False), ((512, 512, 1, 1), True)):
+        values = {"w": StoredWeight(np.ones(shape, np.float16))}
+        context = replace(CONTEXT, weights=values, _legal={})
+        assert context.legal(term("mul", weight("w", Tensor("float16", shape)), scale)) is allowed
+
+
 @pytest.mark.parametrize(("scale", "left"), [(1.0, ["conv"]), (1e-4, ["batch_norm", "conv"])])
 def test_a_norm_folds_into_a_large_kernel_in_half_precision(scale: float, left: list[str]) -> None:
     """Its numbers are known; with a small scale they would be no normal ones."""

@@ -43,9 +43,9 @@ WRITTEN = 9
 """Steps of a sum that may be written one by one."""
 BEST = 16
 """So many muGraphs are compiled and run."""
-BOUND = 3.0
+BOUND = 2.0
 """How many times as long as memory the operations of one group may take: of more a library's
-product is the best, also where its layout has to be changed before and after."""
+product is the best."""
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
 FOLLOWED: Mapping[Lowering | None, type[FollowedConvolution]] = {
