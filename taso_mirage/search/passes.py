@@ -32,8 +32,8 @@ FASTER = 1 - 1e-6
 """Of the time on a roofline: what as many terms may take at most."""
 FEW, KERNEL = 1 << 16, 1 << 25
 """Operations of one term on weights in half precision that may be tried out before a rewrite is
-taken, and those on more than a matrix (a kernel of a convolution): of large matrices there are many.
-A batch norm on a kernel of 3 by 3 for 1,024 and 1,024 channels has half of these."""
+taken, and those on more than a matrix (a kernel of a convolution): there are many large matrices. A
+batch norm on a kernel of 3 by 3 for 1,024 and 1,024 channels has half of these."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
