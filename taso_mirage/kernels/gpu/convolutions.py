@@ -43,9 +43,9 @@ WRITTEN = 9
 """Steps of a sum that may be written one by one."""
 BEST = 16
 """So many muGraphs are compiled and run."""
-BOUND = 2.0
-"""How many times as long as memory the operations of one group may take: of more a library's
-product is the best."""
+BOUND = 8.0
+"""How many times as long as memory the operations of one group may take: libraries are good at
+more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
 FOLLOWED: Mapping[Lowering | None, type[FollowedConvolution]] = {
