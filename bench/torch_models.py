@@ -202,6 +202,7 @@ def measured(
         "graphs": len(ways),
         "eager_graphs": ways.count("eager"),
         "inductor_graphs": ways.count("inductor"),
+        "composed_graphs": ways.count("composed"),
         "sizes": [list(size) for size in case.sizes],
         "differences": [float(f"{each:.2g}") for each in differences],
         "load": round(os.getloadavg()[0], 2),

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import captured  # noqa: E402
-from taso_mirage.torch.captured import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster  # noqa: E402
+from taso_mirage.torch.captured import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster, recorded  # noqa: E402
 
 
 @pytest.fixture
@@ -71,6 +71,17 @@ def test_what_is_faster_captured_is_replayed_on_new_inputs_into_new_memory(times
     found = [calls([each])[0] for each in inputs]
     assert all(torch.equal(one, each * 2) for one, each in zip(found, inputs, strict=True))
     assert graph.runs == CAPTURING + 1 + 4  # compared once; the first call ran plainly
+
+
+def test_what_was_captured_in_inference_mode_is_replayed_out_of_it(times: dict[Any, float]) -> None:
+    graph, times[twice] = Graph(), 2.0
+    calls = CapturedWhereFaster(twice, remembered(graph, times, 1.0))
+    for mode in (torch.inference_mode, torch.inference_mode, torch.no_grad):
+        with mode():
+            (found,) = calls([torch.ones(3)])
+            assert torch.equal(found, torch.full((3,), 2.0))
+    assert graph.runs == CAPTURING + 1 + 2
+    assert not found.is_inference()
 
 
 def test_what_is_slower_captured_is_not(times: dict[Any, float]) -> None:
@@ -144,11 +155,14 @@ def test_each_thread_has_its_graphs(times: dict[Any, float]) -> None:
     assert next(made) == 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
 def test_calls_on_a_gpu_are_captured() -> None:
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(8)))
     model = model.cuda().eval()
-    ours = taso_mirage.optimize(model, torch.randn(4, 64, device="cuda"), budget=5, kernels="off")
+    ours = taso_mirage.optimize(model, torch.randn(4, 64, device="cuda"), budget=5, kernels="off", fallback="eager")
     kept = []
     with torch.no_grad():
         for i in range(20):
@@ -158,3 +172,26 @@ def test_calls_on_a_gpu_are_captured() -> None:
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     graphs = [program._calls._graphs for graph in ours._graphs for program in graph._programs]
     assert any(free for each in graphs for free in each._known().values())
+
+
+@on_a_gpu
+def test_a_recorded_call_needs_nothing_that_others_let_go() -> None:
+    """As PyTorch's own graphs do, when they are captured."""
+    w = torch.randn(512, 512, device="cuda", dtype=torch.float16)
+    given = [torch.randn(256, 512, device="cuda", dtype=torch.float16) for _ in range(4)]
+    with torch.no_grad():
+        made = recorded(lambda held: [(held[0] @ w).relu() @ w], given[:1])
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        found = [made([x])[0] for x in given]
+        for one, x in zip(found, given, strict=True):
+            torch.testing.assert_close(one, (x @ w).relu() @ w)
+
+
+@on_a_gpu
+def test_where_nothing_can_be_recorded_the_stream_is_the_same() -> None:
+    x, stream = torch.ones(4, device="cuda"), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        recorded(lambda held: [held[0] * held[0].sum().item()], [x])
+    assert torch.cuda.current_stream() == stream
+    assert torch.equal(recorded(lambda held: [held[0] + 1], [x])([x])[0], x + 1)

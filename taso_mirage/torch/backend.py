@@ -20,7 +20,7 @@ from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, rest
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
-from taso_mirage.torch.program import Program, TooRounded, TooSlow
+from taso_mirage.torch.program import Program, Stale, TooRounded, TooSlow
 
 GIVEN = frozenset(
     ("elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command")
@@ -132,7 +132,14 @@ class CapturedGraph:
             return self._program(given)(given)
         except TooRounded:
             self._rounding, self._programs = False, []
-            return self._program(given)(given)
+        except Stale:
+            self._let_go()
+        return self._computed(given)
+
+    def _let_go(self) -> None:
+        """What was made for weights that have changed."""
+        with COMPILING:
+            self._programs = [program for program in self._programs if not program.stale()]
 
     def _program(self, arguments: Sequence[Any]) -> Program:
         found = self._known(arguments)
@@ -146,7 +153,7 @@ class CapturedGraph:
                 raise Unsupported("another thread has tried it")
             if self._refused is not None:
                 raise self._refused
-            self._programs = [program for program in self._programs if not program.stale()]
+            self._let_go()
             if len(self._programs) >= PROGRAMS:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
             options = {name: each for name, each in self._options.items() if name != FALLBACK}
@@ -167,8 +174,7 @@ class CapturedGraph:
 
     def _known(self, arguments: Sequence[Any]) -> Program | None:
         """The program for these arguments, if there is one."""
-        fitting = (program for program in self._programs if program.holds(arguments) and not program.stale())
-        return next(fitting, None)
+        return next((program for program in self._programs if program.holds(arguments)), None)
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
         """Run by PyTorch from now on, all of it or in part."""

@@ -8,14 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
-from taso_mirage.torch.captured import CapturedRun, CapturedWhereFaster
+from taso_mirage.torch.captured import TURN, CapturedRun, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,
@@ -39,9 +38,6 @@ NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
 """Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
-TURN = RLock()
-"""Whoever has sessions run on the GPU, or opens one, has it: a CUDA graph that is captured would
-hold what others do on its stream, and what asks for memory meanwhile fails."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 

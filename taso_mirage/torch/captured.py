@@ -6,8 +6,9 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from threading import Lock, local
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, RLock, local
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ COPIED = 1 << 26
 as a start that is saved, and their memory would be there twice."""
 CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
+TURN = RLock()
+"""Whoever has sessions run on the GPU, opens one, or captures a run, has it: a CUDA graph that is
+captured would hold what others do on its stream, and what asks for memory meanwhile fails."""
 
 
 class CapturedRun:
@@ -102,13 +106,52 @@ class CapturedWhereFaster:
             plain = self._plain(held)
             if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
                 return []
-            captured = self._capture(held)
+            with torch.inference_mode(False), torch.no_grad():  # its memory is written in every mode
+                captured = self._capture(held)
             check_equal(captured(held), plain, lambda: None)
         except (Unsupported, RuntimeError):  # ONNX Runtime's errors at a capture are RuntimeErrors
             return []
         times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
         slow, replayed = map(statistics.median, zip(*times, strict=True))
         return [captured] if replayed < slow else []
+
+
+def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
+    """Calls for inputs like these as one of PyTorch's CUDA graphs, in the order of the current
+    stream; other threads may ask for memory meanwhile.
+
+    Raises RuntimeError where something in them cannot be captured.
+    """
+    given = [_copied(each) for each in held]
+    current = torch.cuda.current_stream(0)
+    with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
+        apart, graph = torch.cuda.Stream(0), torch.cuda.CUDAGraph()
+        apart.wait_stream(current)
+        with torch.cuda.stream(apart):
+            for _ in range(CAPTURING):  # libraries choose, and make what they need, at first calls
+                plain(given)
+        with _own_workspaces(), torch.cuda.graph(graph, stream=apart, capture_error_mode="thread_local"):
+            found = plain(given)
+        current.wait_stream(apart)
+    return CapturedRun(graph.replay, given, found, (graph,))
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """What products use in a captured graph is of the graph's own memory, and nobody else's:
+    PyTorch would let its own go where it captures graphs itself, and a replay would read where
+    nothing is."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _copied(tensor: Any) -> Any:
+    """With the same strides, which code may be made for."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def _stream() -> int:

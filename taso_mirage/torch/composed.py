@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -25,7 +26,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.lowering import Record
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.captured import TensorCall
+from taso_mirage.torch.captured import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.changes import memory
 from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
@@ -89,17 +90,14 @@ class OptimizedPart:
 
 
 def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
-    """What the optimizer made of the parts of a graph, with its kernels and without; nothing that
-    is as it was, or whose operands PyTorch would round where it rounds none now: a convolution may
-    be written as a product, and a product as a convolution."""
-    kerneled = any(each.records for each in results)
-    if kerneled and not any(_rounds_more(each.model, each.original) for each in results):
-        yield [OptimizedPart(each.model, each.records, each.target) for each in results]
-    plain = [each.unfused or each.model for each in results]
-    if any(_rounds_more(model, each.original) for model, each in zip(plain, results, strict=True)):
-        return
-    if any(model.graph.outputs != each.original.graph.outputs for model, each in zip(plain, results, strict=True)):
-        yield [OptimizedPart(model, {}, each.target) for model, each in zip(plain, results, strict=True)]
+    """What the optimizer made of the parts of a graph, with its kernels and without, also where it
+    is as it was: calls of it are captured. Nothing whose operands PyTorch would round where it
+    rounds none now: a convolution may be written as a product, and a product as a convolution."""
+    kerneled = [OptimizedPart(each.model, each.records, each.target) for each in results]
+    plain = [OptimizedPart(each.unfused or each.model, {}, each.target) for each in results]
+    for parts in (kerneled, plain) if any(each.records for each in results) else (plain,):
+        if not any(_rounds_more(part.model, each.original) for part, each in zip(parts, results, strict=True)):
+            yield parts
 
 
 def _rounds_more(model: Model, original: Model) -> bool:
@@ -120,8 +118,8 @@ def _products(model: Model) -> list[str]:
 
 class ComposedCalls:
     """Calls of parts of a graph, one after the other, as one function by Inductor; `given` are the
-    tensors and integers that it is made for. At other sizes, and by other settings of PyTorch for
-    TF32, `otherwise` runs.
+    tensors and integers that it is made for. On CUDA calls are captured where that is faster. At
+    other sizes, and by other settings of PyTorch for TF32, `otherwise` runs.
 
     Raises Unsupported where a term has no form in PyTorch, and what Inductor raises.
     """
@@ -144,18 +142,20 @@ class ComposedCalls:
         given = [next(arranged) if isinstance(each, torch.Tensor) else each for each in given]
         traced = _Traced(parts, device)
         graph = traced.graph(inputs, results, given)
-        self._placed, self._weights = traced.placed, traced.weights
+        self._placed, weights = traced.placed, traced.weights
         called = {PRODUCTS.get(node.target) for node in graph.graph.nodes}
         self.rounds = bool(rounded_now(frozenset(filter(None, called)))) and device.type == "cuda"
         """Whether operands of products are rounded to TF32."""
         with torch.no_grad():
-            self._code = ran_once(graph, [*self._tensors(given), *self._weights], device.type == "cuda")
+            code = ran_once(graph, [*self._tensors(given), *weights], device.type == "cuda")
+        plain: TensorCall = partial(_called, code, weights)
+        self._calls = CapturedWhereFaster(plain, partial(recorded, plain)) if device.type == "cuda" else plain
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         if self._setting(given) != self._made_for:
             return self._otherwise(given)
         with torch.no_grad():
-            return list(self._code(*self._tensors(given), *self._weights))
+            return self._calls(self._tensors(given))
 
     def _setting(self, given: Sequence[Any]) -> Any:
         return sizes_of(given), rounded_now(ROUNDING) if self._device.type == "cuda" else None
@@ -167,6 +167,10 @@ class ComposedCalls:
             each if each.stride() == strides else _copied(each, strides)
             for each, strides in zip(tensors, self._strides, strict=True)
         ]
+
+
+def _called(code: Launch, weights: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    return list(code(*tensors, *weights))
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:

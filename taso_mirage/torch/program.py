@@ -46,6 +46,10 @@ class TooRounded(Unsupported):
     """Where PyTorch's settings let operands be rounded to TF32, eager PyTorch is closer."""
 
 
+class Stale(Exception):
+    """Where a weight was changed in place after it became a part of the model."""
+
+
 class TooSlow(Unsupported):
     """Where another way is faster; `notes` are the optimizer's."""
 
@@ -118,7 +122,7 @@ class Program:
             self._check_fast(given)
 
     def stale(self) -> bool:
-        """Whether a weight was changed in place after it became a part of the model."""
+        """Whether a weight was changed in place, or its memory replaced, since."""
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
@@ -130,10 +134,13 @@ class Program:
         return sized and rounded_now(self._may_round) == self._rounded
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
+        """The results; raises Stale, and Unsupported with a reason to stay in eager PyTorch."""
         if self._changed and not are_apart(self._changed, arguments):
             raise Unsupported("it changes an argument in place that shares memory with another")
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
+        if self.stale():  # a look at all weights, while a GPU works
+            raise Stale
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
             self._compare(found, self._reference(given), given)
             self._compared.add(sizes)

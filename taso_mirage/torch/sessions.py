@@ -19,8 +19,8 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.packaging import session
-from taso_mirage.torch.calls import TURN, BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.captured import TensorCall
+from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
+from taso_mirage.torch.captured import TURN, TensorCall
 from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
 from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
