@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -22,6 +23,7 @@ import taso_mirage  # noqa: E402
 from taso_mirage.torch import pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
+from taso_mirage.torch.equal import in_float64  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
@@ -269,8 +271,9 @@ def test_an_operator_that_cannot_be_exported_stays_in_eager_alone(name: str) -> 
     assert len(graphs[0].results) == 2
 
 
-def test_a_sort_stays_where_the_order_among_equals_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of tokens by their expert."""
+@pytest.mark.parametrize("order", [torch.sort, partial(torch.topk, k=3)])
+def test_what_orders_stays_where_the_order_among_equals_is_another(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of tokens by their expert, and of experts by their scores."""
     run = Program._run
 
     def reversed_order(self: Any, given: Any) -> Any:
@@ -280,11 +283,21 @@ def test_a_sort_stays_where_the_order_among_equals_is_another(monkeypatch: pytes
 
     monkeypatch.setattr(Program, "_run", reversed_order)
     expert = torch.tensor([1, 0, 1, 0])
-    function = lambda x, expert: (LINEAR(x), torch.sort(expert)[1])  # noqa: E731
+    function = lambda x, expert: (LINEAR(x), order(expert)[1])  # noqa: E731
     ours, graphs = compiled(function)
     with torch.no_grad(), pytest.warns(UserWarning, match=r"1 of the .*result 1 is not equal"):
         same(ours(X, expert), function(X, expert))
     assert len(graphs[0].results) == 1
+
+
+def test_a_graph_that_does_not_run_in_float64_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch prints where the call of a graph fails."""
+
+    def function(x: Any) -> Any:
+        return x.to(torch.float32) @ x.transpose(0, 1)
+
+    assert in_float64(torch.fx.symbolic_trace(function), [X]) is None
+    assert capsys.readouterr().err == ""
 
 
 def test_a_graph_of_many_such_operators_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:

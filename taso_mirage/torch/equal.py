@@ -57,7 +57,7 @@ def in_float64(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
     wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
     try:
         with torch.no_grad():
-            found: Sequence[Any] = copy.deepcopy(module).double()(*wide)
+            found: Sequence[Any] = copy.deepcopy(module).double().forward(*wide)  # a call prints its errors
     except RuntimeError:  # a graph may name its dtype
         return None
     return found

@@ -38,6 +38,8 @@ takes minutes. The first run, with all, is compared with eager PyTorch as ever."
 COMPOSED_ON = frozenset(("cuda",))
 """The devices on which what was optimized may run by Inductor's code: on a CPU its operators are
 hardly ever faster than ONNX Runtime's."""
+ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
+"""PyTorch's operators in which the order among equals is free."""
 COMPARED = 3
 """At so many sizes the first run is compared with eager PyTorch."""
 
@@ -153,8 +155,7 @@ class Program:
         except Unsupported as differs:
             if self._rounds:
                 raise TooRounded(str(differs)) from differs
-            # the order among equals is free in a sort
-            raise StaysInPart(str(differs), lambda operator: operator is torch.ops.aten.sort.default) from differs
+            raise StaysInPart(str(differs), ORDERING.__contains__) from differs
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
         try:
