@@ -226,6 +226,16 @@ def test_what_changes_in_place_changes_as_in_eager(name: str) -> None:
     assert [len(graph.results) for graph in graphs] == [1]  # what changes is no constant
 
 
+def test_statistics_that_the_exporter_loses_change_as_in_eager() -> None:
+    function = torch.nn.Sequential(torch.nn.Unflatten(1, (2, 4)), torch.nn.InstanceNorm1d(2, track_running_stats=True))
+    twin = copy.deepcopy(function)
+    ours, _ = compiled(function)
+    with torch.no_grad(), pytest.warns(UserWarning, match="runs in eager PyTorch: its result 1 differs"):
+        for number in range(3):
+            same(ours(X + number), twin(X + number))
+            same(list(function.buffers()), list(twin.buffers()))
+
+
 def test_batch_norm_in_training_at_other_sizes() -> None:
     model = torch.nn.BatchNorm2d(3)
     twin = copy.deepcopy(model)

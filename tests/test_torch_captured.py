@@ -84,6 +84,19 @@ def test_what_was_captured_in_inference_mode_is_replayed_out_of_it(times: dict[A
     assert not found.is_inference()
 
 
+def test_what_fails_to_be_captured_is_not_tried_again(times: dict[Any, float]) -> None:
+    times[twice], made = 2.0, count()
+
+    def failing(held: Sequence[Any]) -> CapturedRun:
+        next(made)
+        raise AssertionError("of the compiler's parts")
+
+    calls = CapturedWhereFaster(twice, failing)
+    for _ in range(4):
+        assert torch.equal(calls([torch.ones(3)])[0], torch.full((3,), 2.0))
+    assert next(made) == 1
+
+
 def test_what_is_slower_captured_is_not(times: dict[Any, float]) -> None:
     graph, times[twice] = Graph(), 2.0
     calls = CapturedWhereFaster(twice, remembered(graph, times, 3.0))
@@ -194,4 +207,10 @@ def test_where_nothing_can_be_recorded_the_stream_is_the_same() -> None:
     with pytest.raises(RuntimeError):
         recorded(lambda held: [held[0] * held[0].sum().item()], [x])
     assert torch.cuda.current_stream() == stream
+    torch.randn(4, device="cuda")
+    large = torch.empty(1 << 28, device="cuda")
+    kept = torch.cuda.memory_reserved()
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < kept - (1 << 28)
     assert torch.equal(recorded(lambda held: [held[0] + 1], [x])([x])[0], x + 1)

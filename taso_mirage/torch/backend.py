@@ -20,7 +20,7 @@ from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, rest
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
-from taso_mirage.torch.program import Program, Stale, TooRounded, TooSlow
+from taso_mirage.torch.program import Program, TooRounded, TooSlow
 
 GIVEN = frozenset(
     ("elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command")
@@ -132,14 +132,7 @@ class CapturedGraph:
             return self._program(given)(given)
         except TooRounded:
             self._rounding, self._programs = False, []
-        except Stale:
-            self._let_go()
-        return self._computed(given)
-
-    def _let_go(self) -> None:
-        """What was made for weights that have changed."""
-        with COMPILING:
-            self._programs = [program for program in self._programs if not program.stale()]
+            return self._program(given)(given)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
         found = self._known(arguments)
@@ -174,7 +167,15 @@ class CapturedGraph:
 
     def _known(self, arguments: Sequence[Any]) -> Program | None:
         """The program for these arguments, if there is one."""
-        return next((program for program in self._programs if program.holds(arguments)), None)
+        fitting = (program for program in self._programs if program.holds(arguments) and not program.stale())
+        return next(fitting, None)
+
+    def _let_go(self) -> None:
+        """What was made for weights that have changed since."""
+        left = [program for program in self._programs if not program.stale()]
+        if len(left) < len(self._programs):
+            self._programs = left
+            gc.collect()  # it has memory of the GPU, and is in cycles
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
         """Run by PyTorch from now on, all of it or in part."""

@@ -7,13 +7,13 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Lock, RLock, local
 from typing import Any
 
 import torch
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.torch.equal import check_equal
 
 TensorCall = Callable[[Sequence[Any]], list[Any]]
@@ -30,6 +30,10 @@ CAPTURING = 3
 TURN = RLock()
 """Whoever has sessions run on the GPU, opens one, or captures a run, has it: a CUDA graph that is
 captured would hold what others do on its stream, and what asks for memory meanwhile fails."""
+HERE = local()
+"""The memory of each thread's graphs."""
+FAILED: list[Any] = []
+"""Graphs whose capture failed: PyTorch may look at them until its process ends."""
 
 
 class CapturedRun:
@@ -77,6 +81,7 @@ class CapturedWhereFaster:
             return self._plain(held)
         free = known[sizes]
         if free is None:
+            known[sizes] = []  # what fails is not tried again
             free = known[sizes] = self._chosen(held)
         try:
             call = free.pop()
@@ -102,14 +107,14 @@ class CapturedWhereFaster:
 
     def _chosen(self, held: Sequence[Any]) -> list[TensorCall]:
         """The graph, if it gives the same and is faster."""
+        plain = self._plain(held)
+        if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
+            return []
         try:
-            plain = self._plain(held)
-            if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
-                return []
             with torch.inference_mode(False), torch.no_grad():  # its memory is written in every mode
                 captured = self._capture(held)
             check_equal(captured(held), plain, lambda: None)
-        except (Unsupported, RuntimeError):  # ONNX Runtime's errors at a capture are RuntimeErrors
+        except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises what its parts raise
             return []
         times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
         slow, replayed = map(statistics.median, zip(*times, strict=True))
@@ -120,20 +125,49 @@ def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """Calls for inputs like these as one of PyTorch's CUDA graphs, in the order of the current
     stream; other threads may ask for memory meanwhile.
 
-    Raises RuntimeError where something in them cannot be captured.
+    Raises what the calls raise, and RuntimeError where something in them cannot be captured.
     """
     given = [_copied(each) for each in held]
     current = torch.cuda.current_stream(0)
     with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
-        apart, graph = torch.cuda.Stream(0), torch.cuda.CUDAGraph()
+        apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses
         apart.wait_stream(current)
         with torch.cuda.stream(apart):
             for _ in range(CAPTURING):  # libraries choose, and make what they need, at first calls
                 plain(given)
-        with _own_workspaces(), torch.cuda.graph(graph, stream=apart, capture_error_mode="thread_local"):
-            found = plain(given)
+        with _own_workspaces():
+            graph, found = _graph_of(partial(plain, given), apart, _pool(current))
         current.wait_stream(apart)
-    return CapturedRun(graph.replay, given, found, (graph,))
+        return CapturedRun(graph.replay, given, found, (graph,))
+
+
+def _graph_of(call: Callable[[], list[Any]], stream: Any, pool: Any) -> tuple[Any, list[Any]]:
+    """The graph of a call, and its results."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            return graph, call()
+    except Exception:
+        FAILED.append(graph)
+        with suppress(RuntimeError):  # PyTorch has done it where the capture itself ended well
+            torch._C._cuda_endAllocateToPool(0, pool)
+            torch._C._cuda_releasePool(0, pool)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+                torch.zeros(1, device="cuda:0")  # the generator takes itself to be captured until one ends well
+        raise
+
+
+def _pool(stream: Any) -> Any:
+    """The memory of all graphs of this thread on a stream: they run one after the other, and
+    nobody reads a result later than the copy of it."""
+    try:
+        pools: dict[int, Any] = HERE.pools
+    except AttributeError:
+        pools = HERE.pools = {}
+    key = int(stream.cuda_stream)
+    if key not in pools:
+        pools[key] = torch.cuda.graph_pool_handle()
+    return pools[key]
 
 
 @contextmanager

@@ -148,14 +148,17 @@ class ComposedCalls:
         """Whether operands of products are rounded to TF32."""
         with torch.no_grad():
             code = ran_once(graph, [*self._tensors(given), *weights], device.type == "cuda")
-        plain: TensorCall = partial(_called, code, weights)
-        self._calls = CapturedWhereFaster(plain, partial(recorded, plain)) if device.type == "cuda" else plain
+        self._plain: TensorCall = partial(_called, code, weights)
+        captured = CapturedWhereFaster(self._plain, partial(recorded, self._plain))
+        self._calls = captured if device.type == "cuda" else self._plain
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         if self._setting(given) != self._made_for:
             return self._otherwise(given)
+        whole = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        call = self._plain if whole else self._calls  # a part of the caller's graph
         with torch.no_grad():
-            return self._calls(self._tensors(given))
+            return call(self._tensors(given))
 
     def _setting(self, given: Sequence[Any]) -> Any:
         return sizes_of(given), rounded_now(ROUNDING) if self._device.type == "cuda" else None

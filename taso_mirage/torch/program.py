@@ -16,7 +16,7 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
-from taso_mirage.torch.changes import are_apart
+from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.composed import candidates
 from taso_mirage.torch.draws import drawing
 from taso_mirage.torch.equal import check_equal, in_float64
@@ -46,10 +46,6 @@ COMPARED = 3
 
 class TooRounded(Unsupported):
     """Where PyTorch's settings let operands be rounded to TF32, eager PyTorch is closer."""
-
-
-class Stale(Exception):
-    """Where a weight was changed in place after it became a part of the model."""
 
 
 class TooSlow(Unsupported):
@@ -124,7 +120,7 @@ class Program:
             self._check_fast(given)
 
     def stale(self) -> bool:
-        """Whether a weight was changed in place, or its memory replaced, since."""
+        """Whether a weight was changed in place after it became a part of the model."""
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
@@ -136,13 +132,10 @@ class Program:
         return sized and rounded_now(self._may_round) == self._rounded
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
-        """The results; raises Stale, and Unsupported with a reason to stay in eager PyTorch."""
         if self._changed and not are_apart(self._changed, arguments):
             raise Unsupported("it changes an argument in place that shares memory with another")
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
-        if self.stale():  # a look at all weights, while a GPU works
-            raise Stale
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
             self._compare(found, self._reference(given), given)
             self._compared.add(sizes)
@@ -221,8 +214,11 @@ def _draws(operator: Any) -> bool:
 
 
 def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tuple[Halves, Any, OnnxForm]:
-    """The halves, with those arguments outside of the inner one that the exporter finds to be
-    changed in place; the inner half with its weights, and as a model."""
+    """The halves, with those arguments outside of the inner one that are changed in place, as
+    PyTorch or the exporter sees it; the inner half with its weights, and as a model."""
+    changed = changed_arguments(captured, arguments) or frozenset()
+    if not changed <= set(cut.changed):
+        cut = halves(captured, changed.union(cut.changed))
     module = cut.frozen(captured, arguments)
     given = [arguments[i] for i in cut.inputs]
     try:
