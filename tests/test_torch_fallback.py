@@ -263,7 +263,7 @@ def in_parts(x: Any) -> Any:
 
 @pytest.mark.parametrize(("answer", "wanted"), [(None, ["eager", "ours", "ours"]), (1.5, ["inductor"])])
 def test_pieces_are_measured_together(answer: float | None, wanted: list[str], inductor: Played) -> None:
-    inductor.answers = [answer]
+    inductor.answers = [None, answer]  # beside eager PyTorch, and beside it
     ours, graphs = compiled(in_parts)
     with pytest.warns(UserWarning, match=r"(1 of the 6 .* runs in eager|a graph of 6 .* runs by Inductor).*sort"):
         same(ours, in_parts, X)
@@ -314,7 +314,7 @@ def sampled(x: Any) -> Any:
 
 
 def test_what_draws_of_elements_is_not_compiled_by_it_but_pieces_are(inductor: Played) -> None:
-    inductor.answers = [None, 1.5, 1.5]
+    inductor.answers = [None, 1.5, 1.5, None]  # the last is of all pieces, beside eager PyTorch
     ours, graphs = compiled(sampled)
     drawn = pytest.warns(UserWarning, match="1 of the 5 .* runs in eager PyTorch: it draws random numbers")
     with pytest.warns(UserWarning, match=BY_INDUCTOR), drawn:

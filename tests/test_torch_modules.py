@@ -20,7 +20,7 @@ pytest.importorskip("onnxscript")
 from test_torch import QUICK, compiled, same  # noqa: E402
 
 import taso_mirage  # noqa: E402
-from taso_mirage.torch import pieces, sessions  # noqa: E402
+from taso_mirage.torch import fallback, pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
 from taso_mirage.torch.equal import in_float64  # noqa: E402
@@ -269,6 +269,29 @@ def test_an_operator_that_cannot_be_exported_stays_in_eager_alone(name: str) -> 
             same(found, (function(y), torch.rand(2)))
             same(x, y)
     assert len(graphs[0].results) == 2
+
+
+def test_pieces_that_are_slower_together_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of the runtime and of PyTorch may be in each other's way."""
+    monkeypatch.setattr(fallback, "slower", lambda *_: 2.0)
+    function = PARTLY["random numbers"][0]
+    ours, graphs = compiled(function, measure=True)
+    why = r"a graph of .* in eager PyTorch: it draws .* in pieces around that it takes 2\.00 times as long"
+    with torch.no_grad():
+        torch.manual_seed(1)
+        with pytest.warns(UserWarning, match=why):
+            found = ours(X), torch.rand(2)
+        torch.manual_seed(1)
+        same(found, (function(X), torch.rand(2)))
+    assert [way.by for way in graphs[0].ways] == ["eager"]
+
+
+def test_pieces_share_the_budget() -> None:
+    ours, graphs = compiled(PARTLY["an operator of others"][0])
+    with torch.no_grad(), pytest.warns(UserWarning, match="taso_mirage"):
+        ours(X)
+    budgets = [piece._options["budget"] for piece in graphs[0]._pieces]
+    assert budgets == [graphs[0]._options["budget"] / 3] * 2
 
 
 @pytest.mark.parametrize("order", [torch.sort, partial(torch.topk, k=3)])

@@ -91,7 +91,7 @@ class CapturedGraph:
         self._trained = not piece and is_trained(captured)
         self._drawn = DrawnApart(captured, None)
         self._refused: Unsupported | None = None
-        self._way = None if self._stays else Way(OURS, sum(node.op in CALLS for node in captured.graph.nodes))
+        self._way = None if self._stays else Way(OURS, operations(captured))
         try:
             self._drawn = drawn_before(captured)
             self._halves = halves(self._drawn.rest, states_of_norms(captured))
@@ -180,23 +180,28 @@ class CapturedGraph:
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
         """Run by PyTorch from now on, all of it or in part."""
         self._stays, self._programs, self._refused = True, [], None  # with its traceback it keeps arguments
-        count = staying = sum(node.op in CALLS for node in self._captured.graph.nodes)
+        count = staying = operations(self._captured)
         call = self._drawn.rest.forward
         code = self._fallback.compiled(call, given) if self._measured else None
+        why = str(refused)
         if isinstance(refused, StaysInPart) and (found := in_pieces(self._captured, refused.stays, self._piece)):
-            self._plain, staying = found
-            call = self._without_draws(self._plain)
+            whole = self._without_draws(found[0])
+            ratio = self._fallback.slower_than_eager(whole, given) if self._measured else None
+            if ratio is None:
+                (self._plain, staying), call = found, whole
+            else:
+                self._pieces, why = [], f"{why}, and in pieces around that it takes {ratio:.2f} times as long"
         by = EAGER
         if code is not None and self._fallback.beats(call, given) is not None:
             self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
         notes = refused.notes if isinstance(refused, TooSlow) else ()
-        self._way = Way(by, staying, str(refused), notes)
+        self._way = Way(by, staying, why, notes)
         what = (
             f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
         )
         runs = "run" if 1 < staying < count else "runs"
         where = "by Inductor" if by == INDUCTOR else "in eager PyTorch"
-        why = "; ".join([str(refused), *(note for note in notes if note.startswith("no kernels"))])
+        why = "; ".join([why, *(note for note in notes if note.startswith("no kernels"))])
         warnings.warn(f"taso_mirage: {what} {runs} {where}: {why}", stacklevel=2)
 
     def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,7 +214,14 @@ class CapturedGraph:
         return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:
-        """Measured beside eager PyTorch alone where all pieces together are, beside Inductor."""
-        options = self._options if self._fallback.code is None else {**self._options, FALLBACK: EAGER}
+        """With its share of the budget; measured beside eager PyTorch alone where all pieces together are, beside Inductor."""
+        budget = self._options.get("budget", Options().budget) * operations(part) / operations(self._captured)
+        options = {**self._options, "budget": budget}
+        options |= {} if self._fallback.code is None else {FALLBACK: EAGER}
         self._pieces.append(CapturedGraph(part, options, piece=True))
         return self._pieces[-1]
+
+
+def operations(captured: Captured) -> int:
+    """Those of a captured graph."""
+    return sum(node.op in CALLS for node in captured.graph.nodes)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.draws import drawing
+from taso_mirage.torch.draws import drawing, random_state, restore_random_state
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.halves import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
@@ -70,6 +70,20 @@ class Fallback:
             copies = self._copies(given)
             return slower(lambda: call(*copies), lambda: code(*copies), _cuda(given))
         return None
+
+    def slower_than_eager(self, call: GraphCall, given: Sequence[Any]) -> float | None:
+        """How many times as long as eager PyTorch a call takes on these arguments, where that is
+        slower; random numbers come as if it had not been measured."""
+        eager, changed = self._captured.forward, changed_arguments(self._captured, given)
+        if changed is None or not _is_measurable(given):
+            return None
+        self._changed, state = changed, random_state(_cuda(given))
+        copies = self._copies(given)
+        try:
+            with torch.no_grad():
+                return slower(lambda: call(*copies), lambda: eager(*copies), _cuda(given))
+        finally:
+            restore_random_state(state)
 
     def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from onnxruntime import SessionOptions
 
 from taso_mirage.api import Options, optimize
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
@@ -107,7 +108,9 @@ class Sessions:
 
     def _opened(self, path: Path, tf32: bool) -> OpenSession:
         if self._stream is None:
-            return OpenSession(session(path, trust_kernels=True))
+            options = SessionOptions()
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            return OpenSession(session(path, trust_kernels=True, options=options))
         with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
             return OpenSession(*session_on_stream(str(path), self._stream.cuda_stream, tf32))
 
