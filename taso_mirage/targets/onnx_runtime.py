@@ -100,6 +100,16 @@ def users_session(source: Source, providers: Sequence[Provider], kernels: bool |
         raise refused("load", error) from None
 
 
+def resting_options() -> Any:
+    """Options of a session whose threads stop to wait for work where a run ends: they would take
+    the cores of others."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
 def ort_values(arrays: Arrays) -> dict[str, Any]:
     """As the runtime takes them: they stay where they are, for as long as a session has these."""
     return {name: ort_value(array) for name, array in arrays.items()}

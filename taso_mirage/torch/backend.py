@@ -214,7 +214,8 @@ class CapturedGraph:
         return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:
-        """With its share of the budget; measured beside eager PyTorch alone where all pieces together are, beside Inductor."""
+        """With its share of the budget; measured beside eager PyTorch alone where all pieces
+        together are, beside Inductor."""
         budget = self._options.get("budget", Options().budget) * operations(part) / operations(self._captured)
         options = {**self._options, "budget": budget}
         options |= {} if self._fallback.code is None else {FALLBACK: EAGER}

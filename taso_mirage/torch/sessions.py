@@ -12,13 +12,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from onnxruntime import SessionOptions
 
 from taso_mirage.api import Options, optimize
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
+from taso_mirage.targets.onnx_runtime import resting_options
 from taso_mirage.targets.packaging import session
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
 from taso_mirage.torch.captured import TURN, TensorCall
@@ -108,9 +108,7 @@ class Sessions:
 
     def _opened(self, path: Path, tf32: bool) -> OpenSession:
         if self._stream is None:
-            options = SessionOptions()
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            return OpenSession(session(path, trust_kernels=True, options=options))
+            return OpenSession(session(path, trust_kernels=True, options=resting_options()))
         with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
             return OpenSession(*session_on_stream(str(path), self._stream.cuda_stream, tf32))
 
