@@ -282,7 +282,7 @@ def from_torch(found: dict[str, Any]) -> list[str]:
     """Medians, and ratios round by round; the largest difference to eager at any of the sizes."""
     heads = ["model, ms", "eager", "Inductor", "ours", "over eager (quartiles)", "over Inductor (quartiles)"]
     counted = {"graphs": "graphs", "eager_graphs": "in eager", "inductor_graphs": "by Inductor"}
-    counted |= {"composed_graphs": "by it as optimized"}
+    counted |= {"composed_graphs": "by Inductor as optimized"}
     counted = {key: name for key, name in counted.items() if any(key in row for row in found["rows"])}
     heads += [", ".join(counted.values()), "largest difference", "s to compile, Inductor and ours"]
     keys = {"ratio": "eager", "ratio_inductor": "Inductor", "ratio_graphs": "Inductor with CUDA graphs"}

@@ -286,6 +286,16 @@ def test_pieces_that_are_slower_together_do_not_run(monkeypatch: pytest.MonkeyPa
     assert [way.by for way in graphs[0].ways] == ["eager"]
 
 
+def test_threads_of_a_session_rest_between_calls() -> None:
+    """Those of another session, and PyTorch's, would find no core: pieces took many times as long
+    as eager."""
+    ours, graphs = compiled(LINEAR)
+    with torch.no_grad():
+        same(ours(X), LINEAR(X))
+    session = graphs[0]._programs[0]._calls._run.__self__
+    assert session.get_session_options().get_session_config_entry("session.force_spinning_stop") == "1"
+
+
 def test_pieces_share_the_budget() -> None:
     ours, graphs = compiled(PARTLY["an operator of others"][0])
     with torch.no_grad(), pytest.warns(UserWarning, match="taso_mirage"):

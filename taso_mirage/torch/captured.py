@@ -148,9 +148,9 @@ def _graph_of(call: Callable[[], list[Any]], stream: Any, pool: Any) -> tuple[An
         with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             return graph, call()
     except Exception:
-        FAILED.append(graph)
         with suppress(RuntimeError):  # PyTorch has done it where the capture itself ended well
             torch._C._cuda_endAllocateToPool(0, pool)
+            FAILED.append(graph)
             torch._C._cuda_releasePool(0, pool)
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
                 torch.zeros(1, device="cuda:0")  # the generator takes itself to be captured until one ends well

@@ -66,10 +66,7 @@ class Fallback:
         code = self.compiled(call, given)
         if code is None:
             return None
-        with suppress(torch.OutOfMemoryError):  # both ways keep memory
-            copies = self._copies(given)
-            return slower(lambda: call(*copies), lambda: code(*copies), _cuda(given))
-        return None
+        return self._raced(call, code, given)
 
     def slower_than_eager(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as eager PyTorch a call takes on these arguments, where that is
@@ -78,12 +75,18 @@ class Fallback:
         if changed is None or not _is_measurable(given):
             return None
         self._changed, state = changed, random_state(_cuda(given))
-        copies = self._copies(given)
         try:
             with torch.no_grad():
-                return slower(lambda: call(*copies), lambda: eager(*copies), _cuda(given))
+                return self._raced(call, eager, given)
         finally:
             restore_random_state(state)
+
+    def _raced(self, call: GraphCall, other: GraphCall, given: Sequence[Any]) -> float | None:
+        """How many times as long as another way a call takes, if it is slower."""
+        with suppress(torch.OutOfMemoryError):  # both ways keep memory
+            copies = self._copies(given)
+            return slower(lambda: call(*copies), lambda: other(*copies), _cuda(given))
+        return None
 
     def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager
