@@ -296,6 +296,25 @@ def test_threads_of_a_session_rest_between_calls() -> None:
     assert session.get_session_options().get_session_config_entry("session.force_spinning_stop") == "1"
 
 
+def test_pieces_that_were_interrupted_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[BaseException | None] = [KeyboardInterrupt(), None]
+
+    def raced(*given: Any) -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(fallback, "slower", raced)
+    function = PARTLY["an operator of others"][0]
+    ours, graphs = compiled(function, measure=True)
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            ours(X)
+        with pytest.warns(UserWarning, match="1 of the 3 .* runs in eager PyTorch"):
+            same(ours(X), function(X))
+    assert not answers
+    assert len(graphs[0]._pieces) == 2
+
+
 def test_pieces_share_the_budget() -> None:
     ours, graphs = compiled(PARTLY["an operator of others"][0])
     with torch.no_grad(), pytest.warns(UserWarning, match="taso_mirage"):

@@ -178,8 +178,9 @@ class CapturedGraph:
             gc.collect()  # it has memory of the GPU, and is in cycles
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
-        """Run by PyTorch from now on, all of it or in part."""
-        self._stays, self._programs, self._refused = True, [], None  # with its traceback it keeps arguments
+        """Run by PyTorch from now on, all of it or in part; after an interrupt the next call tries
+        again."""
+        self._programs, self._pieces, self._plain = [], [], self._captured.forward
         count = staying = operations(self._captured)
         call = self._drawn.rest.forward
         code = self._fallback.compiled(call, given) if self._measured else None
@@ -196,6 +197,7 @@ class CapturedGraph:
             self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
         notes = refused.notes if isinstance(refused, TooSlow) else ()
         self._way = Way(by, staying, why, notes)
+        self._stays, self._refused = True, None  # with its traceback it keeps arguments
         what = (
             f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
         )
