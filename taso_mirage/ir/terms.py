@@ -268,6 +268,18 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return found
 
 
+def is_array(type: Tensor) -> bool:
+    """Whether a value of the type is an array: the reader writes what a sequence, a map or an
+    optional value consists of in the place of a dtype."""
+    if type.dtype == "string":
+        return True
+    try:
+        numpy_dtype(type.dtype)
+    except TypeError:
+        return False
+    return True
+
+
 def integer_limits(name: str) -> tuple[int, int]:
     """The least and the largest number of an integer dtype, also of those of ml_dtypes."""
     import ml_dtypes

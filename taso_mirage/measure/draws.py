@@ -18,7 +18,7 @@ import numpy as np
 from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import ABSENT, Node, is_array, is_float, numpy_dtype, topological
 from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.hints import BATCH_SIZE
 from taso_mirage.measure.native import Arrays
@@ -103,18 +103,6 @@ def _listed(said: Collection[str]) -> str:
 def _floats(model: Model) -> list[Node]:
     """The inputs that are tensors of floats."""
     return [n for n in model.graph.inputs if is_float(n.dtype) and n.tensor.shape is not None]
-
-
-def _is_tensor(node: Node) -> bool:
-    """Whether an input without a known rank is a tensor: the reader writes what a sequence consists
-    of in the place of a dtype."""
-    if node.dtype == "string":
-        return True
-    try:
-        numpy_dtype(node.dtype)
-    except TypeError:
-        return False
-    return True
 
 
 def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
@@ -235,7 +223,7 @@ class InputDraws:
         """Of a sequence, a map or an optional value none can be made up, and a file of inputs has
         no word for it."""
         for node in self.model.graph.inputs:
-            if node.tensor.shape is None and not _is_tensor(node):
+            if not is_array(node.tensor):
                 raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
 
     def _random(self) -> Iterator[Drawn]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Tensor, numpy_dtype
+from taso_mirage.ir.terms import Tensor, is_array, numpy_dtype
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
@@ -37,6 +37,10 @@ def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, An
     arrays = {**model.default_inputs(), **arrays}
     for node in model.graph.inputs:
         name = node.attr("name")
+        if not is_array(node.tensor):
+            raise InvalidOption(
+                f"{where}: the input {name!r} is no tensor ({node.tensor}), so arrays cannot be the model's inputs; leave them out"
+            )
         if name not in arrays:
             raise InvalidOption(f"{where}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
         if not isinstance(arrays[name], np.ndarray | np.generic):
