@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Executor
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from taso_mirage.errors import InvalidOption, RuntimeUnavailable
+from taso_mirage.errors import InvalidOption, OutOfTime, RunFailed, RuntimeUnavailable
 from taso_mirage.measure import tasks
+from taso_mirage.measure.child import LOOK, child
 from taso_mirage.measure.target import Target
 
 RESOURCE = "device"
@@ -30,14 +33,63 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
     such scheduler, RuntimeUnavailable where it goes away meanwhile.
     """
     found = scheduler_client(address)
-    from distributed import KilledWorker
-
     with found as client:
         declared = _declared(client, address, target)
         try:
-            yield client.get_executor(**({"resources": {RESOURCE: 1}} if declared else {}))
-        except (CancelledError, KilledWorker) as error:
+            there = client.get_executor(**({"resources": {RESOURCE: 1}} if declared else {}))
+            yield _Watched(there, lambda: _has_workers(client))
+        except CancelledError as error:
             raise RuntimeUnavailable(f"--scheduler {address}: lost while measuring ({error})") from None
+
+
+def _has_workers(client: Any) -> bool:
+    with suppress(OSError):
+        return bool(client.scheduler_info()["workers"])
+    return False
+
+
+class _Watched(Executor):
+    """An executor whose answers are waited for as long as `there` says that somebody may give
+    them."""
+
+    def __init__(self, executor: Executor, there: Callable[[], bool]) -> None:
+        self._executor, self._there = executor, there
+
+    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        asked = self._executor.submit(function, *args, **options)
+        try:
+            found.set_result(answered(asked, self._there))
+        except Exception as error:
+            found.set_exception(error)
+        return found
+
+
+def answered(asked: Future[Any], there: Callable[[], bool] = lambda: True) -> Any:
+    """What a worker gives, within the run limit and the command's time.
+
+    Raises RunFailed where the worker fails, dies or takes too long, OutOfTime where the command's
+    time is over, and CancelledError where for SECONDS nobody is `there`.
+    """
+    limit, deadline = child().limit, child().deadline
+    begun = seen = time.monotonic()
+    while True:
+        with suppress(NotYet):
+            error = asked.exception(LOOK)
+            if error is None:
+                return asked.result()
+            raise RunFailed(f"a worker of the scheduler failed: {type(error).__name__}: {error}")
+        now = time.monotonic()
+        seen = now if there() else seen
+        late = now > begun + limit
+        if late or now > seen + SECONDS or deadline.last() <= 0:
+            asked.cancel()
+        if deadline.last() <= 0:
+            raise OutOfTime("the time was over before a worker of the scheduler had measured")
+        if late:
+            raise RunFailed(f"a worker of the scheduler took longer than {limit:g} s; --run-limit allows more")
+        if now > seen + SECONDS:
+            raise CancelledError(f"it has had no workers for {SECONDS} s")
 
 
 def scheduler_client(address: str) -> Any:

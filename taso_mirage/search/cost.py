@@ -217,8 +217,8 @@ class MeasuredCost:
             content = serialize(context_model(setting, self.context, copies))
             self.measured += 1
             if what == "kernels":
-                return float(self._run(tasks.counted_nodes, content, target))
-            return float(self._run(tasks.operator_seconds, content, target)) / copies
+                return _number(self._run(tasks.counted_nodes, content, target))
+            return _number(self._run(tasks.operator_seconds, content, target)) / copies
         except UNMEASURABLE:
             return None
 
@@ -242,12 +242,23 @@ class MeasuredCost:
             times = [t for t in known if t is not None]
             if len(times) < len(states):
                 contents = [serialize(concrete(s, Running(), self.context)) for s in states]
-                times = self._run(tasks.in_turn, contents, self.context.target, seconds)
+                times = [*map(_number, self._run(tasks.in_turn, contents, self.context.target, seconds))]
+                if len(times) != len(states):
+                    raise ValueError(f"{len(times)} times of {len(states)} models")
                 for i, taken in enumerate(times):
                     self.cache.put(self.device(), f"in turn {name} {i}", taken)
         except UNMEASURABLE:
             return None
         return times
+
+
+def _number(answer: Any) -> float:
+    """A measurement that another machine gives, which may be anything; ValueError or TypeError
+    where it is no number of seconds or nodes."""
+    number = float(answer)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"a measurement of {number}")
+    return number
 
 
 class Weighted:

@@ -66,7 +66,9 @@ def differing(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     first, second = (onnx.load(folder / name) for name in ("m.onnx", "out.onnx"))
     wrong = [f"the type of {a.name}" for a, b in zip(first.graph.output, second.graph.output, strict=True) if a != b]
     given = [
-        onnxruntime.InferenceSession(folder / name, _quiet(), providers=["CPUExecutionProvider"]).run(None, dict(inputs))
+        onnxruntime.InferenceSession(folder / name, _quiet(), providers=["CPUExecutionProvider"]).run(
+            None, dict(inputs)
+        )
         for name in ("m.onnx", "out.onnx")
     ]
     names = [each.name for each in first.graph.output]

@@ -82,11 +82,15 @@ def _words(graph: _Graph) -> None:
         case 1:
             graph.add("RegexFullMatch", [x], Kind("tensor", BOOL, kind.shape), pattern=r"[a-z ]*")
         case 2 if len(kind.shape) == 1:
-            graph.add("StringNormalizer", [x], kind, case_change_action=graph.random.choice(("LOWER", "UPPER")), locale="C")
+            graph.add(
+                "StringNormalizer", [x], kind, case_change_action=graph.random.choice(("LOWER", "UPPER")), locale="C"
+            )
         case 3:
             keys, values = ["a", "b", "12"], [1, 2, 3]
             made = Kind("tensor", INT64, kind.shape)
-            graph.add("LabelEncoder", [x], made, "ai.onnx.ml", keys_strings=keys, values_int64s=values, default_int64=-1)
+            graph.add(
+                "LabelEncoder", [x], made, "ai.onnx.ml", keys_strings=keys, values_int64s=values, default_int64=-1
+            )
         case 4:
             other = graph.weight(np.array(graph.random.choice(WORDS), object))
             graph.add("Equal", [x, other], Kind("tensor", BOOL, kind.shape))
@@ -222,7 +226,12 @@ def _loop(graph: _Graph) -> None:
     """A `Loop` that puts a tensor into a sequence at each turn, or joins strings."""
     x = graph.any("tensor", FLOAT, INT64, STRING)
     s = graph.any("sequence")
-    if x is None or s is None or graph.kinds[s].dtype != graph.kinds[x].dtype or graph.kinds[s].shape != graph.kinds[x].shape:
+    if (
+        x is None
+        or s is None
+        or graph.kinds[s].dtype != graph.kinds[x].dtype
+        or graph.kinds[s].shape != graph.kinds[x].shape
+    ):
         return
     kind, turns = graph.kinds[s], graph.random.randint(0, 3)
     prefix = f"{graph.prefix}{len(graph.nodes)}"
@@ -237,7 +246,9 @@ def _loop(graph: _Graph) -> None:
         nodes, "body", [counted, go, state], [on, helper.make_value_info(f"{prefix}t", kind.proto())]
     )
     graph.used.add(x)
-    graph.add("Loop", [graph.number(turns), "", s], Kind("sequence", kind.dtype, kind.shape, kind.length + turns), body=body)
+    graph.add(
+        "Loop", [graph.number(turns), "", s], Kind("sequence", kind.dtype, kind.shape, kind.length + turns), body=body
+    )
 
 
 STEPS: tuple[Callable[[_Graph], None], ...] = (
