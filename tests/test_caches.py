@@ -155,6 +155,17 @@ def test_what_killed_builds_left_is_removed_after_a_day(tmp_path: Path) -> None:
     assert new.exists()
 
 
+def test_a_build_outlasts_a_jump_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process builds meanwhile, for which this build's folder is days old."""
+
+    def slow(place: Path) -> Path:
+        monkeypatch.setattr(builds.time, "time", lambda: os.stat(place).st_mtime + 3 * builds.DAY)
+        built(tmp_path, "other", ".so", made)
+        return made(place)
+
+    assert built(tmp_path, "key", ".so", slow).is_file()
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started() -> None:
     command = ["sh", "-c", "sleep 4711 & sleep 4711"]
     with pytest.raises(RuntimeUnavailable, match=r"sh took longer than 0.3 s for one file; \$CXX chooses another"):

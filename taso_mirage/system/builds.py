@@ -21,6 +21,7 @@ from pathlib import Path
 
 from taso_mirage.errors import OutputError, RuntimeUnavailable
 from taso_mirage.system.files import write_file
+from taso_mirage.system.locks import locked
 
 LIMIT = 600.0
 """Seconds that a compiler may take for one file."""
@@ -62,7 +63,7 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with tempfile.TemporaryDirectory(dir=folder) as place, locked(Path(place)):
             made = make(Path(place))
             if not made.is_file():
                 raise RuntimeUnavailable("the compiler ends without an error, but makes no file; $CXX chooses another")
@@ -82,11 +83,13 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what builds left that were killed: a build of today may still run."""
+    """Remove what builds left that were killed: one of today may still run, and one that runs has
+    a lock, whatever the clock says."""
     for each in folder.glob("tmp*"):
-        with suppress(OSError):
+        with suppress(OSError, OutputError):
             if time.time() - each.stat().st_mtime > DAY:
-                shutil.rmtree(each)
+                with locked(each):
+                    shutil.rmtree(each)
 
 
 def _kept(entry: Path, suffix: str) -> Path | None:
