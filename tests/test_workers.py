@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from taso_mirage.system.workers import Workers
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.system.workers import Workers, process_pool
 
 
 def done(job: Mapping[str, Any]) -> Any:
@@ -77,3 +78,19 @@ def test_all_are_started_ahead_and_end_without_a_job() -> None:
         assert {*found} <= {process.pid for process in started}
         assert workers._started == started
     assert [process.poll() is not None for process in started] == [True] * 3
+
+
+def test_a_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks and queues of `multiprocessing` lie in /dev/shm."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", full)
+    before = dict(os.environ)
+    with (
+        pytest.raises(TasoMirageError, match=r"cannot share memory \(No space left on device\); make room in"),
+        process_pool(2),
+    ):
+        pass
+    assert dict(os.environ) == before

@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
+from taso_mirage.errors import TasoMirageError
+
 SAFE_PATH = "PYTHONSAFEPATH"
 """The variable that keeps the current folder off the path of modules."""
 
@@ -124,11 +126,17 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of `multiprocessing` for functions of modules.
 
     They import nothing from the current folder, not even what Python starts them with, and end with
-    this process and with what goes wrong here.
+    this process and with what goes wrong here. Raises TasoMirageError where the system has no room
+    for what they share (a full /dev/shm).
     """
     kept = os.environ.get(SAFE_PATH)
+    try:
+        made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
+    except OSError as error:
+        raise TasoMirageError(
+            f"worker processes cannot share memory ({error.strerror or error}); make room in /dev/shm"
+        ) from None
     os.environ[SAFE_PATH] = "1"  # as -P; a process is started when there is work for it
-    made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
     try:
         yield made
     except BaseException:
