@@ -106,8 +106,47 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
     def one(i: int) -> None:
         np.testing.assert_allclose(sessions[i % 2].run(None, feed(i % 4))[0], wanted[i % 4], rtol=1e-4, atol=1e-5)
 
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(one, range(1000)))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(one, range(2000)))
+
+
+def test_eight_threads_replay_their_captured_graphs(found: Result) -> None:
+    """A session each, which is how graphs may be used, beside one that all share and that captures
+    nothing; what was captured is replayed on new inputs in its place."""
+    content = serialize(found.model)
+    shared = opened(content)
+    wanted = [run(content, feed(i))[0] for i in range(8)]
+
+    def one(thread: int) -> None:
+        session = Captured(content)
+        for i in range(thread, thread + 200):
+            np.testing.assert_allclose(session(feed(i % 8)), wanted[i % 8], rtol=1e-4, atol=1e-5)
+            if i % 8 == thread:
+                np.testing.assert_allclose(shared.run(None, feed(i % 8))[0], wanted[i % 8], rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(one, range(8)))
+
+
+class Captured:
+    """A session of which every run but the first is a replay of its CUDA graph."""
+
+    def __init__(self, content: bytes) -> None:
+        options = onnxruntime.SessionOptions()
+        register(options, content, cuda=True)
+        graphs = {"use_tf32": "0", "enable_cuda_graph": "1"}
+        self.session = onnxruntime.InferenceSession(content, options, providers=[("CUDAExecutionProvider", graphs)])
+        self.input = onnxruntime.OrtValue.ortvalue_from_numpy(feed(0)["x"], "cuda", 0)
+        self.output = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((ROWS, WIDTH), np.float32), "cuda", 0)
+        self.binding = self.session.io_binding()
+        self.binding.bind_ortvalue_input("x", self.input)
+        self.binding.bind_ortvalue_output(self.session.get_outputs()[0].name, self.output)
+
+    def __call__(self, given: dict[str, Any]) -> Any:
+        self.input.update_inplace(given["x"])
+        self.session.run_with_iobinding(self.binding)
+        return self.output.numpy()
+
     sessions.clear()
     one_more = Session(content, CUDA, library=True)  # after the other sessions ended
     np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
