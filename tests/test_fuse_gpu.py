@@ -108,6 +108,9 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(one, range(2000)))
+    sessions.clear()
+    one_more = Session(content, CUDA, library=True)  # after the other sessions ended
+    np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
 def test_eight_threads_replay_their_captured_graphs(found: Result) -> None:
@@ -146,10 +149,6 @@ class Captured:
         self.input.update_inplace(given["x"])
         self.session.run_with_iobinding(self.binding)
         return self.output.numpy()
-
-    sessions.clear()
-    one_more = Session(content, CUDA, library=True)  # after the other sessions ended
-    np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
 def test_free_rows_run_in_kernels_at_any_number(free: Result, tmp_path: Path) -> None:
