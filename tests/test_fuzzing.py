@@ -8,13 +8,18 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import onnx
 import pytest
 from fuzz.corpus import KEPT
 from fuzz.mutate import hostile
 from fuzz.seeds import SEEDS, contents
+from fuzz.values import random_values
 from scripts import script
 
 from taso_mirage.onnx_io import load
+from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.report.diff import numbers
+from taso_mirage.search.arrays import fitting
 
 
 @pytest.mark.parametrize("index", range(len(SEEDS)), ids=[seed.__name__ for seed in SEEDS])
@@ -28,11 +33,11 @@ def test_a_seed_gives_the_same_model() -> None:
     assert len({hostile(seed) for seed in range(50)}) > 45
 
 
-COUNTS = {"model": 8, "graph": 2, "interrupt": 1, "cache": 8, "text": 6}
+COUNTS = {"model": 8, "graph": 2, "interrupt": 1, "cache": 8, "text": 6, "value": 12, "torch": 2}
 """Cases of a run of the tests (`bench/soak.py` runs more); caches are warmed first, by searches."""
 
 
-MORE = {"model": 250, "graph": 24, "interrupt": 4, "text": 120}
+MORE = {"model": 250, "graph": 24, "interrupt": 4, "text": 120, "value": 120, "torch": 20}
 """Those of the slow tests."""
 
 
@@ -50,6 +55,17 @@ def test_nothing_goes_wrong(kinds: Iterable[str]) -> None:
     found = script("soak").soak(counts, first=100_000, workers=1)
     assert found["wrong"] == []
     assert sum(found["ended"].values()) == sum(counts.values())
+
+
+VALUES = (1018, 1096, 1900, 1960)
+"""Models whose sequences went in double precision into bodies that declare another one."""
+
+
+@pytest.mark.parametrize("seed", VALUES)
+def test_sequences_of_unknown_types_stay_as_they_are(seed: int) -> None:
+    content, inputs = random_values(seed)
+    model = from_memory(onnx.load_from_string(content))
+    assert all(each.passed for each in numbers(model, model, {}, [fitting(model, inputs, "inputs")]))
 
 
 def test_what_failed_before_does_not_again() -> None:

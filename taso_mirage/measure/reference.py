@@ -198,12 +198,12 @@ def _run_alone(session: Session, operands: Mapping[Node, Node], values: Mapping[
 def _has_a_double(node: Node) -> bool:
     """Whether an opaque term may be one of float64 in place of other floats: operands and results
     are floats, and neither a body, nor an attribute, nor what a sequence or an optional value
-    consists of tells another dtype."""
+    consists of tells another dtype. What nobody knows the type of may be such a value."""
     call = node.attr("call")
     results = node.type if isinstance(node.type, tuple) else (node.type,)
     types = [*(a.type for a in node.args if a is not ABSENT), *results]
     floats = [t for t in types if isinstance(t, Tensor) and is_float(t.dtype)]
-    inside = any(isinstance(t, Tensor) and t.dtype.startswith(("Sequence", "Optional")) for t in types)
+    inside = any(isinstance(t, Tensor) and t.dtype.startswith(("Sequence", "Optional", "unknown")) for t in types)
     told = inside or bodies(call.node) or TOLD & {*call.node.attributes}
     return len(floats) > 1 and not told
 

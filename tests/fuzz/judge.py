@@ -73,6 +73,10 @@ def judged(job: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {"model": _model, "graph": _graph, "interrupt": accidents.interrupted, "cache": accidents.tampered}
     kinds |= {"text": texts.text_case, "corpus": corpus.kept_case, "value": surfaces.valued}
     kind, seed = str(job["kind"]), int(job["seed"])
+    if kind == "torch":
+        from fuzz.modules import moduled
+
+        kinds["torch"] = moduled
     folder = Path(job["folder"]) / f"{kind}{seed}"
     folder.mkdir(parents=True)
     start = time.monotonic()
