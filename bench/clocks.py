@@ -52,7 +52,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def beside(model: Model, inputs: Arrays, seconds: float) -> dict[str, Any]:
     """The same runs in the process of its own, where the optimizer takes its times, and in this
     one, turn by turn."""
-    here = CPU.open(serialize(model, source=True), False, False, {})
+    here = CPU.open(serialize(model, source=True), False, {})
     both = [runtime.open_in_child(model, CPU, source=True), here]
     first, second = (np.asarray(t) for t in runtime.interleaved(both, inputs, seconds))
     return compared(first, second)

@@ -37,7 +37,6 @@ from roofline import Machine
 
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
-from taso_mirage.kernels.packaging.register import carries_kernels, register
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.onnx_io import serialize
@@ -46,6 +45,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 from taso_mirage.targets.machine import cores
+from taso_mirage.targets.onnx_runtime import opened_session
 
 MODELS = {
     "decode": ("llama_decode", {}),
@@ -92,15 +92,13 @@ def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The operators that take most of a run with their shares, and the share that none takes."""
     import onnxruntime
 
-    content = serialize(result.model, source=not result.changed)
+    content = runtime.runnable(result.model, source=not result.changed)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.enable_profiling = True
-    if carries_kernels(content):
-        register(settings, content, cuda=False)
     with tempfile.TemporaryDirectory() as folder:
         settings.profile_file_prefix = str(Path(folder) / "profile")
-        profiled = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+        profiled = opened_session(content, ["CPUExecutionProvider"], settings)
         for _ in range(PROFILED):
             profiled.run(None, dict(inputs))
         events = json.loads(Path(profiled.end_profiling()).read_text())

@@ -170,8 +170,8 @@ def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        content = serialize(result.model, source=not result.changed)
-        run = result.target.open(content, False, True, {}).prepared(inputs)
+        content = runtime.runnable(result.model, source=not result.changed)
+        run = result.target.open(content, False, {}).prepared(inputs)
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             for _ in range(PROFILED):
                 run()

@@ -41,16 +41,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from peers import ALONE, CASES, OURS, PLAIN, figures, opened, peer_versions, right, timed  # noqa: E402
 
 import models  # noqa: E402
-from taso_mirage import __version__, register  # noqa: E402
+from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.kernels.packaging.embed import DOMAIN  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import check_cases  # noqa: E402
-from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
+from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.pipeline import fuse, optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import KERNELS, Config, representative  # noqa: E402
+from taso_mirage.targets.onnx_runtime import opened_session  # noqa: E402
+from taso_mirage.targets.protocol import Source  # noqa: E402
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("bert", {}),
@@ -106,7 +108,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
         source.write_bytes(content)
         there = {ALONE: source, **right(PEERS, source, model, prepared, Path(folder), notes)}
         opening = opened({whose: file.read_bytes() for whose, file in there.items()})
-    ours = serialize(result.model, source=not result.changed)
+    ours = runtime.runnable(result.model, source=not result.changed)
     # the original timed against itself would show noise as a gain or a loss
     for whose, each in ((PLAIN, plain), (OURS, result)):
         if each.changed and (whose == PLAIN or result.model is not plain.model):
@@ -144,7 +146,7 @@ def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[s
     return results[0], {"search_seconds": search, "whole_seconds": whole}
 
 
-def shares(content: bytes, inputs: native.Arrays) -> dict[str, float]:
+def shares(content: Source, inputs: native.Arrays) -> dict[str, float]:
     """The operators that take most of the time of a run, with their shares, by ONNX Runtime's own
     profiler."""
     import onnxruntime
@@ -152,10 +154,9 @@ def shares(content: bytes, inputs: native.Arrays) -> dict[str, float]:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.enable_profiling = True
-    register(settings, content)
     with tempfile.TemporaryDirectory() as folder:
         settings.profile_file_prefix = str(Path(folder) / "profile")
-        session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+        session = opened_session(content, ["CPUExecutionProvider"], settings)
         for _ in range(PROFILED_RUNS):
             session.run(None, dict(inputs))
         events = json.loads(Path(session.end_profiling()).read_text())

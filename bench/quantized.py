@@ -36,6 +36,7 @@ from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
+from taso_mirage.targets.protocol import Trusted  # noqa: E402
 
 FLOAT32 = "float32"
 
@@ -74,7 +75,7 @@ def beside(
     inputs = random_inputs(model, 0, sizes)
     opening = opened({whose: str(file) for whose, file in files.items()})
     if OURS in files:
-        opening[OURS] = partial(runtime.Session, str(files[OURS]), library=options.kernels != "off")
+        opening[OURS] = partial(runtime.Session, Trusted(str(files[OURS])))  # what it carries was made here
     try:
         times = timed(opening, inputs, options.seconds, options.sessions)
         outputs = {whose: opening[whose]().run(inputs) for whose in (ALONE, OURS) if whose in files}

@@ -50,6 +50,7 @@ from taso_mirage.ir.model import random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import check_cases  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
+from taso_mirage.targets.protocol import Trusted  # noqa: E402
 
 STOPS = ((signal.SIGINT, 0.0), (signal.SIGKILL, 15.0))
 """What a run over the limit gets, and how many seconds later."""
@@ -171,7 +172,7 @@ def beside(
         there = {ALONE: file, **right(names, file, model, cases, ours.parent, notes, kind, options.limit)}
         opening = opened({whose: str(each) for whose, each in there.items()})
         if said["changed"]:
-            opening[OURS] = partial(runtime.Session, str(ours), library=options.kernels != "off")
+            opening[OURS] = partial(runtime.Session, Trusted(str(ours)))  # what it carries was made here
         times = timed(opening, random_inputs(model, 0), options.seconds, options.sessions)
     except TasoMirageError as error:
         return {"peers": str(error)[:400]}

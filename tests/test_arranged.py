@@ -47,6 +47,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100, gpu
 from taso_mirage.targets.cuda.lowering import CudaLowering, everywhere
+from taso_mirage.targets.protocol import Trusted
 
 GPU = CudaLowering(H100, "a stand-in for an H100 that turns weights", 90)
 K, N = 256, 64
@@ -282,7 +283,7 @@ def test_a_kernel_reads_arranged_weights_on_a_gpu(text: str) -> None:
     made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned_here) for s in other.spots])
     dtype = np.float16 if text == FLOAT8 else np.float32
     inputs = {"x": np.random.default_rng(1).normal(size=(16, K)).astype(dtype)}
-    (got,) = Session(serialize(made), CUDA, library=True).run(inputs)
+    (got,) = Session(Trusted(serialize(made)), CUDA).run(inputs)
     (wanted,) = Session(serialize(given, source=True)).run(inputs)
     assert np.linalg.norm(got - wanted) < (1e-2 if text == FLOAT8 else 1e-6) * np.linalg.norm(wanted)
 

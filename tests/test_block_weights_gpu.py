@@ -42,6 +42,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import gpu
 from taso_mirage.targets.cuda.lowering import everywhere
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 COLUMNS, INNER = 32, 128
@@ -350,7 +351,7 @@ def test_a_model_with_a_kernel_keeps_its_operators() -> None:
 def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
     model, device = gated_mlp(zeros=False), gpu()
     assert device is not None
-    session = Session(serialize(with_kernel(model, device.capability)), CUDA, library=True)
+    session = Session(Trusted(serialize(with_kernel(model, device.capability))), CUDA)
     found, wanted = np.asarray(session.run(feed())[0], np.float64), run(model).astype(np.float64)
     assert session.captures
     assert np.linalg.norm(found - wanted) < 4e-3 * np.linalg.norm(wanted)

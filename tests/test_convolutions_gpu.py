@@ -47,6 +47,7 @@ from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
 
 pytest.importorskip("torch")
@@ -521,7 +522,7 @@ def test_they_run_on_the_gpu(batch: int | str, variant: int, monkeypatch: pytest
     assert found.kernels, found.notes
     assert not [note for note in found.notes if "report it" in note]
     assert all(d.passed for d in found.differences)
-    session = Session(serialize(found.model), target, library=True)
+    session = Session(Trusted(serialize(found.model)), target)
     assert session.captures
     inputs = random_inputs(result.original, 0, {"batch": 3})
     (wanted,) = run(serialize(result.original), dict(inputs))

@@ -48,6 +48,7 @@ from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.cuda.exact import Right
 from taso_mirage.targets.cuda.target import CUDA_TF32
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
 
 torch = pytest.importorskip("torch")
@@ -427,7 +428,7 @@ def test_they_run_on_the_gpu(batch: int | str, monkeypatch: pytest.MonkeyPatch, 
     assert found.kernels, found.notes
     assert not [note for note in found.notes if "report it" in note]
     assert all(d.passed for d in found.differences)
-    session = Session(serialize(found.model), CUDA, library=True)
+    session = Session(Trusted(serialize(found.model)), CUDA)
     inputs = random_inputs(result.original, 0, {"batch": 3})
     for got, wanted in zip(session.run(inputs), run(serialize(result.original), dict(inputs)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)

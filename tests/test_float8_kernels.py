@@ -36,6 +36,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.targets.cuda.device import gpu
 from taso_mirage.targets.cuda.lowering import everywhere
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Failure, FailureKind
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -331,7 +332,7 @@ def test_a_model_with_a_kernel_keeps_its_operators() -> None:
 def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
     device = gpu()
     assert device is not None
-    session = Session(serialize(with_kernel(layer(), device.capability)), CUDA, library=True)
+    session = Session(Trusted(serialize(with_kernel(layer(), device.capability))), CUDA)
     (found,), (wanted,) = session.run(feed()), Session(serialize(layer())).run(feed())
     assert session.captures
     assert np.linalg.norm(found.astype(float) - wanted) < 4e-3 * np.linalg.norm(wanted.astype(float))

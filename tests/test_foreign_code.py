@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import ast
 import base64
+import json
 import zlib
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
+import mugraphs
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,8 +21,11 @@ import pytest
 from commandline import run, run_apart
 from fused_models import fresh_cache
 
-from taso_mirage.errors import InvalidModel
+from taso_mirage.errors import InvalidModel, TasoMirageError
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT, metadata
 from taso_mirage.kernels.tensorrt import python_plugin
 from taso_mirage.kernels.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
@@ -26,6 +35,8 @@ from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.search.config import Config
+from taso_mirage.targets.cpu import lowering as cpu
+from taso_mirage.targets.cuda import lowering as cuda
 
 ROOT = Path(__file__).parent.parent
 PAYLOAD = """
@@ -191,3 +202,49 @@ def test_rules_names_are_no_paths(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     run("substitutions", "explain", "../../outside", "--library", library, "-o", tmp_path / "a" / "b")
     assert {p.parent for p in tmp_path.rglob("*outside*")} == {tmp_path / "a" / "b"}
+
+
+# ---------------------------------------------------------------- records of kernels
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of what is neither a list nor a table in a value of JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield place
+    for key, each in items or ():
+        yield from leaves(each, (*place, key))
+
+
+def with_leaf(value: Any, place: tuple[Any, ...], leaf: Any) -> Any:
+    """The value with another leaf at a place."""
+    made = deepcopy(value)
+    around = made
+    for key in place[:-1]:
+        around = around[key]
+    around[place[-1]] = leaf
+    return made
+
+
+TEXTS = ("4\nimport os; os.system('planted')\n", "4; planted()", "4 if planted() else 4", "ieee', planted(), '")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_records_bring_no_code(text: str) -> None:
+    """Whatever text stands in the place of any number, flag or word of a record that comes from a
+    file (`cache import`): it is refused, or is not in what is generated."""
+    graph = mugraphs.rmsnorm_linear(16, 64, 32, 2, 2)[0]
+    schedules = [asdict(each.schedule) for each in triton.program(graph).launches]
+    record = json.loads(json.dumps({"mugraph": to_json(graph), "schedules": schedules}))
+    record |= {"before": [{**record, "most": 4}], "batch": {"dims": 1, "inputs": [True, False]}}
+    tried = 0
+    for place in leaves(record):
+        for lowered in (cuda._program, cpu.CpuLowering.kernel):
+            made = with_leaf(record, place, text)
+            try:
+                found = lowered(made) if lowered is cuda._program else lowered(None, made)  # type: ignore[arg-type]
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                tried += 1
+                continue
+            assert "planted" not in f"{found.source}{getattr(found, 'plan', '')}", place
+    assert tried > len(schedules) * len(fields(LaunchSchedule))

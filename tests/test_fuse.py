@@ -26,7 +26,7 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.packaging.register import carries_kernels
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import cache_path
-from taso_mirage.measure.session import Session, open_in_child
+from taso_mirage.measure.session import Session, open_in_child, runnable
 from taso_mirage.measure.target import CUDA, TARGETS
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
@@ -410,7 +410,7 @@ def test_a_target_without_kernels_says_so() -> None:
 def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path]) -> None:
     """They are compiled and run as in a session of the user's."""
     made = searched[1].model
-    content, inputs = serialize(made), random_inputs(made, 0, made.sizes)
+    content, inputs = runnable(made), random_inputs(made, 0, made.sizes)
     found, _ = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)
     assert sum(name.startswith("CpuKernel") for name in found) == len(searched[1].kernels) > 0
     assert all(0 <= seconds < 1 for seconds in found.values())

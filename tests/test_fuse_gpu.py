@@ -32,6 +32,7 @@ from taso_mirage.pipeline.fuse import alone, fused, searches, stage
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.protocol import Trusted
 
 pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
 
@@ -71,7 +72,7 @@ def test_kernels_are_tuned_checked_and_captured(found: Result) -> None:
     assert kernels(found) == 2
     assert not [note for note in found.notes if "report it" in note]
     assert all(d.passed for d in found.differences)
-    session = Session(serialize(found.model), CUDA, library=True)
+    session = Session(Trusted(serialize(found.model)), CUDA)
     assert session.captures
     assert session.bound(feed(0))() > 0
 
@@ -109,7 +110,7 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(one, range(2000)))
     sessions.clear()
-    one_more = Session(content, CUDA, library=True)  # after the other sessions ended
+    one_more = Session(Trusted(content), CUDA)  # after the other sessions ended
     np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
@@ -162,7 +163,7 @@ def test_free_rows_run_in_kernels_at_any_number(free: Result, tmp_path: Path) ->
         np.testing.assert_allclose(got, run(content, feed(rows, rows))[0], rtol=1e-4, atol=1e-5)
     events = json.loads(Path(session.end_profiling()).read_text())
     assert {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})} >= {"CudaKernel0", "CudaKernel1"}
-    captured = Session(content, CUDA, library=True)
+    captured = Session(Trusted(content), CUDA)
     assert captured.captures
     for rows in (1, 5):  # each has a graph of its own
         assert captured.bound(feed(rows, rows))() > 0
@@ -210,7 +211,7 @@ def test_ptx_alone_runs_too() -> None:
     made = compiled(program, cuda.PORTABLE)
     kernel = cuda_kernel(program, [i.with_ptx(c.ptx) for i, c in zip(images(made), made, strict=True)])
     content = serialize(embed(model, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)]))
-    (got,) = Session(content, CUDA, library=True).run(feed(0))
+    (got,) = Session(Trusted(content), CUDA).run(feed(0))
     np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
 
 
@@ -220,7 +221,7 @@ def test_a_changed_cubin_is_refused_before_the_driver_sees_it(found: Result) -> 
         for attribute in (a for node in function.node for a in node.attribute if a.name.startswith("image_")):
             attribute.s = attribute.s[:1000] + (b"B" if attribute.s[1000:1001] == b"A" else b"A") + attribute.s[1001:]
     with pytest.raises(Exception, match=r"was changed.*load it without this library"):
-        Session(proto.SerializeToString(), CUDA, library=True)
+        Session(Trusted(proto.SerializeToString()), CUDA)
 
 
 def test_goals_are_right_on_the_gpu_in_float64(found: Result) -> None:

@@ -42,6 +42,7 @@ from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import gpu
 from taso_mirage.targets.cuda.lowering import everywhere
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 
@@ -535,7 +536,7 @@ def test_the_wide_result_is_the_models() -> None:
 def test_a_kernel_runs_in_a_model_on_a_gpu(text: str) -> None:
     device = gpu()
     assert device is not None
-    session = Session(serialize(with_kernel(text, device.capability)), CUDA, library=True)
+    session = Session(Trusted(serialize(with_kernel(text, device.capability))), CUDA)
     (found,), wanted = session.run(feed(text)), wide(text)
     assert np.linalg.norm(found - wanted) < 4e-3 * np.linalg.norm(wanted)
 

@@ -50,6 +50,7 @@ from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.cuda.exact import Right
 from taso_mirage.targets.cuda.target import CUDA_TF32
+from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
 
 torch = pytest.importorskip("torch")
@@ -576,7 +577,7 @@ def test_they_run_on_the_gpu(
     save(found.model, tmp_path / "model.onnx")
     stored = onnx.load(tmp_path / "model.onnx").metadata_props
     assert any("rounded_tile(" in each.value for each in stored) == (stays and target is CUDA_TF32)
-    session = Session(serialize(found.model), target, library=True)
+    session = Session(Trusted(serialize(found.model)), target)
     inputs = random_inputs(result.original, 0, {"batch": 3})
     bound = 2e-2 if target is CUDA_TF32 else 1e-4
     for got, wanted in zip(session.run(inputs), run(serialize(result.original), dict(inputs)), strict=True):

@@ -71,11 +71,11 @@ def inspect(
     """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and
     why."""
     from taso_mirage.measure.shapes import parse_shape
-    from taso_mirage.onnx_io import load
+    from taso_mirage.onnx_io.files import load_as_data
     from taso_mirage.report import inspection, quantized
     from taso_mirage.search.config import Config, representative
 
-    loaded = load(model, trust_kernels=True)  # no code of it runs here: its library is not registered
+    loaded = load_as_data(model)
     config = Config(shapes=((parse_shape(loaded, shape or []), 1.0),))
     found = inspection.inspection(loaded, representative(loaded, config))
     if profile:

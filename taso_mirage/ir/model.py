@@ -50,7 +50,8 @@ class Model:
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
     scalars that choose a branch, `rows` those of the tables that integers of an input index,
     `shares` the inputs whose floats are between 0 and 1; `defaults` are what inputs are that a
-    caller leaves out; `source` is what was read, where the header is not."""
+    caller leaves out; `source` is what was read, where the header is not. `trusted`: its
+    kernels may run, since they were made here, or the user says so; else they are data."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -66,6 +67,7 @@ class Model:
     shares: Collection[str] = ()
     defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
+    trusted: bool = False
 
     @property
     def opset(self) -> int:
@@ -84,6 +86,10 @@ class Model:
         return replace(
             self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
         )
+
+    def without_library(self) -> Model:
+        """The same model, of whose kernels the functions run."""
+        return replace(self, trusted=False)
 
     def symbols(self) -> list[str]:
         """The named sizes of the inputs, in order of appearance."""

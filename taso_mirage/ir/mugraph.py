@@ -73,6 +73,11 @@ class Batch:
     dims: int
     inputs: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what a damaged record has in their place."""
+        if type(self.dims) is not int or not all(type(each) is bool for each in self.inputs):
+            raise ValueError(f"no batch: {str(self.dims)[:40]} dims of {str(self.inputs)[:40]}")
+
 
 def kernels(outputs: Iterable[Node]) -> list[Node]:
     """The kernels of a muGraph, in the order of their runs."""

@@ -24,6 +24,6 @@ class Fine:
         found = frozenset(name for node, name in names if name is not None and node.attr(name) > 1)
         return Fine(found) if found else None
 
-    def opened(self, model: Model, target: Target, source: bool = False, library: bool = True) -> Session:
+    def opened(self, model: Model, target: Target, source: bool = False) -> Session:
         """A session on a model, or on it as it was read."""
-        return open_in_child(model, target, source, library=library, without=self.without)
+        return open_in_child(model, target, source, without=self.without)

@@ -11,7 +11,7 @@ import numpy as np
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import first_line, installed_providers, onnx_runtime_version, starts
-from taso_mirage.targets.protocol import Arrays, RuntimeSession, Target
+from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 SETTLED = 0.003
@@ -53,9 +53,9 @@ def device_key(target: Target, options: bool = True) -> str:
     return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
-def open_session(source: bytes | str, target: Target, alone: bool, library: bool, apart: Arrays) -> tuple[int, bool]:
+def open_session(source: Source, target: Target, alone: bool, apart: Arrays) -> tuple[int, bool]:
     """The number of a new session, and whether it captures CUDA graphs."""
-    session, number = target.open(source, alone, library, apart), next(_NUMBERS)
+    session, number = target.open(source, alone, apart), next(_NUMBERS)
     _SESSIONS[number] = session
     return number, session.captures
 

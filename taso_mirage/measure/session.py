@@ -26,8 +26,9 @@ from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_type
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
+from taso_mirage.targets.protocol import Source, Trusted
 
-Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
+Content = tuple[Source, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
 _Source = Callable[[], AbstractContextManager[Content]]
 """Gives a model's content while a session is made; asked again where the child process had to be
@@ -37,13 +38,12 @@ started anew."""
 class Session:
     """A model loaded in the child process; see `targets.protocol`.
 
-    `source`: the model's bytes, its path, or what gives them.
+    `source`: the model's bytes, its path, or what gives them. Its kernels run where it is
+    `Trusted`.
     """
 
-    def __init__(
-        self, source: bytes | str | _Source, target: Target = CPU, alone: bool = False, library: bool = False
-    ) -> None:
-        self.target, self._options = target, (alone, library)
+    def __init__(self, source: Source | _Source, target: Target = CPU, alone: bool = False) -> None:
+        self.target, self._alone = target, alone
         self._source: _Source = source if callable(source) else lambda: nullcontext((source, {}))
         self._place = _Place()
         self.captures = target.gpu
@@ -71,7 +71,7 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            number, self.captures = in_child(native.open_session, source, self.target, *self._options, dict(apart))
+            number, self.captures = in_child(native.open_session, source, self.target, self._alone, dict(apart))
         return number
 
 
@@ -132,11 +132,11 @@ def open_in_child(
     target: Target = CPU,
     source: bool = False,
     check: bool = False,
-    library: bool = True,
     without: Collection[str] = (),
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read, `without` some attributes
-    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. `library`: see `Session`.
+    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. Kernels that the model
+    carries run if they are trusted (`Model.trusted`), and nothing that a caller says changes that.
 
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
@@ -146,8 +146,22 @@ def open_in_child(
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
-            return Session(lambda: nullcontext(serialize_apart(model, source, without)), target, library=library)
-    return Session(lambda: _content(model, source, without), target, library=library)
+            return Session(lambda: nullcontext(_apart(model, source, without)), target)
+    return Session(lambda: _content(model, source, without), target)
+
+
+def runnable(model: Model, source: bool = False, without: Collection[str] = ()) -> Source:
+    """A model's bytes for a runtime, which runs its kernels if they are trusted."""
+    return _said(model, serialize(model, source, without))
+
+
+def _said(model: Model, content: bytes | str) -> Source:
+    return Trusted(content) if model.trusted else content
+
+
+def _apart(model: Model, source: bool, without: Collection[str]) -> Content:
+    content, weights = serialize_apart(model, source, without)
+    return _said(model, content), weights
 
 
 def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) -> list[RunNode]:
@@ -197,12 +211,12 @@ def original(model: Model, target: Target = CPU) -> Session:
 @contextmanager
 def _content(model: Model, source: bool, without: Collection[str] = ()) -> Iterator[Content]:
     if weight_bytes(model) < INSIDE:
-        yield serialize(model, source, without), {}
+        yield runnable(model, source, without), {}
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save(model, path, source, without)
-        yield str(path), {}
+        yield _said(model, str(path)), {}
 
 
 INSIDE = 1_500_000_000

@@ -4,7 +4,7 @@ them on the machine they are for."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get
-from taso_mirage.targets.protocol import RuntimeSession
+from taso_mirage.targets.protocol import RuntimeSession, Source
 
 __all__ = ["counted_nodes", "device_key", "in_turn", "operator_seconds", "overhead", "random_feed"]
 CHAIN = 20
@@ -34,10 +34,10 @@ def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
     return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
 
 
-def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1, library: bool = False) -> list[float]:
+def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int = 1) -> list[float]:
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
-    machine meets all alike. Only with the `library` do their kernels run (`Target.open`)."""
-    runs = [_runner(content, target, seed, library) for content in contents]
+    machine meets all alike."""
+    runs = [_runner(content, target, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
@@ -67,8 +67,8 @@ def overhead(target: Target) -> float:
     return alone - max(many - alone, 0.0) / CHAIN
 
 
-def _runner(content: bytes, target: Target, seed: int, library: bool = False) -> Callable[[], float]:
-    session = target.open(content, False, library, {})
+def _runner(content: Source, target: Target, seed: int) -> Callable[[], float]:
+    session = target.open(content, False, {})
     run = session.bound(random_feed(session, seed))
     run()
     return run

@@ -15,7 +15,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, variable
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, recapture
-from taso_mirage.onnx_io.read import OpaqueCall, from_ir
+from taso_mirage.onnx_io.read import OpaqueCall, as_data
 from taso_mirage.onnx_io.walk import bodies, bodies_below, defined_values, outer_values
 from taso_mirage.onnx_io.write import declare, to_ir
 
@@ -132,7 +132,7 @@ class _Reading:
                 graph.initializers.add(value)
         _end_in_nodes(graph)
         graph.opset_imports.update(self.model.opsets)
-        read = from_ir(copy_model(self.model.header, graph), trust_kernels=True)
+        read = as_data(copy_model(self.model.header, graph), self.model.trusted)
         return Body(self.attribute, read, formal, {name: arg for name, (_, arg) in self.captured.items()})
 
     def _outside(self, name: str, arg: Node) -> ir.Value:

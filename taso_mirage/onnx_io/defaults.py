@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taso_mirage.ir.model import Model
-from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.read import as_data
 
 
 def with_fixed_defaults(model: Model) -> Model:
@@ -24,4 +24,4 @@ def with_fixed_defaults(model: Model) -> Model:
     copy.meta.update(source.meta)
     for value in [v for v in copy.graph.inputs if v.is_initializer()]:
         copy.graph.inputs.remove(value)
-    return replace(from_ir(copy, trust_kernels=True), source=model.source or source)
+    return replace(as_data(copy, model.trusted), source=model.source or source)

@@ -19,7 +19,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
-from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.read import as_data, from_ir
 from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
 from taso_mirage.onnx_io.write import to_ir
@@ -43,7 +43,15 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
     Fused kernels that the file carries are code: unless they are trusted, the graph of their own
     operators stands in their place, and `kernels.dropped` says so.
     """
-    path = Path(path)
+    return _loaded(Path(path), lambda source: from_ir(source, trust_kernels))
+
+
+def load_as_data(path: Path) -> Model:
+    """The same with all that the file carries, kernels too, to be looked at: none of it runs."""
+    return _loaded(path, as_data)
+
+
+def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
     if not path.exists():
         raise InvalidModel(f"{path}: no such file; check the path")
     if path.is_dir():
@@ -53,10 +61,12 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
     source = _read(path)
     source.meta[READ_FROM] = str(path.resolve())
     without_stamp(source)
-    return accepted(source, str(path), lambda tensor: _external(tensor, path), trust_kernels)
+    return accepted(source, str(path), lambda tensor: _external(tensor, path), read)
 
 
-def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_kernels: bool) -> Model:
+def accepted(
+    source: ir.Model, name: str, tensors: Callable[[Any], Any], read: Callable[[ir.Model], Model] = from_ir
+) -> Model:
     """The terms of a model from outside, of which every tensor goes through `tensors`.
 
     InvalidModel begins with the name.
@@ -65,7 +75,7 @@ def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_k
         _validate(source)
         change_tensors(source, tensors)
         _sort(source)
-        return from_ir(source, trust_kernels)
+        return read(source)
     except InvalidModel as error:
         raise InvalidModel(f"{name}: {error}") from None
     except (
@@ -97,7 +107,7 @@ def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) 
         copy = onnx.ModelProto()
         copy.CopyFrom(given)
         source = from_proto(copy)
-    return accepted(source, "the model", _in_its_folder, trust_kernels)
+    return accepted(source, "the model", _in_its_folder, lambda source: from_ir(source, trust_kernels))
 
 
 def _in_its_folder(tensor: Any) -> Any:

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.kernels import is_kernel
-from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.read import as_data
 
 
 def without_functions(model: Model) -> Model:
@@ -27,7 +27,7 @@ def without_functions(model: Model) -> Model:
         InlinePass(criteria=_may_go)(copy)
     except (PassError, ValueError, LookupError, RuntimeError):
         return model
-    read = from_ir(copy, trust_kernels=True)
+    read = as_data(copy, model.trusted)
     return replace(read, sizes=model.sizes, integers=model.integers, source=model.source or source)
 
 

@@ -1,4 +1,5 @@
-"""A model's kernels as what they are functions of: their own operators, in the graph again."""
+"""Code that a model carries: its kernels as what they are functions of, their own operators in the
+graph again, and plans that were compiled for a device, which are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.functions` writes."""
+PLAN = ("com.microsoft", "EPContext")
+"""The node that holds what a runtime compiled for a device, or the path of a file with it."""
 DROPPED = "taso_mirage.dropped_kernels"
 """Key in `meta` of a header: how many kernels of the file were not taken."""
 
@@ -18,8 +21,9 @@ DROPPED = "taso_mirage.dropped_kernels"
 def without_kernels(old: ir.Model) -> ir.Model:
     """The model itself if it has no kernels; else a copy with the operators of every kernel in the
     place of its call, those where sizes choose between both. The kernels' code goes from metadata
-    and nodes: nothing can run it. Raises InvalidModel for a kernel without operators."""
-    if not _has_kernels(old):
+    and nodes: nothing can run it. Raises InvalidModel for a kernel without operators, and for a
+    compiled plan, which has none."""
+    if not carries_code(old):
         return old
     source = old.clone()
     source.meta.update(old.meta)
@@ -36,6 +40,11 @@ def without_kernels(old: ir.Model) -> ir.Model:
     for part in graphs_inside(source):
         part.opset_imports.pop(DOMAIN, None)
         for node in part:
+            if _is_plan(node):
+                raise InvalidModel(
+                    f"the node {node.name or node.op_type!r} holds code that was compiled for one device ({PLAN[1]}); optimize the "
+                    "model that it was made of"
+                )
             if node.domain == DOMAIN:
                 raise InvalidModel(
                     f"the node {node.name or node.op_type!r} runs a kernel without a function of ordinary operators beside it; "
@@ -57,15 +66,20 @@ def without_stamp(source: ir.Model) -> None:
         source.metadata_props.pop(key, None)
 
 
-def _has_kernels(source: ir.Model) -> bool:
-    if (
-        any(key.startswith(f"{DOMAIN}.") and key not in KEYS for key in source.metadata_props)
-        or DOMAIN in source.opset_imports
-    ):
+def carries_code(source: ir.Model) -> bool:
+    """Whether a model has anything of a kernel, or a compiled plan."""
+    if any(key.startswith(f"{DOMAIN}.") and key not in KEYS for key in source.metadata_props):
+        return True
+    if DOMAIN in source.opset_imports or any(domain == DOMAIN for domain, *_ in source.functions):
         return True
     return any(
-        DOMAIN in part.opset_imports or any(node.domain == DOMAIN for node in part) for part in graphs_inside(source)
+        DOMAIN in part.opset_imports or any(node.domain == DOMAIN or _is_plan(node) for node in part)
+        for part in graphs_inside(source)
     )
+
+
+def _is_plan(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == PLAN
 
 
 def dropped(header: ir.Model) -> str | None:

@@ -67,15 +67,15 @@ class OpaqueCall:
 def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
     """The terms of an ONNX model.
 
-    `source` is kept as the header and must not be changed afterwards.
-
-    Fused kernels that it carries are code: unless they are trusted, a copy with their own operators
-    is read in its place.
+    `source` is kept as the header and must not be changed afterwards. Fused kernels that it carries
+    are code: unless they are trusted, a copy with their own operators is read in its place.
     """
-    if not trust_kernels:
-        source = without_kernels(source)
-    reader = _Reader(source)
-    reader.read()
+    return as_data(source, True) if trust_kernels else as_data(without_kernels(source))
+
+
+def as_data(source: ir.Model, trusted: bool = False) -> Model:
+    """The same with all that the model carries: code stays data, unless it is `trusted`."""
+    (reader := _Reader(source)).read()
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
         graph=graph,
@@ -89,6 +89,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
         rows=indexed_rows(graph),
         shares=share_inputs(source),
         defaults=reader.defaults,
+        trusted=trusted,
     )
 
 
@@ -303,8 +304,7 @@ class _Reader:
 
     def _whole(self, node: ir.Node, term: Node) -> Node:
         """The term, if it has all outputs of the node that something may use."""
-        needed = sum(map(_is_used, node.outputs))
-        there = len(term.type) if isinstance(term.type, tuple) else 1
+        needed, there = sum(map(_is_used, node.outputs)), len(term.type) if isinstance(term.type, tuple) else 1
         if needed > there:
             raise Unsupported(f"{needed} of its outputs are used; the operator gives {there}")
         return term
@@ -339,8 +339,8 @@ class _Reader:
         (name, attribute), *_ = node.attributes.items()
         if name == "value":
             return self._tensor(str(output.name), attribute.as_tensor())
-        kinds: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64}
-        kinds["value_ints"] = np.int64
+        floats: dict[str, Any] = dict.fromkeys(("value_float", "value_floats"), np.float32)
+        kinds = floats | dict.fromkeys(("value_int", "value_ints"), np.int64)
         if name not in kinds:
             raise Unsupported(f"Constant with {name}")
         array = np.array(attribute_value(name, attribute), kinds[name])

@@ -22,7 +22,8 @@ import numpy as np
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor, numpy_dtype
 from taso_mirage.kernels.packaging.register import carries_kernels, register
-from taso_mirage.targets.protocol import STANDARD, Arrays, Source
+from taso_mirage.targets.cuda.options import PROVIDER as CUDA
+from taso_mirage.targets.protocol import STANDARD, Arrays, Source, Trusted, plain
 from taso_mirage.targets.stamp import Provider
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -42,7 +43,6 @@ def inference_session(
     source: Source,
     providers: Sequence[Provider],
     alone: bool = False,
-    kernels: bool | None = None,
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
     optimized: bool = True,
@@ -50,9 +50,9 @@ def inference_session(
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
-    `kernels`: None without the library of kernels, else whether those for CUDA are meant; `apart`:
-    what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one, with
-    its weights beside it; `profile`: what the name of a file of its profiler begins with.
+    `apart`: what `ort_values` gives; `dump`: a file for the model that the runtime makes of this
+    one, with its weights beside it; `profile`: what the name of a file of its profiler begins
+    with.
     """
     import onnxruntime
 
@@ -69,12 +69,27 @@ def inference_session(
         options.enable_profiling, options.profile_file_prefix = True, profile
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    if kernels is not None and carries_kernels(source):
-        register(options, source, cuda=kernels)
+    if apart:
+        options.add_external_initializers(list(apart), list(apart.values()))
+    return opened_session(source, providers, options)
+
+
+def opened_session(source: Source, providers: Sequence[Provider], options: Any = None) -> Any:
+    """The one way to an `onnxruntime.InferenceSession`, for a user's own process too, with the
+    user's options, if there are any.
+
+    The library of kernels is registered for a `Trusted` model alone; of any other the functions of
+    the kernels run. A file is ONNX, whatever its name or its first bytes say.
+    """
+    import onnxruntime
+
+    options = options or onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    model = plain(source)
+    if isinstance(source, Trusted) and carries_kernels(model):
+        register(options, model, cuda=CUDA in {each if isinstance(each, str) else each[0] for each in providers})
     try:
-        if apart:
-            options.add_external_initializers(list(apart), list(apart.values()))
-        return onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
+        return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
     except Exception as error:  # onnxruntime's errors share no base class of its own
         raise refused("load", error) from None
 
@@ -85,19 +100,6 @@ def check_provider(session: Any, provider: str) -> None:
         raise RuntimeUnavailable(
             f"ONNX Runtime has no working {provider} on this machine; `taso-mirage doctor` shows what works"
         )
-
-
-def users_session(source: Source, providers: Sequence[Provider], kernels: bool | None, options: Any) -> Any:
-    """A session for the user's own process and with the user's own options, if there are any."""
-    import onnxruntime
-
-    options = options or onnxruntime.SessionOptions()
-    if kernels is not None and carries_kernels(source):
-        register(options, source, cuda=kernels)
-    try:
-        return onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
-    except Exception as error:
-        raise refused("load", error) from None
 
 
 def resting_options() -> Any:
@@ -183,13 +185,13 @@ def _dtype(text: str) -> str:
     return names.get(name, name)
 
 
-def runtime_nodes(content: bytes, providers: Sequence[Provider], cuda: bool) -> int:
+def runtime_nodes(source: Source, providers: Sequence[Provider]) -> int:
     """How many nodes the runtime makes of a model, with its fusions and layouts."""
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
-        inference_session(content, providers, kernels=cuda, dump=path)
+        inference_session(source, providers, dump=path)
         return node_count(path)
 
 

@@ -12,7 +12,7 @@ from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.targets import stamp
 from taso_mirage.targets.known import target as target_named
-from taso_mirage.targets.protocol import Target
+from taso_mirage.targets.protocol import Target, Trusted
 from taso_mirage.targets.stamp import Stamp
 
 
@@ -52,7 +52,7 @@ def session(
     """
     source = model if isinstance(model, bytes) else str(model)
     wanted = _wanted(source, target)
-    return target_named(wanted.target).opened(source, wanted, trust_kernels, cuda_graph, options)
+    return target_named(wanted.target).opened(Trusted(source) if trust_kernels else source, wanted, cuda_graph, options)
 
 
 def _wanted(source: str | bytes, name: str | None) -> Stamp:

@@ -95,16 +95,16 @@ def _of_node(event: Mapping[str, Any]) -> bool:
 def profiled_seconds(
     source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float
 ) -> tuple[dict[str, float], float]:
-    """The seconds of a run by operator of the runtime, kernels for the CPU that the model carries
+    """The seconds of a run by operator of the runtime, kernels of a `Trusted` model
     among them, and those of a run without the profiler: of some runs of the optimized model the
     lower quartiles. What runs in the body of a node counts for the operators there.
 
     The profiler looks at the shapes of a node while its clock runs, which takes some microseconds:
     of small operators it tells its own time. Raises RunFailed.
     """
-    plain = run_of(inference_session(source, providers, kernels=False), inputs)
+    plain = run_of(inference_session(source, providers), inputs)
     with tempfile.TemporaryDirectory() as folder:
-        session = inference_session(source, providers, kernels=False, profile=os.path.join(folder, "runs"))
+        session = inference_session(source, providers, profile=os.path.join(folder, "runs"))
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin beside the other's
     return _by_operator(events), _quartile([timed(plain) for _ in range(runs)][1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -13,8 +14,27 @@ from taso_mirage.targets.device import Device
 from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 Arrays = Mapping[str, NDArray[Any]]
-Source = bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """A model whose kernels may be compiled and run: they were made here, or the user says so.
+
+    What opens models runs the kernels of no other (`onnx_runtime.opened_session`).
+    """
+
+    model: bytes | str
+
+
+Source = bytes | str | Trusted
 """A model's bytes, or the path of its file."""
+
+
+def plain(source: Source) -> bytes | str:
+    """The bytes or the path themselves, without the word of anybody."""
+    return source.model if isinstance(source, Trusted) else source
+
+
 STANDARD = frozenset(("", "ai.onnx"))
 """ONNX's own domain, by both of its names."""
 
@@ -107,11 +127,11 @@ class Target(Protocol):
         """Whether the runtime keeps a blocked layout from one convolution to the next, through the
         operators that it has in it."""
 
-    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+    def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         """A session.
 
-        With `alone` a model of which another device would run a part is refused; only with
-        `library` kernels that a model carries are compiled and run. `apart`: weights that the
+        With `alone` a model of which another device would run a part is refused; kernels that a
+        model carries are compiled and run only where it is `Trusted`. `apart`: weights that the
         source leaves out. Raises RuntimeUnavailable where the runtime is missing, RunFailed where
         it does not load the model.
         """
@@ -121,7 +141,7 @@ class Target(Protocol):
         """Whether `profile.profiled_seconds` is for its runtime: ONNX Runtime on a CPU. On a GPU
         its profiler knows when a kernel was launched, not how long it ran."""
 
-    def nodes(self, content: bytes) -> int:
+    def nodes(self, source: Source) -> int:
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
         them or keeps a layout."""
 
@@ -148,6 +168,6 @@ class Target(Protocol):
     def stamp(self) -> Stamp:
         """What travels with a file that was measured here."""
 
-    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+    def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         """The runtime's own session on a file, in this process, as it was measured; see
         `packaging.session`."""

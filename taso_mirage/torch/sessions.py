@@ -16,10 +16,11 @@ import torch
 from taso_mirage.api import Options, optimize
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
+from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.session import session_on_stream
 from taso_mirage.targets.cuda.target import CUDA_TF32
-from taso_mirage.targets.onnx_runtime import resting_options
-from taso_mirage.targets.packaging import session
+from taso_mirage.targets.onnx_runtime import opened_session, resting_options
+from taso_mirage.targets.protocol import Source, Trusted
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
 from taso_mirage.torch.captured import TURN, TensorCall
 from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
@@ -69,7 +70,7 @@ class Sessions:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
                 results.append(self._optimized(part, path, values))
-                opened.append(self._opened(path, part.tf32))
+                opened.append(self._opened(Trusted(str(path)), part.tf32))  # its kernels were made here
                 if len(opened) < len(parts):
                     found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
                     values |= dict(zip(part.results, found, strict=True))
@@ -103,14 +104,14 @@ class Sessions:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
                 part.save(path)
-                opened.append(self._opened(path, part.tf32))
+                opened.append(self._opened(str(path), part.tf32))
         return self._bound(opened, self._inputs, self._results)
 
-    def _opened(self, path: Path, tf32: bool) -> OpenSession:
+    def _opened(self, source: Source, tf32: bool) -> OpenSession:
         if self._stream is None:
-            return OpenSession(session(path, trust_kernels=True, options=resting_options()))
+            return OpenSession(opened_session(source, CPU.stamp.providers(), resting_options()))
         with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
-            return OpenSession(*session_on_stream(str(path), self._stream.cuda_stream, tf32))
+            return OpenSession(*session_on_stream(source, self._stream.cuda_stream, tf32))
 
     def _bound(self, opened: Sequence[OpenSession], inputs: Sequence[str], results: Sequence[str]) -> Calls:
         return BoundCalls(opened, inputs, results, self._device, self._stream, self._cuda)

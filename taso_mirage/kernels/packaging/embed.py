@@ -21,6 +21,7 @@ from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.packaging.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
+from taso_mirage.onnx_io.kernels import carries_code
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
@@ -122,9 +123,12 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     at others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
-    the model does not have or that cannot be a function, or for too many kernels. That a kernel
-    computes what its region does is for the caller to know.
+    the model does not have or that cannot be a function, for too many kernels, or for a model with
+    code that nobody trusts: the library would run it too. That a kernel computes what its region
+    does is for the caller to know.
     """
+    if not model.trusted and carries_code(model.header):
+        raise Unsupported("the model carries kernels that are not trusted, so none is made for it")
     header = _header(model.header)
     names = _Names(header, {domain: v for domain, v in model.opsets.items() if domain != DOMAIN})
     fits = None
@@ -152,6 +156,7 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         names=_moved(model.names, new),
         origins=_moved({n: o for n, o in model.origins.items() if n not in mapping}, new),
         opaque=_moved(model.opaque, new),
+        trusted=True,
     )
     return without_unread(made) if arranged else made
 

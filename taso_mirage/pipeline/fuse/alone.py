@@ -15,9 +15,9 @@ from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes
 from taso_mirage.measure.child import in_child
+from taso_mirage.measure.session import runnable
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.tasks import in_turn
-from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
@@ -56,7 +56,7 @@ def region_seconds(
     weights = {k: v for _, arrays in copies for k, v in arrays.items()}
     before, whole = (standalone(Graph(left, each), opsets, weights) for each in (in_operators(outputs), outputs))
     after = embed(whole, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
-    times = in_child(in_turn, [serialize(before), serialize(after)], target, SECONDS, SEED, True)
+    times = in_child(in_turn, [runnable(before), runnable(after)], target, SECONDS, SEED)
     return times[0] / len(copies), times[1] / len(copies)
 
 

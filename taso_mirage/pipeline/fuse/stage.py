@@ -30,7 +30,7 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import compare, passes_checker
+from taso_mirage.measure.check import Difference, compare, passes_checker
 from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
@@ -413,12 +413,12 @@ class _Stage:
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
         kinds = rounding_nothing(self.kept, self.backend)
         exact, compared = (model, session) if kinds is None else ((found := self._with(kinds)), self._opened(found))
-        there = runtime.open_in_child(model, self.target, library=False) if self.config.elsewhere else None
-        fine = Fine.of(result.original)
-        differences = []
-        for each, library in ((compared, True), *([(there, False)] if there is not None else [])):
-            finely = None if fine is None else fine.opened(exact, self.target, library=library)
-            differences += compare(result.original, each, result.cases, finely, SHARE if library else 0.0)
+        there = runtime.open_in_child(model.without_library(), self.target) if self.config.elsewhere else None
+        fine, differences = Fine.of(result.original), list[Difference]()
+        sides = [(compared, exact, SHARE)] + ([(there, exact.without_library(), 0.0)] if there is not None else [])
+        for each, finer, share in sides:
+            finely = None if fine is None else fine.opened(finer, self.target)
+            differences += compare(result.original, each, result.cases, finely, share)
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")

@@ -25,10 +25,9 @@ class CpuSession:
 
     captures = False
 
-    def __init__(self, source: Source, alone: bool, library: bool, apart: Arrays, optimized: bool = True) -> None:
+    def __init__(self, source: Source, alone: bool, apart: Arrays, optimized: bool = True) -> None:
         self._apart = ort_values(apart)
-        kernels = False if library else None
-        self._session = inference_session(source, [PROVIDER], alone, kernels, self._apart, optimized=optimized)
+        self._session = inference_session(source, [PROVIDER], alone, self._apart, optimized=optimized)
         check_provider(self._session, PROVIDER)
 
     def run(self, inputs: Arrays) -> list[Any]:

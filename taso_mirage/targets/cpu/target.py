@@ -43,14 +43,14 @@ class Cpu:
     def plain(self) -> Cpu:
         return self
 
-    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
-        return CpuSession(source, alone, library, apart, self.options != WITHOUT_OPTIMIZATIONS)
+    def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
+        return CpuSession(source, alone, apart, self.options != WITHOUT_OPTIMIZATIONS)
 
-    def nodes(self, content: bytes) -> int:
-        return onnx_runtime.runtime_nodes(content, [PROVIDER], cuda=False)
+    def nodes(self, source: Source) -> int:
+        return onnx_runtime.runtime_nodes(source, [PROVIDER])
 
-    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
-        return onnx_runtime.users_session(model, stamp.providers(), False if trust_kernels else None, options)
+    def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
+        return onnx_runtime.opened_session(model, stamp.providers(), options)
 
 
 UNOPTIMIZED = Cpu(WITHOUT_OPTIMIZATIONS)

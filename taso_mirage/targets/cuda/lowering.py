@@ -194,7 +194,7 @@ class CudaLowering:
             ProgramRange(
                 program := _form(part, SPECIALIZED),
                 everywhere(program, self.capability, others, _form(part, PORTABLE)),
-                part.get("most", 0),
+                int(part.get("most", 0)),
             )
             for part in (record, *record.get("before", ()))
         ]

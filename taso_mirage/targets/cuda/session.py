@@ -25,7 +25,7 @@ from taso_mirage.targets.onnx_runtime import (
     refused,
     run_session,
 )
-from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.protocol import Arrays, Source, plain
 from taso_mirage.targets.stamp import Stamp, read_stamp
 
 PLAIN = "-1"
@@ -38,24 +38,23 @@ class CudaSession:
     Where operands are rounded to TF32, `run` is of a session beside it that rounds nothing.
     """
 
-    def __init__(self, source: Source, options: dict[str, str], alone: bool, library: bool, apart: Arrays) -> None:
+    def __init__(self, source: Source, options: dict[str, str], alone: bool, apart: Arrays) -> None:
         self._apart, self._graphs = ort_values(apart), count(1)
         load_libraries()
-        self._session, self.captures = self._opened(source, options, alone, library)
+        self._session, self.captures = self._opened(source, options, alone)
         self._exact = self._session
         if ROUNDED in options.items():
-            self._exact, _ = self._opened(source, {**options, TF32: "0"}, alone, library)
+            self._exact, _ = self._opened(source, {**options, TF32: "0"}, alone)
 
-    def _opened(self, source: Source, options: dict[str, str], alone: bool, library: bool) -> tuple[Any, bool]:
+    def _opened(self, source: Source, options: dict[str, str], alone: bool) -> tuple[Any, bool]:
         """A session, and whether its runs can be captured."""
-        kernels = True if library else None
         try:
-            found, captures = inference_session(source, [_provider(options, "1")], alone, kernels, self._apart), True
+            found, captures = inference_session(source, [_provider(options, "1")], alone, self._apart), True
         except RunFailed:
             if alone:
                 raise
             # parts run on the CPU: no graph can be captured
-            found, captures = inference_session(source, [_provider(options, "0")], False, kernels, self._apart), False
+            found, captures = inference_session(source, [_provider(options, "0")], False, self._apart), False
         check_provider(found, PROVIDER)
         return found, captures
 
@@ -102,20 +101,20 @@ class _Bound:
 
 
 def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, bool]:
-    """A session on a file with its kernels, for this process, whose runs are in the order of a CUDA
-    stream, given by its address; and whether the whole model runs on the GPU: then runs can be
-    captured as CUDA graphs (`graph_run`), but not in CUDA's default stream.
+    """A session on a file, with its kernels where it is `Trusted`, for this process, whose runs are
+    in the order of a CUDA stream, given by its address; and whether the whole model runs on the
+    GPU: then runs can be captured as CUDA graphs (`graph_run`), but not in CUDA's default stream.
 
     `tf32`: products and convolutions in single precision may round their operands to 10 bits.
     Raises RunFailed, RuntimeUnavailable.
     """
-    made = dict((read_stamp(metadata(model)) or Stamp("cuda", DEFAULT)).options)
+    made = dict((read_stamp(metadata(plain(model))) or Stamp("cuda", DEFAULT)).options)
     options = {**made, USER_STREAM: str(stream), **EXACT_SIZES, TF32: str(int(tf32))}
     load_libraries()
     try:
-        found, alone = inference_session(model, [_provider(options, "1")], alone=True, kernels=True), True
+        found, alone = inference_session(model, [_provider(options, "1")], alone=True), True
     except RunFailed:
-        found, alone = inference_session(model, [_provider(options, "0")], kernels=True), False
+        found, alone = inference_session(model, [_provider(options, "0")]), False
     check_provider(found, PROVIDER)
     return found, alone
 

@@ -63,26 +63,25 @@ class Cuda:
     def stamp(self) -> Stamp:
         return Stamp(self.name, (*self.options, (GRAPH, "1")))
 
-    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
-        return CudaSession(source, dict(self.options), alone, library, apart)
+    def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
+        return CudaSession(source, dict(self.options), alone, apart)
 
-    def nodes(self, content: bytes) -> int:
+    def nodes(self, source: Source) -> int:
         load_libraries()
-        return onnx_runtime.runtime_nodes(content, [(PROVIDER, {**dict(self.options), GRAPH: "0"})], cuda=True)
+        return onnx_runtime.runtime_nodes(source, [(PROVIDER, {**dict(self.options), GRAPH: "0"})])
 
-    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+    def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         load_libraries()
-        kernels = True if trust_kernels else None
         if graph and options is None:  # options are registered once, so with the user's own there is no second try
             try:
-                return _on_the_gpu(model, stamp, kernels, True, None)
+                return _on_the_gpu(model, stamp, True, None)
             except RunFailed:
                 pass  # parts run on the CPU: no graph can be captured
-        return _on_the_gpu(model, stamp, kernels, graph and options is not None, options)
+        return _on_the_gpu(model, stamp, graph and options is not None, options)
 
 
-def _on_the_gpu(model: Source, stamp: Stamp, kernels: bool | None, graph: bool, options: Any) -> Any:
-    session = onnx_runtime.users_session(model, stamp.providers(graph), kernels, options)
+def _on_the_gpu(model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
+    session = onnx_runtime.opened_session(model, stamp.providers(graph), options)
     onnx_runtime.check_provider(session, PROVIDER)
     return session
 

@@ -13,7 +13,7 @@ from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
 from taso_mirage.targets.openvino.options import PLACE
-from taso_mirage.targets.protocol import Arrays, Source, timed
+from taso_mirage.targets.protocol import Arrays, Source, plain, timed
 
 INSTALL = "OpenVINO is not installed: pip install 'taso-mirage[openvino]'"
 LEAVES = frozenset(("Parameter", "Input", "Output", "Result", "Const", "Constant"))
@@ -86,14 +86,14 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
     """
     core = _openvino().Core()
     try:
-        return core.compile_model(core.read_model(source), PLACE, dict(options))
+        return core.compile_model(core.read_model(plain(source)), PLACE, dict(options))
     except Exception as error:  # RuntimeError for all that is wrong
         raise _refused("load", error) from None
 
 
-def openvino_nodes(content: bytes, options: Mapping[str, str]) -> int:
+def openvino_nodes(source: Source, options: Mapping[str, str]) -> int:
     """How many nodes run of a compiled model."""
-    found = compiled_model(content, options).get_runtime_model().get_ops()
+    found = compiled_model(source, options).get_runtime_model().get_ops()
     return sum(str(each.get_rt_info()["layerType"].astype(str)) not in LEAVES for each in found)
 
 

@@ -49,13 +49,13 @@ class OpenVino:
     def stamp(self) -> Stamp:
         return Stamp(self.name, self.options)
 
-    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+    def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         return session.OpenVinoSession(source, dict(self.options))
 
-    def nodes(self, content: bytes) -> int:
-        return session.openvino_nodes(content, dict(self.options))
+    def nodes(self, source: Source) -> int:
+        return session.openvino_nodes(source, dict(self.options))
 
-    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+    def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         if options is not None:
             raise InvalidOption(
                 "options are onnxruntime.SessionOptions; a model for openvino runs without ONNX Runtime"

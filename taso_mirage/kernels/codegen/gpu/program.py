@@ -92,6 +92,15 @@ class LaunchSchedule:
     precision: str = IEEE
     persistent: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no schedule: records are read from files, and these stand in
+        the source that is generated."""
+        numbers = (self.warps, self.stages, self.persistent)
+        flags = (self.overlap, self.early, self.late, self.specialized)
+        known = self.precision in (*PRECISIONS, TF32_ROUNDED)
+        if not known or {type(n) for n in numbers} != {int} or {type(f) for f in flags} != {bool}:
+            raise ValueError(f"no schedule of a launch: {str((*numbers, *flags, self.precision))[:100]}")
+
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
     """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads
