@@ -2,7 +2,8 @@
 beside each.
 
 The system lets go of a lock when its process ends, however it ends: a file that a killed process
-leaves locks nothing, and goes with the next run that has this output. Where a file system has no locks, as some network mounts, nothing is locked.
+leaves locks nothing, and goes with the next run that has this output. Where a file system has no
+locks, as some network mounts, nothing is locked.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def steady() -> None:
         except OSError:
             _fill(number)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", errors="replace", closefd=False))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for name in NAMES[1:]:
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):

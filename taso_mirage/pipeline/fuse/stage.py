@@ -401,7 +401,7 @@ class _Stage:
         """New sessions on the original and on the model, if there is time for them."""
         if self.budget.stop or self._late():
             return None
-        return runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
+        return runtime.original(self.result.original, self.target), self._opened(model)
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
@@ -409,7 +409,7 @@ class _Stage:
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        original = self.original or runtime.open_in_child(result.original, self.target, source=True)
+        original = self.original or runtime.original(result.original, self.target)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
         kinds = rounding_nothing(self.kept, self.backend)
         exact, compared = (model, session) if kinds is None else ((found := self._with(kinds)), self._opened(found))
