@@ -19,7 +19,8 @@ from taso_mirage.measure.shapes import parse_shapes
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
-from taso_mirage.onnx_io.files import check_outputs, data_files, from_memory, like, load
+from taso_mirage.onnx_io.files import data_files, from_memory, like, load
+from taso_mirage.onnx_io.outputs import check_outputs, same_file
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
@@ -51,7 +52,7 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, fix_defaults, may_grow (or a function
+    explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a function
     that is told how much the file would grow, and answers), allow_rounding (a number of
     quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule
     files whose rules are added to all others. Of shape, inputs and rules one may stand without a
@@ -105,6 +106,7 @@ class Options:
     certificate: str | Path | None = None
     trust_kernels: bool = False
     fix_defaults: bool = False
+    in_place: bool = False
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: str | float | None = None
     rules: RuleSet | str | Path | Sequence[str | Path] | None = None
@@ -182,11 +184,11 @@ def _run(given: Any, options: Options) -> Result:
     if isinstance(given, str | Path):
         path = Path(given)
         model = load(path, options.trust_kernels)
-        output: Path | None = Path(options.output or path.with_name(f"{path.stem}.optimized.onnx"))
+        output = _output(path, options)
     else:
         model = from_memory(given, options.trust_kernels)
         path = Path(given.graph.name or "model")
-        output = None if options.output is None else Path(options.output)
+        output = _in_memory(options)
     model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
     read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
@@ -194,6 +196,7 @@ def _run(given: Any, options: Options) -> Result:
         {"--output": output, "--report": page, "--certificate": certified},
         read | ({"the model": path} if isinstance(given, str | Path) else {}),
         data_files(model),
+        options.in_place,
     )
     with locked(*(each for each in (output, page, certified) if each is not None)):
         result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
@@ -202,3 +205,18 @@ def _run(given: Any, options: Options) -> Result:
         if page is not None:
             html.write_page(page, result, result.explanations, path, result.written, options.command)
     return result
+
+
+def _output(path: Path, options: Options) -> Path:
+    """Where the model of a path goes; in place where it really lies, so that a link stays one."""
+    if options.in_place:
+        if options.output is not None and not same_file(Path(options.output), path):
+            raise InvalidOption(f"in_place writes onto the model {path}; leave output out")
+        return Path(options.output or path).resolve()
+    return Path(options.output or path.with_name(f"{path.stem}.optimized.onnx"))
+
+
+def _in_memory(options: Options) -> Path | None:
+    if options.in_place:
+        raise InvalidOption("in_place is for a model in a file; one in memory is returned")
+    return None if options.output is None else Path(options.output)

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
-from taso_mirage.onnx_io.files import files_of
+from taso_mirage.onnx_io.files import data_beside, files_of
 from taso_mirage.report.data import or_null
 from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
@@ -172,7 +172,7 @@ class Folder:
     def _there(self, name: str) -> dict[str, str]:
         """The files that are at the places of a model's results."""
         output = self.output / name
-        places = (output, _page(output), output.with_name(f"{output.name}.data"))
+        places = (output, _page(output), *data_beside(output))
         return file_digests(self.output, [place for place in places if os.path.isfile(place)])
 
     def _done(self, name: str, row: ModelRow) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from taso_mirage.onnx_io.files import check_writable
+from taso_mirage.onnx_io.outputs import check_writable
 from taso_mirage.system.files import write_file
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_cache_changes_nothing(tmp_path: Path, files: Mapping[str, st
 
 def test_other_files_and_empty_caches(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(InvalidOption, match="not a zip file"):
+    with pytest.raises(InvalidOption, match="it is no archive"):
         import_cache(tmp_path / "text", tmp_path / "there")
     with pytest.raises(InvalidOption, match="missing: no such file"):
         import_cache(tmp_path / "missing", tmp_path / "there")

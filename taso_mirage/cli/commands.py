@@ -24,6 +24,7 @@ from taso_mirage.cli.optimize import optimize
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import OutputError, TasoMirageError
 from taso_mirage.system.memory import collect_seldom, reuse_memory
+from taso_mirage.system.streams import steady
 from taso_mirage.system.terminal import one_line, say, say_lines
 from taso_mirage.version import __version__
 
@@ -149,7 +150,9 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def main() -> None:
     """Run the command line; every expected error is one line on stderr and its exit code."""
+    steady()
     signal.signal(signal.SIGINT, interrupt.give_up)
+    interrupt.end_cleanly()
     sys.unraisablehook = interrupt.unraisable
     logging.getLogger().addHandler(logging.NullHandler())  # what libraries log of a model is not escaped
     if not sys.warnoptions:
@@ -160,17 +163,19 @@ def main() -> None:
         try:
             app()
         except SystemExit:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here a full disk can still be told
+            sys.stdout.flush()  # here a full disk can still be told
             raise
         finally:  # a late one would end in a traceback, or cut the threads' end short
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            interrupt.end_at_once()
     except TasoMirageError as error:
         _complain(one_line(str(error)))
         sys.exit(error.exit_code)
     except interrupt.CtrlC as given_up:
         _complain(str(given_up) or "interrupted; nothing was written")
         sys.exit(130)
+    except interrupt.Ended as ended:
+        interrupt.die(ended.number)
     except MemoryError:
         _complain("not enough memory for this model")
         sys.exit(1)
@@ -185,11 +190,11 @@ def _complain(text: str) -> None:
 
 
 def _unexpected(error: Exception) -> int:
-    """Say what is no error of ours: a terminal or a pipe that takes no more, or a bug.
+    """Say what is no error of ours: a disk that takes no more of what is printed, or a bug.
 
     The exit code.
     """
-    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for what Python itself would write at its end)
         why = "what was to be printed could not be written"
         _complain(f"{why} ({error.strerror}); files that were written before stay")

@@ -1,4 +1,5 @@
-"""Ctrl-C: the first one keeps the best found so far, the next one gives up."""
+"""Signals. Of Ctrl-C the first one keeps the best found so far, the next one gives up; SIGTERM and
+SIGHUP end the program, which leaves nothing half-done behind."""
 
 from __future__ import annotations
 
@@ -11,10 +12,24 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from taso_mirage.system import locks
 from taso_mirage.system.terminal import say
 
 if TYPE_CHECKING:
     from taso_mirage.search.config import Stop
+
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+GRACE = 5.0
+"""Seconds in which a program that is to end puts away what it was at."""
+
+
+class Ended(BaseException):
+    """A signal that ends the program; no Exception for the same reason as CtrlC."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class CtrlC(BaseException):
@@ -24,14 +39,66 @@ class CtrlC(BaseException):
     """
 
 
-def give_up(number: int, frame: FrameType | None) -> None:
-    """Raises CtrlC, but not inside of an import: a module in C++ makes an ImportError of it,
-    or ends the process."""
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return _again()
+_WHOLE = frozenset({"<frozen importlib._bootstrap>", locks.__file__})
+"""Files of code that no signal cuts in two. In an import a module in C++ would make an ImportError
+of it, or end the process; a lock would stay."""
+
+
+def _cuts(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename not in _WHOLE:
         frame = frame.f_back
+    return frame is not None
+
+
+def give_up(number: int, frame: FrameType | None) -> None:
+    """Raises CtrlC, a moment later where this one would cut something in two."""
+    if _cuts(frame):
+        _postponed.set()
+        return _again(number)
     raise CtrlC
+
+
+def end_cleanly() -> None:
+    """From here on SIGTERM and SIGHUP raise Ended; one that the caller has ignored (`nohup`) stays
+    so."""
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def end_at_once() -> None:
+    """From here on they end the program as ever: nothing is left to put away."""
+    for number in ENDING:
+        if signal.getsignal(number) in (_end, _wait):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if _cuts(frame):
+        return _again(number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in ENDING:
+        signal.signal(each, _wait)
+    watch = threading.Timer(GRACE, _leave, (number,))
+    watch.daemon = True
+    watch.start()
+    raise Ended(number)
+
+
+def _wait(number: int, frame: FrameType | None) -> None:
+    """It is ending already."""
+
+
+def _leave(number: int) -> None:
+    locks.let_go_all()
+    os._exit(128 + number)
+
+
+def die(number: int) -> None:
+    """End by the signal, as who sent it expects."""
+    locks.let_go_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 FOUND = "what was found so far"
@@ -39,22 +106,25 @@ _postponed = threading.Event()
 """Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
 
 
-def _again() -> None:
+def _again(number: int) -> None:
     """The same signal a moment later.
 
     It is sent to the process: only so does it wake the main thread from a wait.
     """
-    _postponed.set()
-    later = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    later = threading.Timer(0.05, os.kill, (os.getpid(), number))
     later.daemon = True  # the program's end does not wait for it
     later.start()
 
 
 def unraisable(dropped: sys.UnraisableHookArgs) -> None:
     """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a
-    Ctrl-C is not to be lost there."""
+    signal is not to be lost there."""
     if isinstance(dropped.exc_value, CtrlC):
-        _again()
+        _postponed.set()
+        _again(signal.SIGINT)
+    elif isinstance(dropped.exc_value, Ended):
+        signal.signal(dropped.exc_value.number, _end)
+        _again(dropped.exc_value.number)
     else:
         sys.__unraisablehook__(dropped)
 

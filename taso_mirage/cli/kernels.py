@@ -55,7 +55,8 @@ def kernels_command(
     from taso_mirage.kernels.survey import survey
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
-    from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
+    from taso_mirage.onnx_io.files import data_files
+    from taso_mirage.onnx_io.outputs import check_folder, check_outputs
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config, representative
     from taso_mirage.system.files import write_file

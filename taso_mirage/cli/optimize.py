@@ -105,6 +105,10 @@ _FixDefaults = Annotated[
         help="Make weights of the inputs that have an initializer as their default: no caller can replace them any more.",
     ),
 ]
+_InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Write onto the model itself: it is replaced once the new one is whole."),
+]
 _MayGrow = Annotated[
     bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
 ]
@@ -146,6 +150,7 @@ def optimize(
     certificate: _CertificateFile = None,
     trust_kernels: TrustKernels = False,
     fix_defaults: _FixDefaults = False,
+    in_place: _InPlace = False,
     may_grow: _MayGrow = False,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
@@ -201,6 +206,8 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) 
     for name in ("report", "certificate"):
         if options[name] is not None:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
+    if options["in_place"]:
+        raise InvalidOption("--in-place is for one model; the results of a folder need a folder of their own")
     folder = Folder(source, options["output"], options)
     try:
         with folder.locked():

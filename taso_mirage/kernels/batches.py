@@ -10,7 +10,7 @@ read once for every sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -65,7 +65,12 @@ class EqualRegions:
 
 
 def equal_regions(
-    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: PreparedKinds | None = None
+    model: Model,
+    sizes: SymbolSizes,
+    lanes: int,
+    batched: bool,
+    prepared: PreparedKinds | None = None,
+    late: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out.
 
@@ -75,7 +80,7 @@ def equal_regions(
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes, batched, prepared).items():
+    for whole, spots in fragments(model, sizes, lanes, batched, prepared, late=late).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen

@@ -9,7 +9,7 @@ the region at those.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 
 import numpy as np
@@ -46,7 +46,12 @@ FreeKnown = dict[tuple[Graph, FreeSizes], bool]
 
 
 def free_regions(
-    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: PreparedKinds | None = None
+    model: Model,
+    sizes: SymbolSizes,
+    lanes: int,
+    batched: bool,
+    prepared: PreparedKinds | None = None,
+    late: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
     whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
@@ -54,7 +59,7 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, spots in fragments(model, instances, lanes, batched, prepared, True).items():
+    for goal, spots in fragments(model, instances, lanes, batched, prepared, True, late).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen

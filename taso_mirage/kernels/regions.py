@@ -17,7 +17,7 @@ weights is a region first, where a back end has those (`prepared.py`). What only
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -103,16 +103,17 @@ def fragments(
     batched: bool = False,
     prepared: PreparedKinds | None = None,
     free: bool = False,
+    late: Callable[[], bool] = lambda: False,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each
-    with its places. With `batched` a linear layer of a free number of rows is in none, as it may
+    with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a free number of rows is in none, as it may
     get many; unless kernels take `free` sizes, and it is in single precision. What `prepared` has
     kernels for is a region first."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched, free)
     if prepared is not None:
         growing.prepare(prepared)
     found: dict[Graph, list[RegionSite]] = {}
-    growing.run()
+    growing.run(late)
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
         graph, leaves = canonical_region(members, results, sizes)
@@ -155,7 +156,8 @@ class _Growing:
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
         self.found: list[list[Node]] = []
-        self.rank = self.position
+        self.rank = dict(self.position)
+        self.ranked: list[Node | None] = list(self.order)
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
@@ -179,19 +181,19 @@ class _Growing:
         except (LookupError, TypeError, TasoMirageError):
             return False
 
-    def run(self) -> None:
+    def run(self, late: Callable[[], bool]) -> None:
         """All other regions."""
         for kinds in ({RegionKind.PRODUCT, RegionKind.LINEAR}, {RegionKind.FOLD}, {RegionKind.CHAIN}):
             for node in self.order:
-                if self.kinds.get(node) in kinds and node not in self.region:
+                if self.kinds.get(node) in kinds and node not in self.region and not late():
                     members = self._grown(node)
                     if self._accepted(members) and self._worth(members):
                         self._take(members)
 
     def _take(self, members: list[Node]) -> None:
         self.found.append(members)
+        self._merge(members)
         self.region |= dict.fromkeys(members, members)
-        self.rank = self._ranked()
 
     def _worth(self, members: Sequence[Node]) -> bool:
         """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
@@ -391,20 +393,26 @@ class _Growing:
             stack += beyond
         return True
 
-    def _ranked(self) -> dict[Node, int]:
-        """A place for every term, operands first, where the terms of a region have the same."""
-        rank: dict[Node, int] = {}
-        stack = self.order[::-1]
-        while stack:
-            group = self.region.get(stack[-1], [stack[-1]])
-            if stack[-1] in rank:
-                stack.pop()
+    def _merge(self, members: Sequence[Node]) -> None:
+        """Give the terms of a new region one rank: between its first and its last, what hangs on it
+        comes after it, all else before. The terms of a region have the same rank, operands lower
+        ones; `ranked` has a term of each rank that is in use."""
+        ranks = [self.rank[n] for n in members]
+        first, last = min(ranks), max(ranks)
+        inside, behind = set(members), set(members)
+        before, after = list[Node](), list[Node]()
+        for node in self.ranked[first : last + 1]:
+            if node is None or node in inside:
                 continue
-            waiting = [a for n in group for a in n.args if a not in rank and a not in group]
-            stack += waiting
-            if not waiting:
-                rank |= dict.fromkeys(group, len(rank))
-        return rank
+            group = self.region.get(node, [node])
+            hangs = any(a in behind for n in group for a in n.args)
+            behind.update(group if hangs else ())
+            (after if hangs else before).append(node)
+        found: list[Node | None] = [*before, members[0], *after]
+        self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
+        for rank, node in enumerate([*before, members[0], *after], first):
+            group = members if node is members[0] else self.region.get(node, [node])
+            self.rank.update(dict.fromkeys(group, rank))
 
 
 def canonical_region(

@@ -12,7 +12,6 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -23,6 +22,7 @@ from typing import Any
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.measure.cost_cache import CostCache, cache_path
+from taso_mirage.system.archives import BadArchive, opened
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
@@ -30,9 +30,9 @@ FORMAT = 1
 MANIFEST, COSTS = "manifest.json", "costs.jsonl"
 FOLDERS = ("kernels", "mutants")
 _NAME = re.compile(rf"({'|'.join(FOLDERS)})/[0-9a-f]{{32}}\.json")
-_NO_ARCHIVE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
 LARGEST, LONGEST = 1 << 29, 1 << 16
-"""Bytes of all that an archive holds, and characters of a key."""
+"""Bytes of all that an archive holds where that is more than it has itself, and characters of a
+key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,16 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
     if not source.is_file():
         raise InvalidOption(f"{source}: no such file")
     try:
-        with zipfile.ZipFile(source) as archive:
+        with opened(source, LARGEST) as archive:
             costs, files = _checked(archive)
-    except _NO_ARCHIVE as error:
+    except BadArchive as error:
         raise InvalidOption(f"{source} is no cache that `taso-mirage cache export` wrote: {error}") from None
     place = folder or cache_path().parent
     with closing(CostCache(place / cache_path().name)) as cache:
         new = cache.add(costs)
     for name, content in files.items():
         if not (place / name).exists():
-            write_file(place / name, content)
+            write_file(place / name, content, lasting=False)
             new += 1
     devices = Counter(target for target, *_ in costs)
     return CacheContents(dict(devices), dict(Counter(name.partition("/")[0] for name in files)), new)
@@ -100,8 +100,6 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
 
 def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], dict[str, bytes]]:
     """The costs and files of an archive, read and looked at before anything is written."""
-    if sum(each.file_size for each in archive.infolist()) > LARGEST:
-        raise ValueError(f"it holds more than {LARGEST >> 20} MB")
     manifest = json.loads(archive.read(MANIFEST))
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}, this version reads {FORMAT}; update taso-mirage")

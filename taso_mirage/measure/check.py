@@ -56,7 +56,7 @@ from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import epsilon, equal_values, least, least_normal, magnitudes, most_of, rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, RoughReference
-from taso_mirage.measure.session import Session, check_source, open_in_child
+from taso_mirage.measure.session import Session, check_source, original
 from taso_mirage.measure.target import CPU, Target
 
 FACTOR = 4.0
@@ -141,7 +141,7 @@ def check_cases(
     """
     draws = InputDraws(model, session, base, given, others, fixed)
     taken = in_time(draws, seconds)
-    witness = cache(lambda: open_in_child(model, CPU, source=True))
+    witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each, reference in zip(taken, references(model, taken, seconds), strict=True):

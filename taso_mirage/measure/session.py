@@ -21,7 +21,7 @@ from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.target import CPU, Target
+from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
@@ -200,10 +200,14 @@ UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before
 
 
 def original(model: Model, target: Target = CPU) -> Session:
-    """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
+    """A session on the model as it was read, on the CPU without the runtime's optimizations where
+    these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""
     try:
         return open_in_child(model, target, source=True)
     except RunRefused as error:
+        if target == CPU:
+            with suppress(RunRefused):
+                return open_in_child(model, UNOPTIMIZED, source=True)
         why = CUSTOM if UNREGISTERED in str(error) else UNOPTIMIZABLE
         raise InvalidModel(f"{error}; {why}") from None
 

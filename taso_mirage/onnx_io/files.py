@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import re
 import secrets
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,11 @@ from taso_mirage.errors import InvalidModel, InvalidOption, OutputError
 from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
+from taso_mirage.onnx_io.outputs import move, remove, workspace
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import as_data, from_ir
 from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
-from taso_mirage.onnx_io.walk import change_tensors, check_expansion
+from taso_mirage.onnx_io.walk import change_tensors, check_expansion, check_functions
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
 
@@ -98,8 +97,7 @@ def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) 
     does not know its folder.
     """
     if isinstance(given, ir.Model):
-        source = given.clone()
-        source.meta.update(given.meta)
+        source = _copied(given)
     elif not isinstance(given, onnx.ModelProto):
         kinds = "an onnx.ModelProto, an onnx_ir.Model, or a path"
         raise InvalidOption(f"{type(given).__name__} is no model; give {kinds}")
@@ -108,6 +106,15 @@ def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) 
         copy.CopyFrom(given)
         source = from_proto(copy)
     return accepted(source, "the model", _in_its_folder, lambda source: from_ir(source, trust_kernels))
+
+
+def _copied(given: ir.Model) -> ir.Model:
+    try:
+        made = given.clone()
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise InvalidModel(f"the model is damaged: {_first_line(_cause(error))}") from None
+    made.meta.update(given.meta)
+    return made
 
 
 def _in_its_folder(tensor: Any) -> Any:
@@ -158,6 +165,7 @@ def _validate(source: ir.Model) -> None:
         raise InvalidModel(f"opset {opset} is not known (1 to {newest} are); convert the model or update onnx")
     if not source.graph.outputs:
         raise InvalidModel("it has no outputs, so there is nothing to compute; export it again")
+    check_functions(source)
     check_expansion(source)
 
 
@@ -267,14 +275,17 @@ def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
 
 
 def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
-    """Write into a folder of its own beside the target, flush, then rename; a failure puts
-    everything back."""
-    data = f"{path.name}.data"
+    """Write into a folder of its own beside the target, flush, then rename.
+
+    The model comes last, and what it has for weights never has the name of the old one's: at any
+    moment the old model is there with its weights, or the new one with its own.
+    """
     if external:
-        _refuse_foreign_data(made, path, path.parent / data)
+        _refuse_foreign_data(made, path, path.parent / f"{path.name}.data")
+    data, old = _free_name(path), _replaced_data(path)
     sources = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     try:
-        with _workspace(path) as folder:
+        with workspace(path) as folder:
             ir.save(
                 made,
                 folder / path.name,
@@ -286,116 +297,62 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
                 proto = onnx.load(folder / path.name, load_external_data=False)
                 onnx.save(restore(proto, made), folder / path.name)
             names = [data] if external and (folder / data).exists() else []
-            _replace(folder, path.parent, [*names, path.name])
+            move(folder, path.parent, [*names, path.name])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except OutputError:
         raise
     except Exception as error:  # onnx-ir and protobuf raise many kinds on what cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
-    target = (path.parent / data).resolve()
     for tensor in sources if names else []:
-        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == target:
-            tensor.invalidate()  # its offset is one in the old file
+        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() in old:
+            tensor.invalidate()  # its file goes
+    remove(old if names else ())
     return [path.parent / name for name in [*names, path.name]]
 
 
-def _replace(folder: Path, target: Path, names: list[str]) -> None:
-    """Move the new files, once they are on the disk, over the old ones, data first.
+def data_beside(path: Path) -> list[Path]:
+    """The files of weights beside a model that `write_files` gives it."""
+    pattern = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?\.data")
+    return [each for each in sorted(path.parent.glob("*.data")) if pattern.fullmatch(each.name)]
 
-    If one cannot be moved, the old ones are back.
-    """
-    for name in names:
-        with (folder / name).open("rb+") as handle:
-            os.fsync(handle.fileno())
-    kept = folder / "previous"
-    kept.mkdir()
-    moved: list[str] = []
+
+def _free_name(path: Path) -> str:
+    """The name of a model's file of weights; another one where there is such a file already."""
+    first = f"{path.name}.data"
+    return f"{path.name}.{secrets.token_hex(4)}.data" if (path.parent / first).exists() else first
+
+
+def _replaced_data(path: Path) -> set[Path]:
+    """What of `data_beside` the model at a path has its weights in, and no other model there."""
+    there = data_beside(path)
+    if not there:
+        return set()
+    used = {each: _named(each) for each in path.parent.glob("*.onnx")} | {path: _named(path)}
+    own = used.pop(path)
+    return {each.resolve() for each in there if each in own and not any(each in others for others in used.values())}
+
+
+def _named(path: Path) -> list[Path]:
+    """The files of a model, none of what cannot be read."""
     try:
-        for name in names:
-            if len(names) > 1 and (target / name).exists() and name != names[-1]:
-                os.replace(target / name, kept / name)
-            moved.append(name)
-            os.replace(folder / name, target / name)
-    except BaseException:
-        for name in moved[: len(moved) - 1]:
-            (target / name).unlink(missing_ok=True)
-        for old in kept.iterdir():
-            os.replace(old, target / old.name)
-        raise
-
-
-@contextmanager
-def _workspace(path: Path) -> Iterator[Path]:
-    if not path.parent.is_dir():
-        raise OutputError(
-            f"cannot write {path}: the folder {path.parent} does not exist; make it, or name another output"
-        )
-    folder = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
-    try:
-        try:
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:  # an interrupt may come at any moment, while the folder is removed, too
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_writable(path: Path) -> None:
-    """Fail before the work, not after it, when the output cannot be written."""
-    refuse_irregular(path)
-    try:
-        with _workspace(path) as folder:
-            (folder / "probe").write_bytes(b"")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; name another output") from None
-
-
-def check_folder(folder: Path) -> None:
-    """Fail before the work where files cannot be written into a folder, which need not be there
-    yet."""
-    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
-    if not there.is_dir():
-        raise OutputError(f"cannot write into {folder}: {there} is no folder; name another one")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
-
-
-def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = ()) -> None:
-    """Fail before the work where an output, by its option's name, cannot be written, or would
-    destroy another output, a file of weights, or what is `read`, by what it is. The model itself
-    may be written over by `--output`, not by a page about it."""
-    seen: dict[Path, str] = {}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        check_writable(path)
-        place = path.resolve()
-        if place in seen:
-            raise InvalidOption(f"{option} {path} is the same file as {seen[place]}; name another one")
-        seen[place] = option
-        for what, other in read.items():
-            if place == other.resolve() and (option, what) != ("--output", "the model"):
-                raise InvalidOption(f"{option} {path} would overwrite {what}; name another file")
-        if place in data:
-            raise InvalidOption(
-                f"{option} {path} would overwrite weights of the model, which lie in that file; name another one"
-            )
+        return files_of(path) if path.is_file() else []
+    except InvalidModel:
+        return []
 
 
 def save_proto(proto: onnx.ModelProto, path: Path, external: bool) -> None:
     """Write a model as it is, atomically; if it is to be external, its large tensors to `NAME.data`
     beside it."""
-    data = f"{path.name}.data"
+    data, old = _free_name(path), _replaced_data(path)
     refuse_irregular(path)
-    refuse_irregular(path.with_name(data))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _workspace(path) as folder:
+        with workspace(path) as folder:
             onnx.save(proto, folder / path.name, save_as_external_data=external, location=data if external else None)
             names = [data] if external else []
-            _replace(folder, path.parent, [*names, path.name])
+            move(folder, path.parent, [*names, path.name])
+        remove(old if external else ())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 

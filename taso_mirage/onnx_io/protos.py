@@ -30,6 +30,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     for text in _texts(proto):
         if not isinstance(text, str):  # protobuf hands out what is no UTF-8 as bytes
             raise InvalidModel(f"it is damaged: the text {text!r} is no UTF-8")
+    _check_names(proto)
     for graph in _graphs(proto):
         _densify(graph)
     types = {v.name: v.type.SerializeToString() for v in _infos(proto.graph) if _has_map(v.type)}
@@ -40,6 +41,20 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     model = ir.from_proto(proto)
     model.meta[MAP_TYPES] = types
     return model
+
+
+def _check_names(proto: onnx.ModelProto) -> None:
+    """InvalidModel for functions, or inputs or outputs of one, of the same name: onnx-ir keeps one
+    of them."""
+    seen: set[tuple[str, ...]] = set()
+    for each in proto.functions:
+        name, key = f"{each.domain}::{each.name}", (each.domain, each.name, each.overload)
+        if key in seen:
+            raise InvalidModel(f"two functions are called {name}")
+        seen.add(key)
+        for values in (each.input, each.output):
+            if len({*values}) < len(values) or "" in values:
+                raise InvalidModel(f"the function {name} has inputs or outputs of the same name, or of none")
 
 
 def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:

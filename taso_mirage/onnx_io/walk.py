@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -100,6 +100,34 @@ def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_on
                     made = [change(each) for each in attribute.value]
                     if any(new is not old for new, old in zip(made, attribute.value, strict=True)):
                         attributes[name] = ir.AttrTensors(name, made, doc_string=attribute.doc_string)
+
+
+def check_functions(source: ir.Model) -> None:
+    """Raise InvalidModel for a function that uses what nothing in it has computed by then: a
+    function sees nothing of the graph that calls it."""
+    for function in source.functions.values():
+        name = f"{function.domain}::{function.name}"
+        _check_scope(function, set(), name)
+
+
+def _check_scope(part: Part, known: set[ir.Value], name: str) -> None:
+    """All of a function or of a body inside of it; `known` are the values until there."""
+    known.update(part.inputs)
+    known.update(part.initializers.values() if isinstance(part, ir.Graph) else ())
+    for node in part:
+        _check_known(node.inputs, known, name)
+        for body in bodies(node):
+            _check_scope(body, known, name)
+        known.update(node.outputs)
+    _check_known(part.outputs, known, name)
+
+
+def _check_known(values: Iterable[ir.Value | None], known: set[ir.Value], name: str) -> None:
+    for value in values:
+        if value is not None and value not in known:
+            raise InvalidModel(
+                f"the function {name} uses the value {value.name!r}, which nothing in it has computed by then"
+            )
 
 
 def check_expansion(source: ir.Model) -> None:

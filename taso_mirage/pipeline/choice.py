@@ -113,7 +113,7 @@ class Choosing:
             return Choice(alive[best], timings[best], normal)
         timing = self._sure(alive[best], timings[best], [[each[0], each[1 + best]] for each in times])
         candidate, timing = self._what_pays(alive[best], timing, pace)
-        if not gains(timing):
+        if not gains(timing) and original.target == self.problem.target:  # else it does not load
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
@@ -218,7 +218,7 @@ class Choosing:
             if timing is not None and self._left() < least:
                 break
             sessions = [
-                runtime.open_in_child(self.problem.model, self.problem.target, source=True),
+                runtime.original(self.problem.model, self.problem.target),
                 runtime.open_in_child(candidate.model, candidate.target),
             ]
             for known, more in zip(times, self._times(sessions), strict=True):

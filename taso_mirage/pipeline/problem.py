@@ -38,6 +38,7 @@ SHORTEST_REFERENCE = 16.0
 WAY, COUNTS = 4e-9, 0.3
 """Seconds for each byte that goes to a session, and back and is compared, and from which part of
 all seconds on they count."""
+WITHOUT = "ONNX Runtime cannot load the original with its optimizations, which are wrong for it: the original is compared without them"
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
 
@@ -123,7 +124,10 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     target = job.config.target
-    return runtime.original(model, target), passes_checker(model)
+    session = runtime.original(model, target)
+    if session.target != target:
+        job.remarks.append(WITHOUT)
+    return session, passes_checker(model)
 
 
 def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase], list[Arrays]]:

@@ -140,7 +140,7 @@ def numbers(
         raise InvalidOption(
             f"the second model takes none of the sizes that were tried ({shown_sizes(base)}); fix them with --shape"
         )
-    return compare(b, second, admitted, None if fine is None else fine.opened(b, target, source=True))
+    return compare(b, second, admitted, None if fine is None else fine.opened(b, second.target, source=True))
 
 
 def _corresponding(a: Model, b: Model) -> dict[str, int]:

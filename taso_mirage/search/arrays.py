@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor, is_array, numpy_dtype
+from taso_mirage.system.archives import BadArchive, read_arrays
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
@@ -23,11 +23,9 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
     try:
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
-        why = "it is no archive" if isinstance(error, ValueError) and not is_zipfile(path) else _short(error)
-        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({why}); numpy.savez writes one") from None
+        arrays = read_arrays(path)
+    except BadArchive as error:
+        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error}); numpy.savez writes one") from None
     return fitting(model, arrays, f"--inputs {path}")
 
 
@@ -51,10 +49,6 @@ def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, An
                 f"{where}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
             )
     return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
-
-
-def _short(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _fits(array: Any, type: Tensor) -> bool:

@@ -11,10 +11,11 @@ from pathlib import Path
 from taso_mirage.errors import OutputError
 
 
-def write_file(path: Path, content: str | bytes) -> None:
+def write_file(path: Path, content: str | bytes, lasting: bool = True) -> None:
     """Write a file beside its target, flush it, then rename: never half a file.
 
-    OutputError where that fails.
+    OutputError where that fails. What need not be `lasting`, as it can be found again, is not
+    waited for until it is on the disk.
     """
     refuse_irregular(path)
     new = path.parent / f".{secrets.token_hex(8)}.tmp"
@@ -26,7 +27,8 @@ def write_file(path: Path, content: str | bytes) -> None:
                 with open(number, "wb") as file:
                     file.write(content.encode() if isinstance(content, str) else content)
                     file.flush()
-                    os.fsync(file.fileno())
+                    if lasting:
+                        os.fsync(file.fileno())
                 os.replace(new, path)
             finally:
                 new.unlink(missing_ok=True)

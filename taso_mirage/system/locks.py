@@ -1,8 +1,9 @@
 """Outputs that one run at a time writes: an advisory lock of the operating system on a small file
 beside each.
 
-The system lets go of a lock when its process ends, however it ends: a file that is left over locks
-nothing. Where a file system has no locks, as some network mounts, nothing is locked.
+The system lets go of a lock when its process ends, however it ends: a file that a killed process
+leaves locks nothing, and goes with the next run that has this output. Where a file system has no
+locks, as some network mounts, nothing is locked.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ HOLDER = re.compile(r"(\d+) on ([\w.-]+)\n")
 WRITTEN, LOOK = 10, 0.02
 """How often the name of a holder is looked for, which it writes once it has the lock, and seconds
 between."""
+
+
+_HELD: dict[int, Path] = {}
+"""The files of the locks that this process has, by descriptor."""
 
 
 @contextmanager
@@ -88,6 +93,7 @@ def _taken(path: Path, output: Path) -> int | None:
                 f"cannot write {output}: {other} is writing to it; wait until that ends, or name another output"
             ) from None
         if _is(number, path):  # else its holder removed it in between
+            _HELD[number] = path
             _sign(number)
             return number
         os.close(number)
@@ -131,8 +137,16 @@ def _holder(number: int) -> str:
     return "another process"
 
 
+def let_go_all() -> None:
+    """Let go of all locks that this process has, which ends."""
+    for number, path in list(_HELD.items()):
+        _let_go(number, path)
+
+
 def _let_go(number: int, path: Path) -> None:
     """The file goes first: who opened it before finds that it is no longer there."""
+    if _HELD.pop(number, None) is None:
+        return
     with suppress(OSError):
         path.unlink()
     os.close(number)

@@ -25,7 +25,8 @@ from taso_mirage.measure.check import difference
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import load
-from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
+from taso_mirage.onnx_io.files import data_files
+from taso_mirage.onnx_io.outputs import check_folder, check_outputs
 from taso_mirage.system.files import write_file
 
 CHECKER = Path(__file__).parent / "check_samples.py"

@@ -75,11 +75,10 @@ def fused(
     says why.
 
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
-    and choice of the fastest kernels together take the budget of `config`, and no more than what
-    had begun when it ended; `stop` ends them, and what was measured to be faster until then is
-    kept. `original` is a session on the original, where there is one, and `comparing` are the
-    seconds that a comparison of whole models takes at least, where they are known; `backend` is
-    that of the target, if it is there already.
+    and choice together take the budget of `config`, and no more than what had begun when it ended;
+    `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
+    on it, if there is one; `comparing`: the seconds that a comparison takes at least, if they are
+    known; `backend`: that of the target, if it is there.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -165,7 +164,8 @@ class _Stage:
     def _none(self) -> str:
         """Why there is no kernel."""
         if not self.kinds:
-            return "no kernels: no part of the model can be one"
+            over = self.mode == SEARCH and child().deadline.left() <= 0
+            return f"no kernels: {'the time was over' if over else 'no part of the model can be one'}"
         if self.ended:
             return f"no kernels: {self.ended}"
         tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
@@ -181,8 +181,9 @@ class _Stage:
                 self.layout = with_convolutions(self.before) if kinds.convolutions else None
                 model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
                 self.base = replace(self.base, model=model)
+            late = (lambda: child().deadline.left() <= 0) if self.mode == SEARCH else (lambda: False)
             regions = free_regions if backend.free else equal_regions
-            found, self.left_out = regions(self.base.model, self.sizes, backend.lanes, backend.batched, kinds)
+            found, self.left_out = regions(self.base.model, self.sizes, backend.lanes, backend.batched, kinds, late)
             if kinds is not None:
                 made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
@@ -236,8 +237,7 @@ class _Stage:
         return [max(found, key=lambda f: f.saved)] if found else []
 
     def _late(self) -> bool:
-        """Whether the command has less time left than a set of kernels takes, to try and to
-        check."""
+        """Whether less time is left than a set of kernels takes, to try and to check."""
         return child().deadline.room() < FIRST * self.trial
 
     def _in_time(self) -> None:
@@ -401,7 +401,7 @@ class _Stage:
         """New sessions on the original and on the model, if there is time for them."""
         if self.budget.stop or self._late():
             return None
-        return runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
+        return runtime.original(self.result.original, self.target), self._opened(model)
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
@@ -409,7 +409,7 @@ class _Stage:
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        original = self.original or runtime.open_in_child(result.original, self.target, source=True)
+        original = self.original or runtime.original(result.original, self.target)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
         kinds = rounding_nothing(self.kept, self.backend)
         exact, compared = (model, session) if kinds is None else ((found := self._with(kinds)), self._opened(found))

@@ -1,0 +1,104 @@
+"""Files that commands write models to: looked at before the work, and moved into place when they
+are whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from taso_mirage.errors import InvalidOption, OutputError
+from taso_mirage.system.files import refuse_irregular
+
+
+@contextmanager
+def workspace(path: Path) -> Iterator[Path]:
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"cannot write {path}: the folder {path.parent} does not exist; make it, or name another output"
+        )
+    folder = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:  # an interrupt may come at any moment, while the folder is removed, too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def move(folder: Path, target: Path, names: list[str]) -> None:
+    """Move the new files, once they are on the disk, into place, the model last: it alone has the
+    name of an old one."""
+    for name in names:
+        with (folder / name).open("rb+") as handle:
+            os.fsync(handle.fileno())
+    try:
+        for name in names:
+            os.replace(folder / name, target / name)
+    except BaseException:
+        if (folder / names[-1]).exists():  # else the new model is there, and needs them
+            remove(target / name for name in names[:-1])
+        raise
+
+
+def remove(files: Iterable[Path]) -> None:
+    for each in files:
+        with suppress(OSError):
+            each.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Fail before the work, not after it, when the output cannot be written."""
+    refuse_irregular(path)
+    try:
+        with workspace(path) as folder:
+            (folder / "probe").write_bytes(b"")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; name another output") from None
+
+
+def check_folder(folder: Path) -> None:
+    """Fail before the work where files cannot be written into a folder, which need not be there
+    yet."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise OutputError(f"cannot write into {folder}: {there} is no folder; name another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
+) -> None:
+    """Fail before the work where an output, by its option's name, cannot be written, or would
+    destroy another output, a file of weights, or what is `read`, by what it is, whatever way the
+    path leads there. With `in_place` the output may be the model itself."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_writable(path)
+        place = path.resolve()
+        if place in seen:
+            raise InvalidOption(f"{option} {path} is the same file as {seen[place]}; name another one")
+        seen[place] = option
+        for what, other in read.items():
+            if same_file(path, other) and not (in_place and (option, what) == ("--output", "the model")):
+                more = ", or pass --in-place" if (option, what) == ("--output", "the model") else ""
+                raise InvalidOption(f"{option} {path} would overwrite {what}; name another file{more}")
+        if any(same_file(path, each) for each in data):
+            raise InvalidOption(
+                f"{option} {path} would overwrite weights of the model, which lie in that file; name another one"
+            )
+
+
+def same_file(first: Path, second: Path) -> bool:
+    """Whether two paths lead to one file, by links too."""
+    with suppress(OSError):
+        return first.samefile(second)
+    return first.resolve() == second.resolve()
