@@ -131,6 +131,8 @@ def check(lhs: str, rhs: str) -> Accepted | Refused:
         need(all((a.dtype, a.shape) == (b.dtype, b.shape) for a, b in pairs), "results of other types")
         need(not holds(poly(-1), WORK.get().facts), "sizes that cannot be")
         for a, b in pairs:
+            if ZERO in a.shape:
+                continue
             index = [just(*fresh(n)) for n in a.shape]
             need(vanishes(a.at(*index) - b.at(*index), a.dtype), "the two sides have other normal forms")
         return Accepted()
