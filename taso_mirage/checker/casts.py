@@ -15,6 +15,7 @@ from taso_mirage.checker.forms import (
     Atom,
     Number,
     Poly,
+    bits,
     constant,
     holds,
     just,
@@ -28,12 +29,6 @@ EXPONENTS = {"bfloat16": 127, "float16": 15, "float32": 127, "float64": 1023}
 """The largest exponent of a float type."""
 SIZE = 2**40
 """No size or position is larger."""
-
-
-def bits(dtype: str) -> tuple[int, int]:
-    """The least number of an integer type, and the largest."""
-    n = int(dtype.lstrip("uint"))
-    return (0, 2**n - 1) if dtype[0] == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)
 
 
 def has(wide: str, narrow: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taso_mirage.checker.forms import FLOATS, INTS, ZERO, Poly, constant, fresh, just, key, need, poly
-from taso_mirage.checker.functions import called, compared, denied, exponential, inverse, lone
+from taso_mirage.checker.functions import called, compared, denied, exponential, inverse, lone, single_number
 from taso_mirage.checker.tensors import Tensor
 
 
@@ -105,13 +105,16 @@ def absolute(x: Tensor) -> Tensor:
     """The larger of x and -x, which of the least integer is that again."""
 
     def one(p: Poly, q: Poly) -> Poly:
-        return p if (a := lone(p)) is not None and a[0] == "max" and of_both_signs(a[2]) else q
+        return p if (a := lone(p)) is not None and a[:2] == ("max", f"1{x.dtype}") and of_both_signs(a[2]) else q
 
     return x if x.dtype[0] == "u" else x.over(one, x.most(x.over(Poly.__neg__)))
 
 
 def of_both_signs(bag: Poly) -> bool:
-    """Whether a bag is of some x and -x."""
+    """Whether a bag is of some x and -x, or the largest of it is not negative."""
+    numbers = [n for n in (single_number("int8", t) for t in bag.terms) if n is not None]
+    if max(numbers, default=-1) >= 0:
+        return True
     members = [a[1] for (_, f), _ in bag.terms for a, _ in f if a[0] == "val"]
     return (
         len(members) == len(bag.terms) == 2

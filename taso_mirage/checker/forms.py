@@ -299,14 +299,16 @@ def remembered(p: Poly) -> bool:
 
 def least(p: Poly) -> bool:
     """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at
-    least 0."""
+    least 0. A whole number above -1 is not below 0."""
+    whole = all(c.denominator == 1 for _, c in p.terms)
     for _ in range(4):
         ends = [at_end(t, c) for t, c in p.terms]
         if any(end is None for end in ends):
             return False
         p = total(end for end in ends if end is not None)
-    lifted = (multiplied([poly(c), *((just(*a) + 1) ** e for a, e in f)]) for (_, f), c in p.terms)
-    return all(a[0] == "size" for (_, f), _ in p.terms for a, _ in f) and all(c >= 0 for _, c in total(lifted).terms)
+    lifted = total(multiplied([poly(c), *((just(*a) + 1) ** e for a, e in f)]) for (_, f), c in p.terms)
+    sizes = all(a[0] == "size" for (_, f), _ in p.terms for a, _ in f)
+    return sizes and all(c >= 0 or (whole and t == UNIT and c > -1) for t, c in lifted.terms)
 
 
 def at_end(term: Term, c: Number) -> Poly | None:
@@ -417,3 +419,9 @@ def conditions(*ps: Poly) -> list[Atom]:
 
 MAKERS: dict[str, Callable[..., Poly]] = {"ge": condition, "div": floor}
 """How atoms of a kind are made again of other parts; `functions` adds its own."""
+
+
+def bits(dtype: str) -> tuple[int, int]:
+    """The least number of an integer type, and the largest."""
+    n = int(dtype.lstrip("uint"))
+    return (0, 2**n - 1) if dtype[0] == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)

@@ -18,6 +18,7 @@ from taso_mirage.checker.forms import (
     Poly,
     Powers,
     Term,
+    bits,
     close,
     condition,
     conditions,
@@ -110,22 +111,27 @@ def greatest(dtype: str, values: Poly) -> Poly:
         if shared:
             added = Poly(shared)
             return one(members_as(q, lambda p: just("val", p - added))) + added
-        if len(numbers := [n for n in map(single_number, q.terms) if n is not None]) > 1:
-            best = max(numbers) if dtype[0] != "-" else min(numbers)
-            others = Poly(frozenset(t for t in q.terms if single_number(t) in (None, best)))
-            return one(others)
+        numbers = [n for n in (single_number(dtype, t) for t in q.terms) if n is not None]
+        best = (min if dtype[0] == "-" else max)(numbers, default=None)
+        if best is not None and dtype not in FLOATS and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
+            return poly(best)
+        if len(numbers) > 1:
+            return one(Poly(frozenset(t for t in q.terms if single_number(dtype, t) in (None, best))))
         ((b, f), _), *more = q.terms
         return members[0][1] if not more and not b and len(f) == 1 else just("max", dtype, q)
 
     return lifted(one, values)
 
 
-def single_number(member: tuple[Term, Number]) -> Number | None:
-    """The number that a member of a bag is, if it is there once and none that wraps."""
+def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
+    """The number that a member of a bag is, if it is there once, and none that wraps."""
     (bound, f), c = member
     value = next(iter(f))[0] if not bound and len(f) == 1 and c == 1 else ("", ZERO)
     n = constant(value[1]) if value[0] == "val" else None
-    return n if n is not None and 0 <= n < 128 else None
+    if n is None or dtype in FLOATS:
+        return n
+    low, high = bits(dtype.lstrip("-1"))
+    return n if low <= n <= high else None
 
 
 def unbound(bound: Bound, powers: Powers) -> frozenset[tuple[Term, Number]]:
