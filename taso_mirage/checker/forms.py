@@ -85,7 +85,7 @@ class Poly:
         if e == 1 or (c == 1 and not bound):
             return self if e == 1 else close(bound, [(a, n * e) for a, n in f])
         need(e == int(e) and -64 <= e <= 64, f"a power of {e}")
-        return reduce(Poly.__mul__, [self if e > 0 else inverse(self)] * abs(int(e)), ONE)
+        return reduce(Poly.__mul__, [self if e > 0 else MAKERS["inv"](self)] * abs(int(e)), ONE)
 
 
 def collected(pairs: Iterable[tuple[Term, Number]]) -> Poly:
@@ -270,14 +270,23 @@ def substituted(p: Poly, by: Mapping[Atom, Poly] | None) -> Poly:
 
 
 # ---------------------------------------------------------------- integers
+RANGED = ("var", "place")
+"""Kinds of atoms that run over 0 <= atom < their extent: variables, and positions that are read."""
+
+
 def holds(p: Poly, facts: frozenset[Poly]) -> bool:
     """Whether p >= 0 follows, for index variables in their ranges and sizes of at least 1."""
     if (n := constant(p)) is not None and (n >= 0 or not facts):
         return n >= 0
     if (found := WORK.get().known.get((p, facts))) is None:
-        found = remembered(p) or any(remembered(p - f) or any(remembered(p - f - g) for g in facts) for f in facts)
+        found = follows(p, facts) or any(holds(q, facts) for q in reduced(p, facts))
         WORK.get().known[p, facts] = found
     return found
+
+
+def follows(p: Poly, facts: frozenset[Poly]) -> bool:
+    """Whether p >= 0 follows from at most two of the facts."""
+    return remembered(p) or any(remembered(p - f) or any(remembered(p - f - g) for g in facts) for f in facts)
 
 
 def remembered(p: Poly) -> bool:
@@ -290,18 +299,49 @@ def remembered(p: Poly) -> bool:
 
 def least(p: Poly) -> bool:
     """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at
-    least 0."""
+    least 0. A whole number above -1 is not below 0."""
+    whole = all(c.denominator == 1 for _, c in p.terms)
     for _ in range(4):
-        ends = []
-        for (bound, f), c in p.terms:
-            ranged = [(a, e) for a, e in f if a[0] in ("var", "wrap")]
-            if bound or any(e < 0 or a[0] not in ("var", "wrap", "size") for a, e in f):
-                return False
-            rest = single((bound, f - frozenset(ranged))) * c
-            ends.append(ZERO if ranged and c > 0 else multiplied([rest, *((a[2] - 1) ** e for a, e in ranged)]))
-        p = total(ends)
-    lifted = (multiplied([poly(c), *((just(*a) + 1) ** e for a, e in f)]) for (_, f), c in p.terms)
-    return all(c >= 0 for _, c in total(lifted).terms) and not any(atoms(p, "var"))
+        ends = [at_end(t, c) for t, c in p.terms]
+        if any(end is None for end in ends):
+            return False
+        p = total(end for end in ends if end is not None)
+    lifted = total(multiplied([poly(c), *((just(*a) + 1) ** e for a, e in f)]) for (_, f), c in p.terms)
+    sizes = all(a[0] == "size" for (_, f), _ in p.terms for a, _ in f)
+    return sizes and all(c >= 0 or (whole and t == UNIT and c > -1) for t, c in lifted.terms)
+
+
+def at_end(term: Term, c: Number) -> Poly | None:
+    """The least that c times the term can be, in atoms of fewer parts; None if that is not known."""
+    bound, f = term
+    if bound or any(e < 0 or a[0] not in (*RANGED, "size", "div") for a, e in f):
+        return None
+    ranged = frozenset((a, e) for a, e in f if a[0] in RANGED)
+    quotients = [(a, e) for a, e in f if a[0] == "div"]
+    rest = single((bound, f - ranged - frozenset(quotients))) * c
+    if not quotients:
+        return ZERO if ranged and c > 0 else multiplied([rest, *((a[2] - 1) ** e for a, e in ranged)])
+    ((_, above, below), e), *more = quotients
+    if more or ranged or e != 1:
+        return None
+    n = constant(below)
+    share = rest * ratio(1, n) if n else divided(rest, below)
+    if share is None:
+        return ZERO if c > 0 and remembered(above) else None
+    return share * (above - below + 1 if c > 0 else above)
+
+
+def reduced(p: Poly, facts: frozenset[Poly]) -> Iterator[Poly]:
+    """p // d for sizes d of which p is a multiple and a rest below d: it is negative where p is."""
+    scales = {
+        single((frozenset(), frozenset((a, e) for a, e in f if a[0] == "size"))) * abs(c)
+        for (b, f), c in p.terms
+        if not b and c == int(c) and all(e > 0 for _, e in f)
+    } - {ONE}
+    for d in sorted(scales, key=key):
+        whole, rest = apart(p, d)
+        if constant(whole) != 0 and follows(rest, facts) and follows(d - 1 - rest, facts):
+            yield whole
 
 
 def condition(p: Poly) -> Poly:
@@ -310,7 +350,10 @@ def condition(p: Poly) -> Poly:
     content = math.gcd(*(int(c) for t, c in p.terms if t != UNIT)) or 1
     p = collected((t, c // content) for t, c in p.terms)
     facts = WORK.get().facts
-    return ONE if holds(p, facts) else ZERO if holds(-p - 1, facts) else just("ge", p)
+    if holds(p, facts) or holds(-p - 1, facts):
+        return ONE if holds(p, facts) else ZERO
+    simpler = next(reduced(p, facts), None)
+    return just("ge", p) if simpler is None else condition(simpler)
 
 
 def divided(p: Poly, d: Poly) -> Poly | None:
@@ -326,10 +369,9 @@ def divided(p: Poly, d: Poly) -> Poly | None:
     return collected(found)
 
 
-def floor(p: Poly, d: Poly) -> Poly:
-    """p // d: whole multiples come out, and what is left may be below d."""
-    facts, n = WORK.get().facts, constant(d)
-    need(holds(d - 1, facts), "a division by what may not be positive")
+def apart(p: Poly, d: Poly) -> tuple[Poly, Poly]:
+    """p as d * whole + rest, by the multiples of d among its terms."""
+    n = constant(d)
     parts = [
         (single(t) * (c // n), single(t) * (c % n))
         if n
@@ -338,11 +380,30 @@ def floor(p: Poly, d: Poly) -> Poly:
         else (ZERO, single(t) * c)
         for t, c in p.terms
     ]
-    whole, rest = (total(part[k] for part in parts) for k in (0, 1))
-    return whole if holds(rest, facts) and holds(d - 1 - rest, facts) else whole + just("div", rest, d)
+    return total(whole for whole, _ in parts), total(rest for _, rest in parts)
 
 
-# ---------------------------------------------------------------- functions
+TURNS = 4
+
+
+def floor(p: Poly, d: Poly) -> Poly:
+    """p // d: whole multiples come out, and what is left may be below d."""
+    facts = WORK.get().facts
+    need(holds(d - 1, facts), "a division by what may not be positive")
+    if d == ONE:
+        return p
+    whole, rest = apart(p, d)
+    for _ in range(TURNS):
+        if not facts or not holds(rest - d, facts):
+            break
+        whole, rest = whole + 1, rest - d
+    if holds(rest, facts) and holds(d - 1 - rest, facts):
+        return whole
+    inner = next(iter(rest.terms))[0][1] if len(rest.terms) == 1 else frozenset()
+    (a, _), *_ = inner or [(("none",), 0)]
+    if a[0] == "div" and rest == just(*a):
+        return whole + floor(a[1], a[2] * d)
+    return whole + just("div", rest, d)
 
 
 def boolean(a: Atom) -> bool:
@@ -356,92 +417,11 @@ def conditions(*ps: Poly) -> list[Atom]:
     )
 
 
-def lifted(fn: Callable[..., Poly], *ps: Poly) -> Poly:
-    """A function of polynomials, in each case of their conditions."""
-    for a in conditions(*ps)[:1]:
-        yes, no = (lifted(fn, *(assumed(p, a, truth) for p in ps)) for truth in (True, False))
-        return just(*a) * yes + denied(just(*a)) * no
-    return fn(*ps)
+MAKERS: dict[str, Callable[..., Poly]] = {"ge": condition, "div": floor}
+"""How atoms of a kind are made again of other parts; `functions` adds its own."""
 
 
-def assumed(p: Poly, a: Atom, truth: bool) -> Poly:
-    """p where a condition holds, or does not."""
-    work, before = WORK.get(), WORK.get().facts
-    work.facts |= {a[1] if truth else -a[1] - 1} if a[0] == "ge" else frozenset()
-    found = substituted(p, None if a[0] == "ge" else {a: poly(truth)})
-    work.facts = before
-    return found
-
-
-def denied(p: Poly) -> Poly:
-    """1 - p; of one condition the contrary one."""
-    a = next((a for (_, f), _ in p.terms for a, _ in f if a[0] == "ge"), None)
-    return condition(-a[1] - 1) if a and p == just(*a) else ONE - p
-
-
-def exponential(p: Poly) -> Poly:
-    """e^(2x + y) as (e^x)^2 e^y"""
-    return lifted(lambda q: close(frozenset(), [(("exp", single(t)), c) for t, c in q.terms]), p)
-
-
-def inverse(p: Poly) -> Poly:
-    """1 / p, common factors apart."""
-
-    def one(q: Poly) -> Poly:
-        need(q != ZERO, "a division by zero")
-        powers = [{a: e for a, e in f if variables(a).isdisjoint(b)} for (b, f), _ in q.terms]
-        shared = {a: min(e.get(a, 0) for e in powers) for a in frozenset[Atom]().union(*powers)}
-        apart = close(frozenset(), [(a, -e) for a, e in shared.items()]) * ratio(1, min(q.terms, key=key)[1])
-        return apart if q * apart == ONE else apart * just("inv", q * apart)
-
-    return lifted(one, p)
-
-
-def called(name: str, *ps: Poly) -> Poly:
-    """A function of which nothing is known."""
-    return lifted(lambda *qs: just("call", name, *qs), *ps)
-
-
-def greatest(dtype: str, values: Poly) -> Poly:
-    """The largest of a formal sum of values: a sum over bound variables stands for a bag."""
-
-    def one(q: Poly) -> Poly:
-        ((b, f), _), *more = q.terms
-        return next(iter(f))[0][1] if not more and not b and len(f) == 1 else just("max", dtype, q)
-
-    return lifted(one, values)
-
-
-def valued(dtype: str, p: Poly) -> Poly:
-    """p as a member of a bag; a maximum as its members."""
-    a = next((a for (_, f), _ in p.terms for a, _ in f if a[:2] == ("max", dtype)), None)
-    return a[2] if a and p == just(*a) else lifted(lambda q: just("val", q), p)
-
-
-def compared(kind: str, dtype: str, a: Poly, b: Poly) -> Poly:
-    """Whether a < b ("lt") or a = b ("eq"). No sum of few indices and sizes leaves 64 bits."""
-    parts = [(c, f) for p in (a, b) for (_, f), c in p.terms]
-    if dtype == "int64" and all(
-        -(2**16) < c < 2**16 and len(f) < 2 and all(x[0] in ("var", "size") and e == 1 for x, e in f) for c, f in parts
-    ):
-        return condition(b - a - 1) if kind == "lt" else condition(a - b) * condition(b - a)
-    if a == b or dtype not in FLOATS:
-        pair = sorted((a, b), key=key) if kind == "eq" else (a, b)
-        return poly(kind == "eq") if a == b else called(f"{kind} {dtype}", *pair)
-    return lifted(
-        lambda d: (
-            poly(n < 0 if kind == "lt" else n == 0)
-            if (n := constant(d)) is not None
-            else just(kind, d * ratio(1, max(abs(c) for _, c in d.terms)))
-        ),
-        a - b,
-    )
-
-
-MAKERS: dict[str, Callable[..., Poly]] = {
-    "ge": condition,
-    "div": floor,
-    "exp": exponential,
-    "inv": inverse,
-    "max": greatest,
-}
+def bits(dtype: str) -> tuple[int, int]:
+    """The least number of an integer type, and the largest."""
+    n = int(dtype.lstrip("uint"))
+    return (0, 2**n - 1) if dtype[0] == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)

@@ -17,17 +17,15 @@ import numpy as np
 from taso_mirage.checker.forms import (
     FLOATS,
     INTS,
+    MAKERS,
     ONE,
     WORK,
     ZERO,
     Poly,
-    called,
     constant,
     floor,
     fresh,
-    greatest,
     holds,
-    inverse,
     just,
     multiplied,
     need,
@@ -35,8 +33,8 @@ from taso_mirage.checker.forms import (
     spend,
     summed,
     total,
-    valued,
 )
+from taso_mirage.checker.functions import called, greatest, inverse, of_some, valued
 from taso_mirage.errors import Unsupported
 
 # ---------------------------------------------------------------- tensors and operators
@@ -77,7 +75,10 @@ class Tensor:
 
     def __truediv__(self, other: Any) -> Tensor:
         return self.over(
-            lambda a, b: a * inverse(b) if self.dtype in FLOATS else called(f"div {self.dtype}", a, b), other
+            lambda a, b: (
+                a * inverse(b) if self.dtype in FLOATS else a if b == ONE else called(f"div {self.dtype}", a, b)
+            ),
+            other,
         )
 
     def call(self, name: str) -> Tensor:
@@ -86,23 +87,28 @@ class Tensor:
     def most(self, *others: Any, sign: int = 1) -> Tensor:
         """The largest, or with sign -1 the smallest (a function of its own on integers, where -x
         may wrap)."""
-        dtype, turn = (self.dtype, sign) if self.dtype in FLOATS else (f"{sign}{self.dtype}", 1)
+        dtype, turn = bag(self.dtype, sign), sign if self.dtype in FLOATS else 1
         return self.over(lambda *ps: greatest(dtype, total(valued(dtype, p * turn) for p in ps)) * turn, *others)
 
     def fold(self, axes: Sequence[int], keepdims: int, top: str = "") -> Tensor:
-        """The sum (or the largest) over axes."""
+        """The sum over axes; with the name of a bag its largest."""
         rank, value = len(self.shape), (lambda p: valued(top, p)) if top else poly
         need(all(0 <= a < rank for a in axes) and len(set(axes)) == len(axes) and keepdims in (0, 1), "no such axes")
         kept = [i for i in range(rank) if keepdims or i not in axes]
 
         def read(*index: Poly) -> Poly:
             runs, at = {a: fresh(self.shape[a]) for a in axes}, dict(zip(kept, index, strict=True))
-            found = summed(
-                value(self.at(*(just(*runs[i]) if i in runs else at[i] for i in range(rank)))), frozenset(runs.values())
-            )
-            return greatest(top, found) if top else found
+            element = self.at(*(just(*runs[i]) if i in runs else at[i] for i in range(rank)))
+            found = summed(value(element), frozenset(runs.values()))
+            some = top and all(holds(v[2] - 1, WORK.get().facts) for v in runs.values())
+            return greatest(top, of_some(found) if some else found) if top else found
 
         return Tensor(self.dtype, tuple(ONE if i in axes else self.shape[i] for i in kept), read)
+
+    def most_of(self, axes: Sequence[int], keepdims: int, sign: int = 1) -> Tensor:
+        """The largest over axes, or with sign -1 the smallest."""
+        turn = sign if self.dtype in FLOATS else 1
+        return (self * turn).fold(axes, keepdims, bag(self.dtype, sign)) * turn
 
     def mean(self, axes: Sequence[int], keepdims: int = 1) -> Tensor:
         return self.fold(axes, keepdims).over(lambda p: p * inverse(multiplied(self.shape[a] for a in axes)), real=True)
@@ -117,9 +123,13 @@ class Tensor:
 
     def cut(self, axis: int, start: Poly, size: Poly) -> Tensor:
         need(0 <= axis < len(self.shape) and legal(start) and legal(size), "no such part")
-        need(holds(self.shape[axis] - start - size, WORK.get().facts), "a part that may leave the tensor")
+        need(legal(self.shape[axis] - start - size), "a part that may leave the tensor")
+        return self.along(axis, size, lambda *i: start + i[axis])
+
+    def along(self, axis: int, size: Poly, place: Callable[..., Poly]) -> Tensor:
+        """Another size along an axis; the position there, given the index."""
         shape = tuple(size if a == axis else n for a, n in enumerate(self.shape))
-        return Tensor(self.dtype, shape, lambda *i: self.at(*(start + j if a == axis else j for a, j in enumerate(i))))
+        return Tensor(self.dtype, shape, lambda *i: self.at(*(place(*i) if a == axis else j for a, j in enumerate(i))))
 
     def reshape(self, shape: tuple[Poly, ...]) -> Tensor:
         """Elements in their order; runs of dims with equal products are matched."""
@@ -151,6 +161,11 @@ def legal(n: Poly) -> bool:
     return holds(n, work.facts)
 
 
+def bag(dtype: str, sign: int) -> str:
+    """The name of a bag of which the largest is sought, or with sign -1 the smallest."""
+    return dtype if dtype in FLOATS else f"{sign}{dtype}"
+
+
 def broadcast(*shapes: tuple[Poly, ...]) -> tuple[Poly, ...]:
     rows = zip(*((ONE,) * (max(map(len, shapes)) - len(s)) + s for s in shapes), strict=True)
     sizes = [set(row) - {ONE} or {ONE} for row in rows]
@@ -164,12 +179,22 @@ def literal(*, value: tuple[str, Any, Any]) -> Tensor:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     need(dtype in (*FLOATS, *INTS, "bool") and len(data) == math.prod(shape) and min(shape, default=0) >= 0, "no array")
     need(all(map(math.isfinite, data)), "numbers that are not finite")
-    numbers = [poly(Fraction(float(kind.type(x)) if dtype in FLOATS else int(kind.type(x)))) for x in data]
-    need(
-        dtype in FLOATS or all(n == poly(x) for n, x in zip(numbers, data, strict=True)), "numbers that the dtype lacks"
-    )
+    need(dtype in FLOATS or all(kind.type(x) == x for x in data), "numbers that the dtype lacks")
+    numbers = tuple(poly(Fraction(float(kind.type(x)) if dtype in FLOATS else int(x))) for x in data)
     one = numbers[0] if len(set(numbers)) == 1 else None
-    return Tensor(dtype, tuple(map(poly, shape)), lambda *i: one or just("table", dtype, shape, tuple(numbers), *i))
+    return Tensor(dtype, tuple(map(poly, shape)), lambda *i: one or table(dtype, shape, numbers, *i))
+
+
+def table(dtype: str, shape: tuple[int, ...], numbers: tuple[Poly, ...], *index: Poly) -> Poly:
+    """An element of an array of numbers."""
+    at = [constant(i) for i in index]
+    if any(i is None for i in at):
+        return just("table", dtype, shape, numbers, *index)
+    need(all(i in range(n) for i, n in zip(at, shape, strict=True)), "a position that the array lacks")
+    return numbers[reduce(lambda flat, pair: flat * pair[0] + int(pair[1] or 0), zip(shape, at, strict=True), 0)]
+
+
+MAKERS["table"] = table
 
 
 def dims(values: Iterable[Any]) -> tuple[Poly, ...]:
