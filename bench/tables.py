@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/benchmarks.md and docs/measured/ from bench/results:
+"""Writes the tables of README.md and of pages of docs/ from bench/results:
 `python bench/tables.py` (--check: fail if they differ)."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+from attack_tables import judging, soak  # noqa: E402
 from kernel_tables import (  # noqa: E402
     convolutions_h100,
     free_sizes,
@@ -303,7 +304,13 @@ def from_torch(found: dict[str, Any]) -> list[str]:
 
 
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", DOCS / "benchmarks.md", DOCS / "torch.md", *sorted((DOCS / "measured").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("benchmarks", "torch", "soundness", "security")),
+    *sorted((DOCS / "measured").glob("*.md")),
+)
+
+
 TABLES = {
     "extraction-cpu2": extraction,
     "soundness-cpu2": soundness,
@@ -343,6 +350,8 @@ TABLES = {
     "torch-H200-others": from_torch,
     "torch-H200-captured": from_torch,
     "kernelbench-cpu2": kernelbench,
+    "judging-cpu2": judging,
+    "soak-cpu2": soak,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
 }
