@@ -149,6 +149,7 @@ def _graph_of(call: Callable[[], list[Any]], stream: Any, pool: Any) -> tuple[An
             return graph, call()
     except Exception:
         with suppress(RuntimeError):  # PyTorch has done it where the capture itself ended well
+            HERE.pools.clear()  # it stays in use for pinned memory, which nothing can end
             torch._C._cuda_endAllocateToPool(0, pool)
             FAILED.append(graph)
             torch._C._cuda_releasePool(0, pool)
