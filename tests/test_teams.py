@@ -88,7 +88,14 @@ def test_the_action_optimizes_a_folder(tmp_path: Path, program: dict[str, str]) 
     assert step("Optimize")["id"] == "optimize"
 
 
-HOSTILE = ("$(touch planted)", "`touch planted`", "; touch planted", "a\"; touch planted; \"", "* ?", "x\nother=1\nmore<<x")
+HOSTILE = (
+    "$(touch planted)",
+    "`touch planted`",
+    "; touch planted",
+    'a"; touch planted; "',
+    "* ?",
+    "x\nother=1\nmore<<x",
+)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
