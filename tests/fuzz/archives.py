@@ -12,9 +12,9 @@ from random import Random
 import numpy as np
 
 from fuzz.judge import in_folder, ran
-from fuzz.seeds import contents
+from fuzz.seeds import made, node, value
 
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+METHODS = 4 * (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) + (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 WORDS = (b"'<f4'", b"'|O'", b"False", b"(2, 3)", b"shape", b"descr", b"{", b"}", b"'", b",")
 OTHERS = (
     b"",
@@ -39,6 +39,8 @@ OTHERS = (
     b"lambda: 0",
 )
 """What stands in the place of a word of a header."""
+TEXTS = (b"[" * 100_000, b"", b"{}", b"\xff", b'{"format": 1e999}', b'["a", "b", NaN]', b"9" * 5000, b"[[]]", b"null")
+"""What stands in the place of a file of a cache."""
 KERNEL = f"kernels/{'0a' * 16}.json"
 
 
@@ -49,11 +51,11 @@ def header(text: str, version: int = 1) -> bytes:
 
 
 def packed(files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", method) as archive:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
-    return made.getvalue()
+    return stream.getvalue()
 
 
 def damaged(seed: int) -> bytes:
@@ -94,21 +96,19 @@ def _spoilt(content: bytes, random: Random) -> bytes:
 
 
 def _changed(content: bytes, random: Random) -> bytes:
-    made = bytearray(content)
+    other = bytearray(content)
     for _ in range(random.choice((1, 1, 3, 30))):
-        if made:
-            made[random.randrange(len(made))] = random.randrange(256)
-    return bytes(made)
+        if other:
+            other[random.randrange(len(other))] = random.randrange(256)
+    return bytes(other)
 
 
 def cache_archive(seed: int) -> bytes:
     """The archive of a cache of a seed."""
     random = Random(seed)
-    files = {
-        "manifest.json": random.choice((b'{"format": 1}', b"[" * 50_000, b"{}", b"\xff", b'{"format": 1e999}')),
-        "costs.jsonl": random.choice((b'["a", "b", 1.0]\n', b'["a", "b", NaN]', b"9" * 5000, b"", b"[[]]")) * 3,
-        KERNEL: random.choice((b"{}", b"[" * 100_000, b"")),
-    }
+    files = {"manifest.json": b'{"format": 1}', "costs.jsonl": b'["a", "b", 1.0]\n' * 3, KERNEL: b"{}"}
+    if random.random() < 0.4:
+        files[random.choice([*files])] = random.choice(TEXTS)
     if random.random() < 0.3:
         files[random.choice(("../../planted", "kernels/../../planted", "/planted", "runtime/a.so", "kernels"))] = b"{}"
     if random.random() < 0.3:
@@ -118,7 +118,8 @@ def cache_archive(seed: int) -> bytes:
 
 def archive_case(seed: int, folder: Path) -> tuple[str, list[str]]:
     """A damaged archive: the command that reads it takes it, or says in one line what is wrong."""
-    (folder / "m.onnx").write_bytes(contents()[1])
+    model = made([node("Relu", "x", "y")], [value("x", 2, 3)], [value("y", 2, 3)])
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
     command = ["cache", "import", "a.zip"]
     if seed % 3:
         command = ["optimize", "m.onnx", "--inputs", "a.zip", "--no-measure", "--kernels", "off", "--budget", "0"]
