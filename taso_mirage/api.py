@@ -184,7 +184,7 @@ def _run(given: Any, options: Options) -> Result:
     if isinstance(given, str | Path):
         path = Path(given)
         model = load(path, options.trust_kernels)
-        output = _output(path, options)
+        output: Path | None = _output(path, options)
     else:
         model = from_memory(given, options.trust_kernels)
         path = Path(given.graph.name or "model")

@@ -146,7 +146,7 @@ def test_data_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
     assert "belongs to another model" in one_line(done)
     assert (tmp_path / "model.onnx.data").read_bytes() == data
     run("optimize", tmp_path / "orig.onnx", "-o", tmp_path / "other.onnx", "--no-measure")
-    run("optimize", tmp_path / "orig.onnx", "-o", tmp_path / "orig.onnx", "--no-measure")
+    run("optimize", tmp_path / "orig.onnx", "--in-place", "--no-measure")
     onnxruntime.InferenceSession(tmp_path / "orig.onnx")
 
 

@@ -101,6 +101,80 @@ def test_an_interrupt_lets_go(tmp_path: Path) -> None:
     assert not lock_file(output).exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("again", [0, 3])
+def test_a_signal_that_ends_a_run_lets_go(tmp_path: Path, number: int, again: int) -> None:
+    """It ends by the signal, at once, and nothing but the model is left; more of them change
+    nothing."""
+    output = tmp_path / "faster.onnx"
+    files = ("-o", output, "--report", tmp_path / "r.html", "--certificate", tmp_path / "c.json")
+    with at_work(MINI, "--budget", "60", *files, lock=lock_file(output)) as other:
+        for _ in range(1 + again):
+            other.send_signal(number)
+            time.sleep(0.01 * again)
+        _, err = other.communicate(timeout=30)
+    assert (other.returncode, err) == (-number, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
+    """As `nohup` starts it."""
+    relus(tmp_path / "m.onnx", 2)
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", tmp_path / "m.onnx", "-o", tmp_path / "out.onnx"]
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a process that is started now has it so
+    try:
+        process = subprocess.Popen([*command, *QUICK], stdout=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    while process.poll() is None:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.05)
+    assert process.returncode == 0
+    assert (tmp_path / "out.onnx").exists()
+
+
+CUT = """
+import os, signal, sys
+from pathlib import Path
+from taso_mirage.cli import interrupt
+from taso_mirage.system.locks import locked
+interrupt.end_cleanly()
+line, seen = int(sys.argv[2]), 0
+def trace(frame, event, argument):
+    global seen
+    seen += event == "line"
+    if event == "line" and seen == line:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return trace
+try:
+    sys.settrace(trace)
+    with locked(Path(sys.argv[1])):
+        pass
+    sys.settrace(None)
+    while seen >= line:
+        signal.pause()
+except interrupt.Ended as ended:
+    sys.settrace(None)
+    interrupt.die(ended.number)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_at_any_line_leaves_no_lock(tmp_path: Path) -> None:
+    """Where a lock is being taken or given back."""
+    output, codes = tmp_path / "out.onnx", []
+    for line in range(1, 1000, 7):
+        codes.append(subprocess.run([sys.executable, "-c", CUT, output, str(line)], timeout=60).returncode)
+        assert list(tmp_path.iterdir()) == [], line
+        if codes[-1] == 0:
+            break
+    assert codes[-1] == 0, "it never came to the end"
+    assert set(codes[:-1]) == {-signal.SIGTERM}
+    assert len(codes) > 10
+
+
 CONTEND = """
 import sys, time
 from pathlib import Path

@@ -53,22 +53,69 @@ def step(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_the_action_optimizes_a_folder(tmp_path: Path, program: dict[str, str]) -> None:
-    relus(tmp_path / "my models" / "a.onnx", 2)
-    given = {name: str(each.get("default", "")) for name, each in ACTION["inputs"].items()}
-    given |= {"models": "my models", "options": "--no-measure --portable", "budget": "5"}
-    assert all(each["shell"] == "bash" for each in ACTION["runs"]["steps"] if "run" in each)
+def told(text: str) -> dict[str, str]:
+    """The outputs of a step, as GitHub reads the file: `NAME=VALUE`, or lines up to a delimiter."""
+    found, lines = {}, iter(text.split("\n")[:-1])
+    for line in lines:
+        name, several, end = line.partition("<<")
+        if several and "=" not in name:
+            found[name] = "\n".join(iter(lambda: next(lines), end))
+        else:
+            name, _, found[name] = line.partition("=")
+    return found
+
+
+def optimized(given: dict[str, str], program: dict[str, str], cwd: Path) -> tuple[int, dict[str, str]]:
+    """The exit code and the outputs of the step that optimizes."""
+    given = {name: str(each.get("default", "")) for name, each in ACTION["inputs"].items()} | given
     optimize = step("Optimize")
     variables = {name: expanded(value, given) for name, value in optimize["env"].items()}
-    out = tmp_path / "github_output"
-    done = shell(
-        ["bash", "-eo", "pipefail", "-c", optimize["run"]], program | variables | {"GITHUB_OUTPUT": str(out)}, tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert out.read_text() == "output=optimized\n"
-    assert {p.name for p in (tmp_path / "optimized").iterdir()} == {"a.onnx", "a.onnx.html", "index.html", "index.json"}
+    assert "${{" not in optimize["run"], "what is given would be a part of the script"
+    out = cwd.parent / f"{cwd.name}.github_output"
+    command = ["bash", "-eo", "pipefail", "-c", optimize["run"]]
+    done = shell(command, program | variables | {"GITHUB_OUTPUT": str(out)}, cwd)
+    return done.returncode, told(out.read_text())
+
+
+def test_the_action_optimizes_a_folder(tmp_path: Path, program: dict[str, str]) -> None:
+    work = tmp_path / "work"
+    relus(work / "my models" / "a.onnx", 2)
+    assert all(each["shell"] == "bash" for each in ACTION["runs"]["steps"] if "run" in each)
+    given = {"models": "my models", "options": "--no-measure --portable", "budget": "5"}
+    assert optimized(given, program, work) == (0, {"output": "optimized"})
+    assert {p.name for p in (work / "optimized").iterdir()} == {"a.onnx", "a.onnx.html", "index.html", "index.json"}
     assert ACTION["outputs"]["output"]["value"] == "${{ steps.optimize.outputs.output }}"
-    assert optimize["id"] == "optimize"
+    assert step("Optimize")["id"] == "optimize"
+
+
+HOSTILE = (
+    "$(touch planted)",
+    "`touch planted`",
+    "; touch planted",
+    'a"; touch planted; "',
+    "* ?",
+    "x\nother=1\nmore<<x",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_given_to_the_action_is_data(tmp_path: Path, program: dict[str, str], text: str) -> None:
+    """Names and options with all that a shell, or the file of outputs, would understand."""
+    work, quick = tmp_path / "work", "--no-measure --kernels off"
+    relus(work / text.replace("/", "") / "a.onnx", 2)
+    given = {"models": text, "output": f"out {text}", "budget": "0", "options": quick}
+    assert optimized(given, program, work) == (0, {"output": f"out {text}"})
+    for name in ("options", "budget"):
+        assert optimized(given | {name: f"{quick} {text}"}, program, work)[0] == 2
+    assert {p.name for p in work.iterdir()} == {text, f"out {text}"}
+
+
+def test_a_model_of_the_action_is_no_option(tmp_path: Path, program: dict[str, str]) -> None:
+    work = tmp_path / "work"
+    relus(work / "--help", 2)
+    given = {"models": "--help", "output": "--version", "budget": "0", "options": "--no-measure --kernels off"}
+    assert optimized(given, program, work) == (0, {"output": "--version"})
+    assert (work / "--version").exists()
 
 
 def test_the_action_installs_what_it_is_part_of() -> None:

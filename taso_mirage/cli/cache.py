@@ -4,19 +4,22 @@ kind."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from taso_mirage.cli.options import JsonOption
-from taso_mirage.system.terminal import say
+from taso_mirage.errors import InvalidOption
+from taso_mirage.system.terminal import asking, one_line, say
 
 if TYPE_CHECKING:
+    from taso_mirage.measure.cache_clear import Cleared
     from taso_mirage.measure.cache_file import CacheContents
 
 cache_app = typer.Typer(
-    no_args_is_help=True, help="Measured costs, searched kernels and mutants: show, export, import."
+    no_args_is_help=True, help="Measured costs, searched kernels and mutants: show, export, import, clear."
 )
 _Archive = Annotated[Path, typer.Argument(metavar="FILE.zip", help="The archive.")]
 
@@ -47,6 +50,36 @@ def import_command(file: _Archive, as_json: JsonOption = False) -> None:
     _say(found, as_json)
     if not as_json:
         say(f"{found.new} of these are new")
+
+
+@cache_app.command()
+def clear(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, as_json: JsonOption = False) -> None:
+    """Remove what the cache has: measured costs, verdicts, kernels, mutants and compiled files. What
+    else lies in its folder stays, and so do compiled files that a running process uses."""
+    from taso_mirage.measure.cache_clear import clear_cache
+    from taso_mirage.measure.cost_cache import cache_path
+
+    place = cache_path().parent
+    found = clear_cache(place, dry=True)
+    if found and not yes:
+        if not asking():
+            raise InvalidOption(f"this would empty {place}; pass --yes")
+        _say_cleared(found)
+        if not typer.confirm(f"Remove this from {one_line(str(place))}?", default=False, err=True):
+            raise typer.Exit
+    found = clear_cache(place)
+    if as_json:
+        say(json.dumps({"folder": str(place), "removed": [each.as_dict() for each in found]}, indent=2))
+    elif found:
+        _say_cleared(found)
+    else:
+        say(one_line(f"{place} has nothing to remove"))
+
+
+def _say_cleared(found: Sequence[Cleared]) -> None:
+    for each in found:
+        left = f" (left: {each.left})" if each.left else ""
+        say(f"{each.count} {each.kind}, {each.size / 1e6:.1f} MB{left}")
 
 
 def _say(found: CacheContents, as_json: bool) -> None:

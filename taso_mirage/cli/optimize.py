@@ -14,7 +14,7 @@ import typer
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
 from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
 from taso_mirage.errors import InvalidOption
-from taso_mirage.system.terminal import say, say_lines
+from taso_mirage.system.terminal import asking, say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.cli.log import Log
@@ -261,8 +261,3 @@ def _heard(stages: Stages, log: Log | None, writing: Callable[[], object]) -> di
         show(stage, done, total)
 
     return {"progress": progress} | ({} if log is None else {"candidates": log.candidates})
-
-
-def asking() -> bool:
-    """Whether somebody is there to answer."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -411,8 +411,7 @@ class _Growing:
         found: list[Node | None] = [*before, members[0], *after]
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
-            group = members if node is members[0] else self.region.get(node, [node])
-            self.rank.update(dict.fromkeys(group, rank))
+            self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
 
 
 def canonical_region(

@@ -15,8 +15,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taso_mirage.errors import OutputError, RuntimeUnavailable
@@ -27,6 +27,8 @@ LIMIT = 600.0
 """Seconds that a compiler may take for one file."""
 
 DAY = 86400.0
+USED = ".used"
+"""The file of a folder whose lock says that a process uses what is there."""
 
 
 def private_folder(name: str) -> Path:
@@ -45,12 +47,46 @@ def private_folder(name: str) -> Path:
             if folder.is_dir() and owners == {os.getuid()}:
                 if folder.stat().st_mode & 0o022:
                     folder.chmod(0o700)
+                _use(folder, name)
                 return folder
     except OSError as error:
         raise RuntimeUnavailable(
             f"{cache / name} cannot be made ({error.strerror}); set TASO_MIRAGE_CACHE to a folder that can"
         ) from None
     raise RuntimeUnavailable(f"{folder} belongs to another user; set TASO_MIRAGE_CACHE to a folder of your own")
+
+
+_USED: dict[str, int] = {}
+"""Descriptors that hold folders of code, by their names."""
+
+
+def _use(folder: Path, name: str) -> None:
+    """Let other processes see that this one uses what is in a folder, to its end."""
+    with suppress(ImportError, OSError):  # where there are no such locks, they do not
+        import fcntl
+
+        number = os.open(folder / USED, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(number, fcntl.LOCK_SH)
+        if name in _USED:
+            os.close(_USED[name])
+        _USED[name] = number
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[bool]:
+    """Whether a process uses a folder of code; if not, none begins to before the end of the
+    block."""
+    import fcntl
+
+    number = os.open(folder / USED, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield True
+    else:
+        yield False
+    finally:
+        os.close(number)
 
 
 def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> Path:

@@ -106,3 +106,27 @@ class Store:
         if self._database is not None:
             self._database.close()
             self._database = None
+
+
+def emptied(path: Path, table: str, dry: bool = False) -> int | None:
+    """Remove all rows of the table of a file, or with `dry` none; how many there are.
+
+    None for what is no database that has this table alone, and for one that another process writes
+    to.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=5)) as database:
+            database.execute("PRAGMA trusted_schema=OFF")
+            kinds = database.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'").fetchall()
+            if kinds != [("table", table)]:
+                return None
+            with database:
+                count = int(database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+                if not dry:
+                    database.execute(f"DELETE FROM {table}")
+            if not dry:
+                with suppress(sqlite3.OperationalError):  # another process reads: the file shrinks the next time
+                    database.execute("VACUUM")
+            return count
+    except (OSError, sqlite3.Error, UnicodeDecodeError):
+        return None

@@ -15,13 +15,16 @@ class _Output(io.FileIO):
     """A descriptor whose reader may leave: what comes then is dropped, as by /dev/null.
 
     Who reads the first lines of what a command prints, as `head`, has what it wanted; the command
-    goes on to what it is for.
+    goes on to what it is for. Of standard error nothing is ever missed: the exit code says the
+    same.
     """
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and self.fileno() != 2:
+                raise
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.fileno())
             os.close(nothing)

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 import typer
@@ -42,3 +43,8 @@ def say_lines(lines: Iterable[str]) -> None:
     """Print lines, each as one, whatever names are in it."""
     for line in lines:
         typer.echo(one_line(line))
+
+
+def asking() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()

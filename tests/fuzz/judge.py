@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +61,33 @@ class Watch:
 
 
 _watch: list[Watch] = []
+KINDS = {
+    "model": "judge:mutated_model",
+    "graph": "judge:random_graph",
+    "interrupt": "accidents:interrupted",
+    "cache": "accidents:tampered",
+    "text": "texts:text_case",
+    "corpus": "corpus:kept_case",
+    "archive": "archives:archive_case",
+    "value": "surfaces:valued",
+    "torch": "modules:moduled",
+}
+"""What judges a case of each kind: a function of its seed and of a folder, in a module of this
+package."""
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
     """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the
     list of all that is."""
-    from fuzz import accidents, corpus, surfaces, texts
-
     if not _watch:
         _watch.append(Watch())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
-    kinds = {"model": _model, "graph": _graph, "interrupt": accidents.interrupted, "cache": accidents.tampered}
-    kinds |= {"text": texts.text_case, "corpus": corpus.kept_case, "value": surfaces.valued}
     kind, seed = str(job["kind"]), int(job["seed"])
-    if kind == "torch":
-        from fuzz.modules import moduled
-
-        kinds["torch"] = moduled
+    module, _, name = KINDS[kind].partition(":")
     folder = Path(job["folder"]) / f"{kind}{seed}"
     folder.mkdir(parents=True)
     start = time.monotonic()
-    code, wrong = kinds[kind](seed, folder)
+    code, wrong = getattr(import_module(f"fuzz.{module}"), name)(seed, folder)
     shutil.rmtree(folder)
     return {"kind": kind, "seed": seed, "code": code, "wrong": wrong, "seconds": round(time.monotonic() - start, 2)}
 
@@ -104,7 +111,7 @@ def in_folder(folder: Path, cache: Path) -> Iterator[list[str]]:
             os.environ["TASO_MIRAGE_CACHE"] = kept
 
 
-def _model(seed: int, folder: Path) -> tuple[str, list[str]]:
+def mutated_model(seed: int, folder: Path) -> tuple[str, list[str]]:
     _prepared(folder, hostile(seed))
     command = _command(seed, folder)
     with in_folder(folder / "here", folder.parent / "cache") as seen:
@@ -113,7 +120,7 @@ def _model(seed: int, folder: Path) -> tuple[str, list[str]]:
     return f"{command[0]} {code}", wrong + seen + _left(folder)
 
 
-def _graph(seed: int, folder: Path) -> tuple[str, list[str]]:
+def random_graph(seed: int, folder: Path) -> tuple[str, list[str]]:
     """A random graph, optimized with one of the strategies; its outputs are compared here again."""
     (folder / "m.onnx").write_bytes(random_model(seed))
     strategy = ("best-first", "saturate")[seed % 2]
