@@ -90,6 +90,8 @@ def exact(dtype: str, p: Poly) -> Poly:
         if (n := constant(q)) is not None:
             return poly((int(n) - low) % (high - low + 1) + low)
         a, bound = lone(q), magnitude(q, None)
+        if a is not None and a[0] == "call" and a[1].startswith("whole ") and has(dtype, own(a)):
+            return Poly(a[2].terms)
         fits = (a is not None and own(a) != "" and has(dtype, own(a))) or (
             bound is not None and bound <= high and (low < 0 or holds(q, WORK.get().facts))
         )

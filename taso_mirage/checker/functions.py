@@ -3,10 +3,12 @@ beyond that equal operands give equal results."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from taso_mirage.checker.forms import (
     FLOATS,
+    INTS,
     MAKERS,
     ONE,
     UNIT,
@@ -80,16 +82,51 @@ def inverse(p: Poly) -> Poly:
 
 IDEMPOTENT = ("abs", "ceil", "floor", "round", "sign", "as")
 """Functions that are the identity on their own results; names may have a dtype behind them."""
+MONOTONE = ("as", "atan", "ceil", "erf", "floor", "log", "round", "sign", "sinh", "sqrt", "tanh")
+"""Those that keep order."""
+TO_WHOLE = ("ceil", "floor", "round")
 
 
 def called(name: str, *ps: Poly) -> Poly:
     """A function of which little is known."""
+    first = name.split()[0]
 
     def one(*qs: Poly) -> Poly:
-        again = name.split()[0] in IDEMPOTENT and (a := lone(qs[0])) is not None and a[:2] == ("call", name)
-        return qs[0] if again else just("call", name, *qs)
+        if first in IDEMPOTENT and (a := lone(qs[0])) is not None and a[:2] == ("call", name):
+            return qs[0]
+        if first in TO_WHOLE and is_whole(qs[0]):
+            return qs[0]
+        top = a_largest(qs[0]) if first in MONOTONE else None
+        return just("call", name, *qs) if top is None else through(name, qs[0], *top)
 
     return lifted(one, *ps)
+
+
+def is_whole(p: Poly) -> bool:
+    """Whether a real number is surely a whole one."""
+
+    def whole(a: Atom) -> bool:
+        name = a[1].split() if a[0] == "call" else [""]
+        return (a[0] in ("read", "table") and not {a[1], a[2]}.isdisjoint(INTS)) or (
+            name[0] in TO_WHOLE or name[-1] in INTS
+        )
+
+    return all(not b and c.denominator == 1 and all(e > 0 and whole(a) for a, e in f) for (b, f), c in p.terms)
+
+
+def a_largest(p: Poly) -> tuple[Atom, Number] | None:
+    """A maximum of floats that p has as a term, and its coefficient."""
+    tops = [
+        (a, c) for (b, f), c in p.terms if not b for a, e in f if f == {(a, 1)} and a[0] == "max" and a[1] in FLOATS
+    ]
+    return min(tops, key=key) if tops else None
+
+
+def through(name: str, p: Poly, top: Atom, c: Number) -> Poly:
+    """A function that keeps order, of each member of the maximum in p; below 0 it is a minimum."""
+    rest, sign = p - just(*top) * c, 1 if c > 0 else -1
+    members = members_as(top[2], lambda m: valued(top[1], called(name, m * c + rest) * sign))
+    return greatest(top[1], members) * sign
 
 
 def lone(p: Poly) -> Atom | None:
@@ -111,6 +148,10 @@ def greatest(dtype: str, values: Poly) -> Poly:
         if shared:
             added = Poly(shared)
             return one(members_as(q, lambda p: just("val", p - added))) + added
+        if dtype in FLOATS and (scale := content(members)) != 1:
+            return one(members_as(q, lambda p: just("val", p * ratio(1, scale)))) * scale
+        if dtype not in FLOATS and (found := of_wholes(dtype, q, members)) is not None:
+            return found
         numbers = [n for n in (single_number(dtype, t) for t in q.terms) if n is not None]
         best = (min if dtype[0] == "-" else max)(numbers, default=None)
         if best is not None and dtype not in FLOATS and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
@@ -134,6 +175,33 @@ def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
     return n if low <= n <= high else None
 
 
+def content(members: list[Atom]) -> Number:
+    """What all coefficients of the members of a bag are multiples of."""
+    found = [c for a in members for _, c in a[1].terms]
+    above, below = math.gcd(*(c.numerator for c in found)), math.lcm(*(c.denominator for c in found))
+    return ratio(above or 1, below)
+
+
+def of_wholes(dtype: str, bag: Poly, members: list[Atom]) -> Poly | None:
+    """The largest of whole numbers of an integer type, if that is what all are."""
+    tag, sign = dtype.lstrip("-1"), -1 if dtype[0] == "-" else 1
+    values = {a[1]: value_of(tag, a[1]) for a in members}
+    if None in values.values() or not any((a := lone(p)) is not None and a[0] == "call" for p in values):
+        return None
+    real = members_as(bag, lambda p: valued("float64", (value_of(tag, p) or p) * sign))
+    return just("call", f"whole {tag}", greatest("float64", real) * sign)
+
+
+def value_of(dtype: str, p: Poly) -> Poly | None:
+    """An element of an integer type as a real number, if it is one that does not wrap."""
+    a, n = lone(p), constant(p)
+    if n is not None:
+        return p if bits(dtype)[0] <= n <= bits(dtype)[1] else None
+    if a is not None and a[:2] == ("call", f"whole {dtype}"):
+        return Poly(a[2].terms)
+    return p if a is not None and a[0] == "read" and a[2] == dtype else None
+
+
 def unbound(bound: Bound, powers: Powers) -> frozenset[tuple[Term, Number]]:
     """The terms of a member of a bag that do not hang on its bound variables."""
     p = next(a[1] for a, _ in powers if a[0] == "val")
@@ -154,12 +222,18 @@ def valued(dtype: str, p: Poly) -> Poly:
     """p as a member of a bag; a maximum, and one to which something is added, as its members."""
 
     def one(q: Poly) -> Poly:
-        tops = [a for a in map(lone, (single(t) for t, c in q.terms if c == 1)) if a and a[:2] == ("max", dtype)]
-        if not tops or (dtype not in FLOATS and q != just(*tops[0])):
+        tops = [
+            (a, c)
+            for (b, f), c in q.terms
+            if not b and c > 0
+            for a, e in f
+            if f == {(a, 1)} and a[:2] == ("max", dtype)
+        ]
+        if not tops or (dtype not in FLOATS and q != just(*tops[0][0])):
             return just("val", q)
-        first = min(tops, key=key)
-        rest = q - just(*first)
-        return members_as(first[2], lambda member: valued(dtype, member + rest))
+        first, scale = min(tops, key=key)
+        rest = q - just(*first) * scale
+        return members_as(first[2], lambda member: valued(dtype, member * scale + rest))
 
     return lifted(one, p)
 
