@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from taso_mirage.checker.casts import exact
@@ -25,17 +26,24 @@ from taso_mirage.checker.forms import (
     LENGTH,
     WORK,
     ZERO,
+    Atom,
     Poly,
     Work,
     conditions,
+    constant,
     fresh,
     holds,
     just,
     key,
+    linear,
     need,
+    opened,
     poly,
+    single,
     split,
     substituted,
+    summed,
+    total,
     variables,
 )
 from taso_mirage.checker.operators import OPS
@@ -173,7 +181,59 @@ def vanishes(p: Poly, dtype: str) -> bool:
         found = []
         for truth in (True, False):
             work.facts = before | {a[1] if truth else -a[1] - 1}
-            found.append(vanishes(substituted(p, None), dtype))
+            found.append(vanishes(substituted(p, fixed(a)), dtype))
         work.facts = before
         return all(found)
-    return solved(p, dtype)
+    return solved(p, dtype) or spelled_out(p, dtype)
+
+
+def fixed(a: Atom) -> dict[Atom, Poly] | None:
+    """The position that an index has where a condition fixes it; the facts are then of that one."""
+    work = WORK.get()
+    for v in sorted((v for v in variables(a) if v[1][0] == 0), key=key):
+        slope, rest = linear(a[1], v)
+        for at in (rest * -slope, rest * -slope - slope):
+            where = just(*v)
+            if (
+                abs(slope) == 1
+                and v not in variables(rest)
+                and holds(where - at, work.facts)
+                and holds(at - where, work.facts)
+            ):
+                work.facts = frozenset(substituted(f, {v: at}) for f in work.facts)
+                return {v: at}
+    return None
+
+
+def spelled_out(p: Poly, dtype: str) -> bool:
+    """Whether p is 0 where sums over few positions are spelled out, and at each of few positions."""
+    work, before = WORK.get(), WORK.get().facts
+    few = [v for v in sorted(variables(p), key=key) if v[1][0] == 0 and 0 < (constant(v[2]) or 0) <= FEW]
+    if not few:
+        q = summands(p)
+        return q != p and vanishes(q, dtype)
+    at = {v: just(*v) for v in few[:1]}
+    found = []
+    for k in range(int(constant(few[0][2]) or 0)):
+        at[few[0]] = poly(k)
+        work.facts = frozenset(substituted(f, at) for f in before)
+        found.append(vanishes(substituted(p, at), dtype))
+        if not found[-1]:
+            break
+    work.facts = before
+    return all(found)
+
+
+FEW = 12
+"""So many positions are looked at one after the other."""
+
+
+def summands(p: Poly) -> Poly:
+    """p with sums over few positions as so many terms."""
+    found = []
+    for (b, f), c in [(opened(t), c) for t, c in p.terms]:
+        few = sorted((v for v in b if (constant(v[2]) or FEW) < FEW), key=key)
+        for values in product(*(range(int(constant(v[2]) or 0)) for v in few)):
+            at = {v: poly(k) for v, k in zip(few, values, strict=True)}
+            found.append(summed(substituted(single((frozenset(), f)), at), b - set(few)) * c)
+    return total(found)

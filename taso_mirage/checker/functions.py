@@ -38,6 +38,9 @@ from taso_mirage.checker.forms import (
     variables,
 )
 
+REAL = "real"
+"""The name of bags of real numbers; those of integers have their dtype, with 1 or -1 before it."""
+
 
 def lifted(fn: Callable[..., Poly], *ps: Poly) -> Poly:
     """A function of polynomials, in each case of their conditions."""
@@ -116,9 +119,7 @@ def is_whole(p: Poly) -> bool:
 
 def a_largest(p: Poly) -> tuple[Atom, Number] | None:
     """A maximum of floats that p has as a term, and its coefficient."""
-    tops = [
-        (a, c) for (b, f), c in p.terms if not b for a, e in f if f == {(a, 1)} and a[0] == "max" and a[1] in FLOATS
-    ]
+    tops = [(a, c) for (b, f), c in p.terms if not b for a, e in f if f == {(a, 1)} and a[:2] == ("max", REAL)]
     return min(tops, key=key) if tops else None
 
 
@@ -144,17 +145,17 @@ def greatest(dtype: str, values: Poly) -> Poly:
             q = Poly(frozenset(((b, frozenset((a, e) for a, e in f if a[0] != "size")), 1) for (b, f), _ in q.terms))
         members = [a for (_, f), _ in q.terms for a, _ in f if a[0] == "val"]
         need(0 < len(members) == len(q.terms), "a largest value of nothing")
-        shared = frozenset.intersection(*(unbound(b, f) for (b, f), _ in q.terms)) if dtype in FLOATS else None
+        shared = frozenset.intersection(*(unbound(b, f) for (b, f), _ in q.terms)) if dtype == REAL else None
         if shared:
             added = Poly(shared)
             return one(members_as(q, lambda p: just("val", p - added))) + added
-        if dtype in FLOATS and (scale := content(members)) != 1:
+        if dtype == REAL and (scale := content(members)) != 1:
             return one(members_as(q, lambda p: just("val", p * ratio(1, scale)))) * scale
-        if dtype not in FLOATS and (found := of_wholes(dtype, q, members)) is not None:
+        if dtype != REAL and (found := of_wholes(dtype, q, members)) is not None:
             return found
         numbers = [n for n in (single_number(dtype, t) for t in q.terms) if n is not None]
         best = (min if dtype[0] == "-" else max)(numbers, default=None)
-        if best is not None and dtype not in FLOATS and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
+        if best is not None and dtype != REAL and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
             return poly(best)
         if len(numbers) > 1:
             return one(Poly(frozenset(t for t in q.terms if single_number(dtype, t) in (None, best))))
@@ -169,7 +170,7 @@ def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
     (bound, f), c = member
     value = next(iter(f))[0] if not bound and len(f) == 1 and c == 1 else ("", ZERO)
     n = constant(value[1]) if value[0] == "val" else None
-    if n is None or dtype in FLOATS:
+    if n is None or dtype == REAL:
         return n
     low, high = bits(dtype.lstrip("-1"))
     return n if low <= n <= high else None
@@ -188,8 +189,8 @@ def of_wholes(dtype: str, bag: Poly, members: list[Atom]) -> Poly | None:
     values = {a[1]: value_of(tag, a[1]) for a in members}
     if None in values.values() or not any((a := lone(p)) is not None and a[0] == "call" for p in values):
         return None
-    real = members_as(bag, lambda p: valued("float64", (value_of(tag, p) or p) * sign))
-    return just("call", f"whole {tag}", greatest("float64", real) * sign)
+    real = members_as(bag, lambda p: valued(REAL, (value_of(tag, p) or p) * sign))
+    return just("call", f"whole {tag}", greatest(REAL, real) * sign)
 
 
 def value_of(dtype: str, p: Poly) -> Poly | None:
@@ -199,6 +200,12 @@ def value_of(dtype: str, p: Poly) -> Poly | None:
         return p if bits(dtype)[0] <= n <= bits(dtype)[1] else None
     if a is not None and a[:2] == ("call", f"whole {dtype}"):
         return Poly(a[2].terms)
+    if a is not None and a[0] == "max" and a[1] in (f"1{dtype}", f"-1{dtype}"):
+        members, sign = [m[1] for (_, f), _ in a[2].terms for m, _ in f if m[0] == "val"], int(a[1][: -len(dtype)])
+        values = {m: value_of(dtype, m) for m in members}
+        if None in values.values():
+            return None
+        return greatest(REAL, members_as(a[2], lambda m: valued(REAL, (value_of(dtype, m) or m) * sign))) * sign
     return p if a is not None and a[0] == "read" and a[2] == dtype else None
 
 
@@ -229,7 +236,7 @@ def valued(dtype: str, p: Poly) -> Poly:
             for a, e in f
             if f == {(a, 1)} and a[:2] == ("max", dtype)
         ]
-        if not tops or (dtype not in FLOATS and q != just(*tops[0][0])):
+        if not tops or (dtype != REAL and q != just(*tops[0][0])):
             return just("val", q)
         first, scale = min(tops, key=key)
         rest = q - just(*first) * scale

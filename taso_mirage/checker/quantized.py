@@ -12,7 +12,7 @@ from typing import Any
 from taso_mirage.checker.casts import cast, exact
 from taso_mirage.checker.elementwise import kinked, sigmoid
 from taso_mirage.checker.forms import FLOATS, INTS, ONE, Poly, bits, floor, just, need, poly
-from taso_mirage.checker.functions import called, greatest, lifted, valued
+from taso_mirage.checker.functions import REAL, called, greatest, lifted, valued
 from taso_mirage.checker.moves import concat
 from taso_mirage.checker.products import average_pool, centred, conv, matmul, matmul_integer, per_channel
 from taso_mirage.checker.tensors import Tensor
@@ -51,8 +51,8 @@ def saturated(to: str, p: Poly) -> Poly:
     low, high = bits(to)
 
     def one(q: Poly) -> Poly:
-        below = greatest("float64", valued("float64", -q) + valued("float64", poly(-high))) * -1
-        return just("call", f"whole {to}", greatest("float64", valued("float64", below) + valued("float64", poly(low))))
+        below = greatest(REAL, valued(REAL, -q) + valued(REAL, poly(-high))) * -1
+        return just("call", f"whole {to}", greatest(REAL, valued(REAL, below) + valued(REAL, poly(low))))
 
     return lifted(one, p)
 

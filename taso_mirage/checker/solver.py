@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from taso_mirage.checker.casts import own
-from taso_mirage.checker.forms import FLOATS, INTS, Poly, Term, bits, boolean, named, opened, spend, variables
+from taso_mirage.checker.forms import INTS, Poly, Term, bits, boolean, named, opened, spend, variables
 from taso_mirage.checker.tensors import bag
 
 WORK_OF_Z3 = 2_000_000
@@ -74,7 +74,7 @@ class Reals:
     def known(self, a: Any, x: Any) -> None:
         """What is known of a new symbol."""
         z3, add = self.z3, self.solver.add
-        values = self.members(a, a[1], 1) if a[0] == "max" and a[1] in FLOATS else None
+        values = self.members(a, "float64", 1)
         if values is not None:
             self.choose(x, values, lambda y, v: y >= v)
         elif a[0] in ("lt", "eq"):
