@@ -118,7 +118,7 @@ HEAVY = {
         "torch/race.py",
         "torch/variances.py",
     },
-    "z3": {"checker/equations.py", "meanings/integers.py", "prove/arbiter.py"},
+    "z3": {"checker/solver.py", "meanings/integers.py", "prove/arbiter.py"},
     "triton": {"kernels/codegen/compile.py", "kernels/codegen/tune.py"},
     "sqlite3": {"system/store.py"},
 }

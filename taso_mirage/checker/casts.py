@@ -22,7 +22,7 @@ from taso_mirage.checker.forms import (
     need,
     poly,
 )
-from taso_mirage.checker.functions import called, compared, denied, lifted, lone
+from taso_mirage.checker.functions import REAL, called, compared, denied, lifted, lone, value_of
 from taso_mirage.checker.tensors import Tensor
 
 EXPONENTS = {"bfloat16": 127, "float16": 15, "float32": 127, "float64": 1023}
@@ -47,7 +47,7 @@ def own(a: Atom) -> str:
     that is not known."""
     if a[0] in ("read", "table"):
         return str(a[2] if a[0] == "read" else a[1])
-    if a[0] == "max" and a[1] not in FLOATS:
+    if a[0] == "max" and a[1] != REAL:
         return str(a[1]).lstrip("-1")
     name = a[1].split() if a[0] == "call" else [""]
     return name[1] if name[0] == "as" or name[-1] in INTS else ""
@@ -90,6 +90,9 @@ def exact(dtype: str, p: Poly) -> Poly:
         if (n := constant(q)) is not None:
             return poly((int(n) - low) % (high - low + 1) + low)
         a, bound = lone(q), magnitude(q, None)
+        inner = own(a) if a is not None else ""
+        if inner in INTS and has(dtype, inner) and (found := value_of(inner, q)) is not None:
+            return found
         fits = (a is not None and own(a) != "" and has(dtype, own(a))) or (
             bound is not None and bound <= high and (low < 0 or holds(q, WORK.get().facts))
         )

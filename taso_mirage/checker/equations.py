@@ -16,34 +16,38 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from itertools import product
 from typing import Any
 
+from taso_mirage.checker.casts import exact
 from taso_mirage.checker.forms import (
     FLOATS,
     INTS,
     LENGTH,
     WORK,
     ZERO,
+    Atom,
     Poly,
-    Term,
     Work,
-    boolean,
     conditions,
+    constant,
     fresh,
     holds,
     just,
     key,
-    named,
+    linear,
     need,
     opened,
     poly,
-    spend,
+    single,
     split,
     substituted,
+    summed,
+    total,
     variables,
 )
 from taso_mirage.checker.operators import OPS
+from taso_mirage.checker.solver import solved
 from taso_mirage.checker.tensors import Tensor, dims, legal
 from taso_mirage.errors import Unsupported
 
@@ -136,7 +140,7 @@ def check(lhs: str, rhs: str) -> Accepted | Refused:
             if ZERO in a.shape:
                 continue
             index = [just(*fresh(n)) for n in a.shape]
-            need(vanishes(parted(a.at(*index) - b.at(*index)), a.dtype), "the two sides have other normal forms")
+            need(alike(a.dtype, a.at(*index), b.at(*index)), "the two sides have other normal forms")
         return Accepted()
     except Exception as error:
         return Refused(" ".join(f"{type(error).__name__}: {error}".split())[:300])
@@ -151,6 +155,13 @@ def check_step(step: Mapping[str, Any]) -> Accepted | Refused:
         if step.get("proof") in ("symbolic", "bounded")
         else Refused("no proof of a kind that is known")
     )
+
+
+def alike(dtype: str, a: Poly, b: Poly) -> bool:
+    """Whether two elements are equal; integers also as the whole numbers that they are."""
+    if vanishes(parted(a - b), dtype):
+        return True
+    return dtype in INTS and vanishes(parted(exact(dtype, a) - exact(dtype, b)), "float64")
 
 
 def parted(p: Poly) -> Poly:
@@ -170,47 +181,59 @@ def vanishes(p: Poly, dtype: str) -> bool:
         found = []
         for truth in (True, False):
             work.facts = before | {a[1] if truth else -a[1] - 1}
-            found.append(vanishes(substituted(p, None), dtype))
+            found.append(vanishes(substituted(p, fixed(a)), dtype))
         work.facts = before
         return all(found)
-    return p == ZERO or (dtype in (*FLOATS, "bool") and real_zero(p))
+    return solved(p, dtype) or spelled_out(p, dtype)
 
 
-def real_zero(p: Poly) -> bool:
-    """Whether p is 0 for all real values of its atoms, by z3."""
-    import z3  # here: it takes a while
+def fixed(a: Atom) -> dict[Atom, Poly] | None:
+    """The position that an index has where a condition fixes it; the facts are then of that one."""
+    work = WORK.get()
+    for v in sorted((v for v in variables(a) if v[1][0] == 0), key=key):
+        slope, rest = linear(a[1], v)
+        for at in (rest * -slope, rest * -slope - slope):
+            where = just(*v)
+            if (
+                abs(slope) == 1
+                and v not in variables(rest)
+                and holds(where - at, work.facts)
+                and holds(at - where, work.facts)
+            ):
+                work.facts = frozenset(substituted(f, {v: at}) for f in work.facts)
+                return {v: at}
+    return None
 
-    spend(100)
-    solver, seen = z3.Solver(), dict[Any, Any]()
-    solver.set("rlimit", 2_000_000)
 
-    def number(q: Poly) -> Any:
-        return z3.Sum([z3.RealVal(0), *(term(t) * z3.RealVal(str(c)) for t, c in q.terms)])
+def spelled_out(p: Poly, dtype: str) -> bool:
+    """Whether p is 0 where sums over few positions are spelled out, and at each of few positions."""
+    work, before = WORK.get(), WORK.get().facts
+    few = [v for v in sorted(variables(p), key=key) if v[1][0] == 0 and 0 < (constant(v[2]) or 0) <= FEW]
+    if not few:
+        q = summands(p)
+        return q != p and vanishes(q, dtype)
+    at = {v: just(*v) for v in few[:1]}
+    found = []
+    for k in range(int(constant(few[0][2]) or 0)):
+        at[few[0]] = poly(k)
+        work.facts = frozenset(substituted(f, at) for f in before)
+        found.append(vanishes(substituted(p, at), dtype))
+        if not found[-1]:
+            break
+    work.facts = before
+    return all(found)
 
-    def term(t: Term) -> Any:
-        bound, f = opened(t)
-        inner = frozenset((a, e) for a, e in f if not variables(a).isdisjoint(bound))
-        found = [
-            symbol((a, e)) if e < 0 or e != int(e) else reduce(lambda x, y: x * y, [symbol(a)] * int(e))
-            for a, e in f - inner
-        ]
-        return reduce(lambda x, y: x * y, found, symbol(named(bound, inner)) if bound else z3.RealVal(1))
 
-    def symbol(a: Any) -> Any:
-        if a not in seen:
-            seen[a] = x = z3.Real(f"r{len(seen)}")
-            if a[0] == "max" and a[1] in FLOATS and all(c > 0 for _, c in a[2].terms):
-                values = [
-                    number(next(iter(f))[0][1]) if not b and len(f) == 1 else symbol((b, f)) for (b, f), _ in a[2].terms
-                ]
-                solver.add(z3.Or([x == v for v in values]), *(x >= v for v in values))
-            elif a[0] in ("lt", "eq"):
-                solver.add(x == z3.If(number(a[1]) < 0 if a[0] == "lt" else number(a[1]) == 0, 1, 0))
-            elif isinstance(a[0], str) and boolean(a):
-                solver.add(z3.Or(x == 0, x == 1))
-            elif a[0] == "inv":
-                solver.add(x * number(a[1]) == 1)
-        return seen[a]
+FEW = 12
+"""So many positions are looked at one after the other."""
 
-    solver.add(number(p) != 0)
-    return bool(solver.check() == z3.unsat)
+
+def summands(p: Poly) -> Poly:
+    """p with sums over few positions as so many terms."""
+    found = []
+    for (b, f), c in [(opened(t), c) for t, c in p.terms]:
+        few = sorted((v for v in b if (constant(v[2]) or FEW) < FEW), key=key)
+        for values in product(*(range(int(constant(v[2]) or 0)) for v in few)):
+            at = {v: poly(k) for v, k in zip(few, values, strict=True)}
+            found.append(summed(substituted(single((frozenset(), f)), at), b - set(few)) * c)
+    return total(found)

@@ -339,9 +339,10 @@ def reduced(p: Poly, facts: frozenset[Poly]) -> Iterator[Poly]:
         if not b and c == int(c) and all(e > 0 for _, e in f)
     } - {ONE}
     for d in sorted(scales, key=key):
-        whole, rest = apart(p, d)
-        if constant(whole) != 0 and follows(rest, facts) and follows(d - 1 - rest, facts):
-            yield whole
+        whole, rest = apart(p, d, towards_zero=True)
+        for q, r in ((whole, rest), (whole - 1, rest + d)):
+            if constant(q) != 0 and follows(r, facts) and follows(d - 1 - r, facts):
+                yield q
 
 
 def condition(p: Poly) -> Poly:
@@ -369,18 +370,20 @@ def divided(p: Poly, d: Poly) -> Poly | None:
     return collected(found)
 
 
-def apart(p: Poly, d: Poly) -> tuple[Poly, Poly]:
-    """p as d * whole + rest, by the multiples of d among its terms."""
-    n = constant(d)
-    parts = [
-        (single(t) * (c // n), single(t) * (c % n))
-        if n
-        else (q, ZERO)
-        if (q := divided(single(t) * c, d))
-        else (ZERO, single(t) * c)
-        for t, c in p.terms
-    ]
-    return total(whole for whole, _ in parts), total(rest for _, rest in parts)
+def apart(p: Poly, d: Poly, towards_zero: bool = False) -> tuple[Poly, Poly]:
+    """p as d * whole + rest, by the multiples of d among its terms; what is left of a coefficient is
+    not negative, or towards 0."""
+    n, whole, rest = constant(d), [], []
+    for t, c in p.terms:
+        if n:
+            times = -(-c // n) if towards_zero and c < 0 else c // n
+            whole.append(single(t) * times)
+            rest.append(single(t) * (c - times * n))
+        elif (q := divided(single(t) * c, d)) is not None:
+            whole.append(q)
+        else:
+            rest.append(single(t) * c)
+    return total(whole), total(rest)
 
 
 TURNS = 4
@@ -394,7 +397,7 @@ def floor(p: Poly, d: Poly) -> Poly:
         return p
     whole, rest = apart(p, d)
     for _ in range(TURNS):
-        if not facts or not holds(rest - d, facts):
+        if not variables(rest) or not holds(rest - d, facts):  # of sizes alone it hangs on no facts
             break
         whole, rest = whole + 1, rest - d
     if holds(rest, facts) and holds(d - 1 - rest, facts):

@@ -3,10 +3,12 @@ beyond that equal operands give equal results."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from taso_mirage.checker.forms import (
     FLOATS,
+    INTS,
     MAKERS,
     ONE,
     UNIT,
@@ -35,6 +37,9 @@ from taso_mirage.checker.forms import (
     total,
     variables,
 )
+
+REAL = "real"
+"""The name of bags of real numbers; those of integers have their dtype, with 1 or -1 before it."""
 
 
 def lifted(fn: Callable[..., Poly], *ps: Poly) -> Poly:
@@ -80,16 +85,49 @@ def inverse(p: Poly) -> Poly:
 
 IDEMPOTENT = ("abs", "ceil", "floor", "round", "sign", "as")
 """Functions that are the identity on their own results; names may have a dtype behind them."""
+MONOTONE = ("as", "atan", "ceil", "erf", "floor", "log", "round", "sign", "sinh", "sqrt", "tanh")
+"""Those that keep order."""
+TO_WHOLE = ("ceil", "floor", "round")
 
 
 def called(name: str, *ps: Poly) -> Poly:
     """A function of which little is known."""
+    first = name.split()[0]
 
     def one(*qs: Poly) -> Poly:
-        again = name.split()[0] in IDEMPOTENT and (a := lone(qs[0])) is not None and a[:2] == ("call", name)
-        return qs[0] if again else just("call", name, *qs)
+        if first in IDEMPOTENT and (a := lone(qs[0])) is not None and a[:2] == ("call", name):
+            return qs[0]
+        if first in TO_WHOLE and is_whole(qs[0]):
+            return qs[0]
+        top = a_largest(qs[0]) if first in MONOTONE else None
+        return just("call", name, *qs) if top is None else through(name, qs[0], *top)
 
     return lifted(one, *ps)
+
+
+def is_whole(p: Poly) -> bool:
+    """Whether a real number is surely a whole one."""
+
+    def whole(a: Atom) -> bool:
+        name = a[1].split() if a[0] == "call" else [""]
+        return (a[0] in ("read", "table") and not {a[1], a[2]}.isdisjoint(INTS)) or (
+            name[0] in TO_WHOLE or name[-1] in INTS
+        )
+
+    return all(not b and c.denominator == 1 and all(e > 0 and whole(a) for a, e in f) for (b, f), c in p.terms)
+
+
+def a_largest(p: Poly) -> tuple[Atom, Number] | None:
+    """A maximum of floats that p has as a term, and its coefficient."""
+    tops = [(a, c) for (b, f), c in p.terms if not b for a, e in f if f == {(a, 1)} and a[:2] == ("max", REAL)]
+    return min(tops, key=key) if tops else None
+
+
+def through(name: str, p: Poly, top: Atom, c: Number) -> Poly:
+    """A function that keeps order, of each member of the maximum in p; below 0 it is a minimum."""
+    rest, sign = p - just(*top) * c, 1 if c > 0 else -1
+    members = members_as(top[2], lambda m: valued(top[1], called(name, m * c + rest) * sign))
+    return greatest(top[1], members) * sign
 
 
 def lone(p: Poly) -> Atom | None:
@@ -107,13 +145,17 @@ def greatest(dtype: str, values: Poly) -> Poly:
             q = Poly(frozenset(((b, frozenset((a, e) for a, e in f if a[0] != "size")), 1) for (b, f), _ in q.terms))
         members = [a for (_, f), _ in q.terms for a, _ in f if a[0] == "val"]
         need(0 < len(members) == len(q.terms), "a largest value of nothing")
-        shared = frozenset.intersection(*(unbound(b, f) for (b, f), _ in q.terms)) if dtype in FLOATS else None
+        shared = frozenset.intersection(*(unbound(b, f) for (b, f), _ in q.terms)) if dtype == REAL else None
         if shared:
             added = Poly(shared)
             return one(members_as(q, lambda p: just("val", p - added))) + added
+        if dtype == REAL and (scale := content(members)) != 1:
+            return one(members_as(q, lambda p: just("val", p * ratio(1, scale)))) * scale
+        if dtype != REAL and (found := of_wholes(dtype, q, members)) is not None:
+            return found
         numbers = [n for n in (single_number(dtype, t) for t in q.terms) if n is not None]
         best = (min if dtype[0] == "-" else max)(numbers, default=None)
-        if best is not None and dtype not in FLOATS and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
+        if best is not None and dtype != REAL and best == bits(dtype.lstrip("-1"))[dtype[0] != "-"]:
             return poly(best)
         if len(numbers) > 1:
             return one(Poly(frozenset(t for t in q.terms if single_number(dtype, t) in (None, best))))
@@ -128,10 +170,43 @@ def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
     (bound, f), c = member
     value = next(iter(f))[0] if not bound and len(f) == 1 and c == 1 else ("", ZERO)
     n = constant(value[1]) if value[0] == "val" else None
-    if n is None or dtype in FLOATS:
+    if n is None or dtype == REAL:
         return n
     low, high = bits(dtype.lstrip("-1"))
     return n if low <= n <= high else None
+
+
+def content(members: list[Atom]) -> Number:
+    """What all coefficients of the members of a bag are multiples of."""
+    found = [c for a in members for _, c in a[1].terms]
+    above, below = math.gcd(*(c.numerator for c in found)), math.lcm(*(c.denominator for c in found))
+    return ratio(above or 1, below)
+
+
+def of_wholes(dtype: str, bag: Poly, members: list[Atom]) -> Poly | None:
+    """The largest of whole numbers of an integer type, if that is what all are."""
+    tag, sign = dtype.lstrip("-1"), -1 if dtype[0] == "-" else 1
+    values = {a[1]: value_of(tag, a[1]) for a in members}
+    if None in values.values() or not any((a := lone(p)) is not None and a[0] == "call" for p in values):
+        return None
+    real = members_as(bag, lambda p: valued(REAL, (value_of(tag, p) or p) * sign))
+    return just("call", f"whole {tag}", greatest(REAL, real) * sign)
+
+
+def value_of(dtype: str, p: Poly) -> Poly | None:
+    """An element of an integer type as a real number, if it is one that does not wrap."""
+    a, n = lone(p), constant(p)
+    if n is not None:
+        return p if bits(dtype)[0] <= n <= bits(dtype)[1] else None
+    if a is not None and a[:2] == ("call", f"whole {dtype}"):
+        return Poly(a[2].terms)
+    if a is not None and a[0] == "max" and a[1] in (f"1{dtype}", f"-1{dtype}"):
+        members, sign = [m[1] for (_, f), _ in a[2].terms for m, _ in f if m[0] == "val"], int(a[1][: -len(dtype)])
+        values = {m: value_of(dtype, m) for m in members}
+        if None in values.values():
+            return None
+        return greatest(REAL, members_as(a[2], lambda m: valued(REAL, (value_of(dtype, m) or m) * sign))) * sign
+    return p if a is not None and a[0] == "read" and a[2] == dtype else None
 
 
 def unbound(bound: Bound, powers: Powers) -> frozenset[tuple[Term, Number]]:
@@ -154,12 +229,18 @@ def valued(dtype: str, p: Poly) -> Poly:
     """p as a member of a bag; a maximum, and one to which something is added, as its members."""
 
     def one(q: Poly) -> Poly:
-        tops = [a for a in map(lone, (single(t) for t, c in q.terms if c == 1)) if a and a[:2] == ("max", dtype)]
-        if not tops or (dtype not in FLOATS and q != just(*tops[0])):
+        tops = [
+            (a, c)
+            for (b, f), c in q.terms
+            if not b and c > 0
+            for a, e in f
+            if f == {(a, 1)} and a[:2] == ("max", dtype)
+        ]
+        if not tops or (dtype != REAL and q != just(*tops[0][0])):
             return just("val", q)
-        first = min(tops, key=key)
-        rest = q - just(*first)
-        return members_as(first[2], lambda member: valued(dtype, member + rest))
+        first, scale = min(tops, key=key)
+        rest = q - just(*first) * scale
+        return members_as(first[2], lambda member: valued(dtype, member * scale + rest))
 
     return lifted(one, p)
 

@@ -13,6 +13,7 @@ from taso_mirage.checker.forms import need
 from taso_mirage.checker.moves import MOVES
 from taso_mirage.checker.norms import NORMS
 from taso_mirage.checker.products import PRODUCTS
+from taso_mirage.checker.quantized import QUANTIZED
 
 
 def item(ts: Any, *, index: int) -> Any:
@@ -28,5 +29,6 @@ OPS: dict[str, Callable[..., Any]] = {
     **NORMS,
     **PRODUCTS,
     **ATTENTION,
+    **QUANTIZED,
     "item": item,
 }

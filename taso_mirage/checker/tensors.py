@@ -34,7 +34,7 @@ from taso_mirage.checker.forms import (
     summed,
     total,
 )
-from taso_mirage.checker.functions import called, greatest, inverse, of_some, valued
+from taso_mirage.checker.functions import REAL, called, greatest, inverse, of_some, valued
 from taso_mirage.errors import Unsupported
 
 # ---------------------------------------------------------------- tensors and operators
@@ -163,7 +163,7 @@ def legal(n: Poly) -> bool:
 
 def bag(dtype: str, sign: int) -> str:
     """The name of a bag of which the largest is sought, or with sign -1 the smallest."""
-    return dtype if dtype in FLOATS else f"{sign}{dtype}"
+    return REAL if dtype in FLOATS else f"{sign}{dtype}"
 
 
 def broadcast(*shapes: tuple[Poly, ...]) -> tuple[Poly, ...]:
