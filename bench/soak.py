@@ -25,7 +25,7 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
-COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000, "text": 3000}
+COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000, "text": 3000, "replaced": 1000}
 """Cases of a full run; every second random graph is searched with the other strategy."""
 LIMIT = 120.0
 """Seconds that a case may take."""
