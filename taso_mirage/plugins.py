@@ -39,16 +39,22 @@ class Plugin:
         """
         try:
             return self.point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # one that ends the process would end it without a word
             raise self.refused(f"cannot be imported: {type(error).__name__}: {error}") from error
 
     def folder(self) -> Path:
         """Where the package lies that it names."""
-        return Path(self.load().__file__).parent
+        return self._file().parent
+
+    def _file(self) -> Path:
+        found = getattr(self.load(), "__file__", None)
+        if not isinstance(found, str):
+            raise self.refused("names no module in a file")
+        return Path(found)
 
     def files(self) -> list[Path]:
         """Its Python files: of a module one, of a package all."""
-        file = Path(self.load().__file__)
+        file = self._file()
         return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
     def refused(self, why: str) -> InvalidOption:
@@ -66,8 +72,14 @@ def plugins(group: str) -> tuple[Plugin, ...]:
 
 
 def plugin_named(group: str, name: str) -> Plugin | None:
-    """The one of that name."""
-    return next((each for each in plugins(group) if each.name == name), None)
+    """The one of that name.
+
+    Raises InvalidOption where several have it.
+    """
+    found = [each for each in plugins(group) if each.name == name]
+    if len(found) > 1:
+        raise found[0].refused(f"has the name of {found[1]}")
+    return found[0] if found else None
 
 
 def _found(group: str) -> Iterator[Plugin]:

@@ -306,6 +306,34 @@ def test_a_folder_of_models_runs_none_of_their_code(place: Place) -> None:
     assert not carries_kernels(place.folder / "made" / "code.onnx")
 
 
+def test_a_model_sets_no_options_of_the_runtime(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as to write its profile into the folder of the user."""
+    monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
+    proto = onnx.load(place.model)
+    proto.metadata_props.add(key="ort_config", value='{"session_options": {"enable_profiling": 1}}')
+    onnx.save(proto, place.model)
+    before = set(place.folder.iterdir())
+    run("diff", "code.onnx", "code.onnx")
+    assert set(place.folder.iterdir()) == before
+
+
+def test_what_is_no_onnx_is_not_opened_as_something_else(place: Place) -> None:
+    """Runtimes tell formats by the name of a file, or by its first bytes."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(place.folder / "m.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(place.model.read_bytes(), options, providers=["CPUExecutionProvider"])
+    file = place.folder / "m.ort"
+    for source in (file, file.read_bytes()):
+        for target in (None, "cpu", "openvino"):
+            with pytest.raises(TasoMirageError):
+                taso_mirage.session(source, target)
+        with pytest.raises(TasoMirageError):
+            Session(str(source) if source is file else source)
+
+
 # ---------------------------------------------------------------- the interface for Python
 
 

@@ -18,7 +18,9 @@ from taso_mirage.errors import InvalidModel, InvalidOption
 from taso_mirage.plugins import CHOSEN, OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, Plugin
 from taso_mirage.prove.rules import recheck
 from taso_mirage.search.plugin_rules import plugin_rules
+from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.known import target
+from taso_mirage.targets.protocol import Target
 from taso_mirage.targets.stamp import Stamp
 
 ROOT = Path(__file__).parent.parent
@@ -75,8 +77,22 @@ def test_the_template_builds_installs_and_passes_its_test(tmp_path: Path) -> Non
             "from taso_mirage.operators.ops import op\n@op()\ndef relu(xp, x):\n    return x",
             "two operators are called relu",
         ),
+        ("import sys\nsys.exit(0)", "cannot be imported: SystemExit: 0"),
+        (
+            "from op_specs.arithmetic import add, sub\nadd.body = sub.body",
+            "changes the operator add, which is not its own",
+        ),
+        (
+            "from op_specs.arithmetic import add\nadd.traits.commutes = lambda *a: True\nadd.commutative = False",
+            "changes the operator add, which is not its own",
+        ),
+        (
+            "from taso_mirage.operators.ops import REGISTRY\nREGISTRY['add'] = REGISTRY['sub']",
+            "changes the operator add, which is not its own",
+        ),
+        ("from taso_mirage.operators.ops import REGISTRY\ndel REGISTRY['add']", "changes the operator add"),
     ],
-    ids=["wrong law", "broken", "taken"],
+    ids=["wrong law", "broken", "taken", "ends the process", "another body", "other traits", "replaced", "removed"],
 )
 def test_what_is_wrong_is_refused(tmp_path: Path, source: str, said: str) -> None:
     package(tmp_path, OPERATOR_GROUP, "odd", source)
@@ -146,8 +162,15 @@ def test_a_file_that_cannot_be_read_is_named(installed: Installed, tmp_path: Pat
         plugin_rules()
 
 
+def a_target(name: str, **given: object) -> SimpleNamespace:
+    """An object with all that a target has."""
+    made = SimpleNamespace(**dict.fromkeys(each for each in dir(Target) if each[0] != "_"))
+    vars(made).update(given, name=name)
+    return made
+
+
 def test_a_target_is_found_by_the_name_of_its_entry_point(installed: Installed) -> None:
-    mine = SimpleNamespace(name="mine", known_options={"speed": ("1", "2")})
+    mine = a_target("mine", known_options={"speed": ("1", "2")})
     installed(TARGET_GROUP, "mine", mine)
     assert target("mine") is mine
     assert Stamp("mine", (("speed", "2"),)).target == "mine"
@@ -158,3 +181,91 @@ def test_a_target_is_found_by_the_name_of_its_entry_point(installed: Installed) 
     installed(TARGET_GROUP, "yours", mine)
     with pytest.raises(InvalidOption, match="gives no target of that name; its `name` is 'mine'"):
         target("yours")
+
+
+class _Lying:
+    """Says another name at each look."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def name(self) -> str:
+        self.asked += 1
+        return "odd" if self.asked == 1 else "cpu"
+
+
+class _Raising:
+    @property
+    def name(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (None, "gives no target of that name"),
+        (_Lying(), "gives no target of that name"),
+        (_Raising(), "gives no target of that name"),
+        (SimpleNamespace(name="odd"), "gives no target: it has no 'blocked'"),
+    ],
+)
+def test_what_is_no_target_is_refused(installed: Installed, gives: object, said: str) -> None:
+    installed(TARGET_GROUP, "odd", gives)
+    with pytest.raises(InvalidOption, match=f"the plug-in 'odd' of strange 2.0 {said}"):
+        target("odd")
+
+
+def test_no_plugin_takes_the_name_of_a_target(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(TARGET_GROUP, "cpu", a_target("cpu", known_options={"speed": ("1",)}))
+    assert target("cpu") is CPU
+    with pytest.raises(InvalidModel, match="'speed'"):
+        Stamp("cpu", (("speed", "1"),))
+    installed(TARGET_GROUP, "odd", a_target("odd"))
+    twice = plugins.plugins(TARGET_GROUP) * 2
+    monkeypatch.setattr(plugins, "plugins", lambda asked: twice)
+    with pytest.raises(InvalidOption, match="has the name of the plug-in 'odd'"):
+        target("odd")
+
+
+@pytest.mark.parametrize("options", [None, ["speed"], {"speed": "12"}, 7])
+def test_options_of_a_target_are_a_table(installed: Installed, options: object) -> None:
+    installed(TARGET_GROUP, "odd", a_target("odd", known_options=options))
+    with pytest.raises(InvalidOption, match="`known_options` that are no table"):
+        Stamp("odd", (("speed", "1"),))
+
+
+def planted_rules(folder: Path, kind: str) -> object:
+    """The package of a plug-in whose file of rules is none."""
+    match kind:
+        case "a pipe":
+            os.mkfifo(folder / "mine.toml")
+        case "a folder":
+            (folder / "mine.toml").mkdir()
+        case "a link to nothing":
+            (folder / "mine.toml").symlink_to("nowhere")
+        case "a link to a device":
+            (folder / "mine.toml").symlink_to("/dev/zero")
+        case "brackets":
+            (folder / "mine.toml").write_text("a = " + "[" * 100_000)
+        case "no text":
+            (folder / "mine.toml").write_bytes(b"\xff\xfe\x00")
+        case "a rule that vouches for itself":
+            evidence = (
+                "evidence = { cases = 5, typings = 320, proof = 'symbolic', bound = '0', excluded = 1, steps = 1 }"
+            )
+            (folder / "mine.toml").write_text(RULE.format(rhs="sub(x, y)") + evidence)
+    return SimpleNamespace(__file__=None if kind == "no file" else str(folder / "__init__.py"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("a pipe", "a folder", "a link to nothing", "a link to a device", "brackets", "no text", "no file"),
+        "a rule that vouches for itself",
+    ],
+)
+def test_files_of_rules_that_are_none_are_refused(installed: Installed, tmp_path: Path, kind: str) -> None:
+    installed(RULE_GROUP, "odd", planted_rules(tmp_path, kind))
+    with pytest.raises(InvalidOption, match=r"the plug-in 'odd' of strange 2\.0"):
+        plugin_rules()

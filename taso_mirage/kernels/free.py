@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, learn, parse_dim, symbol, symbols
 from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 from taso_mirage.kernels.goal import Labelled, LabelNames, whole_leaf
@@ -187,6 +187,17 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """
     inputs = {x: _typed(x, tuple([evaluate(n, sizes) for n in x.shape])) for x in graph.inputs}
     return _rebuilt(graph, inputs, sizes)
+
+
+def at_sizes_of(goal: Graph, graph: Graph, free: FreeSizes | None) -> Graph:
+    """A muGraph for a goal at the sizes that the goal has.
+
+    Raises Unsupported where its tiles do not divide them.
+    """
+    sizes: dict[str, int] = {}
+    for shape, leaf in zip(() if free is None else free.inputs, goal.inputs, strict=free is not None):
+        learn(shape, [int(n) for n in leaf.shape], sizes)
+    return at_sizes(graph, part_sizes(graph, sizes))
 
 
 def with_free_names(graph: Graph, free: FreeSizes) -> Graph:

@@ -20,10 +20,11 @@ from taso_mirage.kernels.goal import views
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import KernelRegion, operator_alone
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.kernels.verify import read_tests, tests_json
+from taso_mirage.kernels.verify import tests_json, verified_mugraph
 from taso_mirage.operators.work import work
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
+from taso_mirage.verdicts import Failure
 
 VERSION = 1
 SINGLE = 2.0
@@ -158,16 +159,17 @@ def known_regions(rows: Any) -> dict[Graph, Mapping[str, Any]]:
 
 
 def _from_data(region: KernelRegion, row: Mapping[str, Any]) -> Surveyed:
+    """What an earlier survey found, verified again: nothing that a file says of it counts."""
     try:
-        evidence = read_tests(row["evidence"])
         search = dict(row["search"])
         took = _seconds(search.pop("seconds"))
         graph = from_json(row["mugraph"])
         fused, apart = (_seconds(row["seconds"][key]) for key in ("fused", "apart"))
         if fused == 0:
             raise ValueError("no kernel takes no time")
-        if [o.type for o in graph.outputs] != [o.type for o in region.graph.outputs]:
-            raise SyntaxProblem("its muGraph has other outputs than the region")
+        evidence = verified_mugraph(graph, region.graph)
+        if isinstance(evidence, Failure):
+            raise SyntaxProblem(f"its muGraph is not the region: {evidence.reason}")
         found = FoundMuGraph(graph, region.graph, fused, row["device"], evidence)
         return Surveyed(region, found, "", apart, took, search)
     except (TypeError, LookupError, ValueError, ArithmeticError) as error:

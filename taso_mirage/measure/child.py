@@ -35,6 +35,9 @@ LIMIT = 300.0
 LOOK = 0.2
 """Seconds between two looks whether the command's time is over; an interrupt ends it early."""
 PARENT_GONE = 3
+CONFIGURED = "ORT_LOAD_CONFIG_FROM_MODEL"
+"""Whether ONNX Runtime takes options of a session from the model, which then could have it write
+files."""
 
 
 class Child:
@@ -119,7 +122,7 @@ class Child:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is for this process
-                env=os.environ | {"PYTHONPATH": path},
+                env=os.environ | {"PYTHONPATH": path, CONFIGURED: "0"},
             )
             theirs.close()
             self._connection = ours

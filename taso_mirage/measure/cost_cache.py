@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.system.builds import cache_root, private_folder
 from taso_mirage.system.store import Store
 
 
@@ -46,14 +49,12 @@ class CostCache:
 
 def cache_path() -> Path:
     """Where measured costs are kept; TASO_MIRAGE_CACHE overrides the user's cache folder."""
-    import os
-
-    import platformdirs
-
-    folder = os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")
-    return Path(folder) / "costs.sqlite"
+    return cache_root() / "costs.sqlite"
 
 
-def proofs_path(cache: Path | None = None) -> Path:
-    """Where verdicts on cases are kept: beside the measured costs."""
-    return (cache or cache_path()).parent / "proofs.sqlite"
+def proofs_path(cache: Path | None = None) -> Path | None:
+    """Where verdicts on cases are kept: nobody proves them again, so it is a folder beside the
+    measured costs that only this user writes to; None where there can be none."""
+    with suppress(RuntimeUnavailable):
+        return private_folder("proofs", (cache or cache_path()).parent) / "proofs.sqlite"
+    return None

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError
 from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io.external import DataFiles, checked_tensor, opened_model
 from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.outputs import move, remove, workspace
@@ -55,12 +56,11 @@ def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
         raise InvalidModel(f"{path}: no such file; check the path")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
-    if not path.is_file():
-        raise InvalidModel(f"{path} is no regular file (a device, a pipe or a socket)")
-    source = _read(path)
-    source.meta[READ_FROM] = str(path.resolve())
-    without_stamp(source)
-    return accepted(source, str(path), lambda tensor: _external(tensor, path), read)
+    with opened_model(path) as (file, data):
+        source = _parsed(file, path)
+        source.meta[READ_FROM] = str(path.resolve())
+        without_stamp(source)
+        return accepted(source, str(path), data.tensor, read)
 
 
 def accepted(
@@ -118,11 +118,14 @@ def _copied(given: ir.Model) -> ir.Model:
 
 
 def _in_its_folder(tensor: Any) -> Any:
-    if isinstance(tensor, ir.ExternalTensor) and not str(tensor.base_dir):
+    if not isinstance(tensor, ir.ExternalTensor):
+        return checked_tensor(tensor)
+    if not str(tensor.base_dir):
         raise InvalidModel(
             f"the weight {tensor.name!r} lies in the file {tensor.location}; give the model's path instead"
         )
-    return _external(tensor, Path(getattr(tensor, "base_dir", "")) / "model")
+    with DataFiles.of(Path(tensor.base_dir)) as data:
+        return data.tensor(tensor)
 
 
 def like(model: Model, given: onnx.ModelProto | ir.Model, source: bool = False) -> onnx.ModelProto | ir.Model:
@@ -132,9 +135,9 @@ def like(model: Model, given: onnx.ModelProto | ir.Model, source: bool = False) 
     return onnx.ModelProto.FromString(serialize(model, source))
 
 
-def _read(path: Path) -> ir.Model:
+def _parsed(file: BinaryIO, path: Path) -> ir.Model:
     try:
-        return from_proto(onnx.load(path, format="protobuf", load_external_data=False))
+        return from_proto(onnx.load(file, format="protobuf", load_external_data=False))
     except (MemoryError, InvalidModel):
         raise
     except OSError as error:
@@ -186,56 +189,6 @@ def _sort(source: ir.Model) -> None:
         source.graph.sort()
     except ValueError:
         raise InvalidModel("some of its nodes use each other's results in a circle") from None
-
-
-def _check_bytes(tensor: Any) -> None:
-    """A weight inside the model has as many bytes as its type says, if it has bytes; protobuf ends
-    at 2 GB."""
-    proto = tensor.raw
-    there = len(proto.raw_data) if proto.HasField("raw_data") else None
-    if (there is not None and there != tensor.nbytes) or tensor.nbytes >= 2**31:
-        given = "" if there is None else f" has {there} bytes;"
-        raise InvalidModel(f"the weight {tensor.name!r}{given} of {list(tensor.shape)} it would need {tensor.nbytes}")
-
-
-def _external(tensor: Any, path: Path) -> Any:
-    """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may
-    be links into one folder (model hubs)."""
-    if tensor.dtype == ir.DataType.UNDEFINED:
-        raise InvalidModel(f"the tensor {tensor.name!r} has no dtype")
-    if isinstance(tensor, ir.serde.TensorProtoTensor):
-        _check_bytes(tensor)
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor
-    location, folder = Path(tensor.location), path.parent.resolve()
-    file = (path.parent / location).resolve()
-    linked = file.is_relative_to(path.resolve().parent) and not {"..", "/"} & set(location.parts)
-    if location.is_absolute() or not (file.is_relative_to(folder) or linked):
-        raise InvalidModel(f"the weight {tensor.name!r} points outside the model's folder: {tensor.location}")
-    if not file.is_file():
-        problem = "which is no regular file" if file.exists() else "which is missing beside the model"
-        raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, {problem}")
-    if file.stat().st_nlink > 1:
-        raise InvalidModel(f"{tensor.location} has several hard links, which is not safe to read; copy the file")
-    start, given = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
-    if start < 0 or given < tensor.nbytes:
-        raise InvalidModel(f"the weight {tensor.name!r} has {given} bytes at {start}; its type needs {tensor.nbytes}")
-    if file.stat().st_size < start + given:
-        end = start + given
-        raise InvalidModel(
-            f"{tensor.location} has {file.stat().st_size} bytes; the weight {tensor.name!r} ends at {end}: truncated"
-        )
-    inside = file.is_relative_to(folder)
-    return ir.ExternalTensor(
-        location if inside else file.relative_to(path.resolve().parent),
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name or "",
-        doc_string=tensor.doc_string,
-        base_dir=path.parent if inside else path.resolve().parent,
-    )
 
 
 def save(model: Model, path: str | Path, source: bool = False, without: Collection[str] = ()) -> list[Path]:
@@ -380,7 +333,8 @@ def files_of(path: Path) -> list[Path]:
             places.add(str(tensor.location))
         return tensor
 
-    change_tensors(_read(path), look)
+    with opened_model(path) as (file, _):
+        change_tensors(_parsed(file, path), look)
     return [path, *(path.parent / place for place in sorted(places))]
 
 

@@ -22,8 +22,9 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, parse_dim, refuse_free
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.operators.added import add_from_plugins
 from taso_mirage.operators.traits import NO_TRAITS, Traits
-from taso_mirage.plugins import OPERATOR_GROUP, Plugin, plugins
+from taso_mirage.plugins import Plugin
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
@@ -357,11 +358,7 @@ def load_specs() -> Mapping[str, Op]:
     for file in sorted(folder.glob("*.py")):
         if file.stem != "__init__":
             importlib.import_module(f"op_specs.{file.stem}")
-    for plugin in plugins(OPERATOR_GROUP):
-        stated = {each.name: len(each.law_texts) for each in REGISTRY.values()}
-        plugin.load()
-        for each in REGISTRY.values():
-            each.law_plugins |= dict.fromkeys(range(stated.get(each.name, 0), len(each.law_texts)), plugin)
+    add_from_plugins(REGISTRY)
     return REGISTRY
 
 

@@ -18,12 +18,15 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.partial.source import Mutation, Tried, counted, mutation, tried
+from taso_mirage.search.partial.whole import tests_in_words, verified_program
 from taso_mirage.search.search import Budget
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
+from taso_mirage.verdicts import Failure
 from taso_mirage.version import __version__
 
 SHARE = 0.25
@@ -98,9 +101,8 @@ class MutationStore:
 def _written(each: Mutation) -> dict[str, Any]:
     return {
         "name": each.equation.name,
-        "corrected": show_graph(each.corrected).splitlines(),
+        "corrected": to_json(each.corrected),
         "families": list(each.families),
-        "evidence": each.equation.evidence,
         "right": each.right,
         "region": each.region,
         "seconds": list(each.seconds),
@@ -108,10 +110,20 @@ def _written(each: Mutation) -> dict[str, Any]:
 
 
 def _read(program: Graph, value: Any) -> Mutation:
-    corrected = parse_graph("\n".join(value["corrected"]))
+    """A mutation of a file, which may be anybody's: it is verified again, whatever the file says.
+
+    Raises ValueError where it is wrong.
+    """
+    corrected = from_json(value["corrected"])
+    if [o.type for o in corrected.outputs] != [o.type for o in program.outputs]:
+        raise ValueError("another result")
+    evidence = verified_program(program, corrected)
+    if isinstance(evidence, Failure):
+        raise ValueError(evidence.reason)
     before, after = map(float, value["seconds"])
     families, right = tuple(map(str, value["families"])), float(value["right"])
-    made = mutation(program, corrected, families, str(value["evidence"]), right, str(value["region"]), (before, after))
+    drawn, said = str(value["region"]), tests_in_words(evidence)
+    made = mutation(program, corrected, families, said, right, drawn, (before, after))
     if made.equation.name != value["name"]:  # it has a digest of both programs
         raise ValueError("another program")
     return made

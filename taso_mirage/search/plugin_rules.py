@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Container, Iterator
 from contextlib import closing
 
-from taso_mirage.errors import SyntaxProblem
+from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.plugins import RULE_GROUP, Plugin, plugins
 from taso_mirage.prove.rules.proofs import prover
@@ -45,11 +45,12 @@ def plugin_rules(taken: Container[str] = ()) -> tuple[Rule, ...]:
 
 def _rules() -> Iterator[tuple[Plugin, Rule]]:
     for plugin in plugins(RULE_GROUP):
+        files = sorted(plugin.folder().glob("*.toml"))
         try:
-            for file in sorted(plugin.folder().glob("*.toml")):
-                yield from ((plugin, rule) for rule in library.read(file))
-        except SyntaxProblem as error:
+            read = [rule for file in files for rule in library.read(file)]
+        except (SyntaxProblem, InvalidOption) as error:
             raise plugin.refused(f"cannot be read: {error}") from None
+        yield from ((plugin, rule) for rule in read)
 
 
 def _laws() -> Iterator[tuple[Plugin, Rule]]:
@@ -65,9 +66,9 @@ class _Judged:
     What another prover found is not read."""
 
     def __init__(self) -> None:
-        self._store = Store(
-            proofs_path().with_name("plugins.sqlite"), "judged", ("prover TEXT", "rule TEXT", "problem TEXT"), 2
-        )
+        path = proofs_path()
+        kept = None if path is None else path.with_name("plugins.sqlite")
+        self._store = Store(kept, "judged", ("prover TEXT", "rule TEXT", "problem TEXT"), 2)
 
     def problem(self, rule: Rule) -> str:
         """The refuted cases with a counterexample each."""

@@ -31,13 +31,18 @@ USED = ".used"
 """The file of a folder whose lock says that a process uses what is there."""
 
 
-def private_folder(name: str) -> Path:
-    """A folder for code below $TASO_MIRAGE_CACHE or the user's cache folder, which only this user
-    writes to: in a cache that others share it has this user's number in its name. Raises
-    RuntimeUnavailable where there can be none."""
+def cache_root() -> Path:
+    """$TASO_MIRAGE_CACHE, or the user's cache folder."""
     import platformdirs
 
-    cache = Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage"))
+    return Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage"))
+
+
+def private_folder(name: str, cache: Path | None = None) -> Path:
+    """A folder below a cache for what is believed because this user made it (code, verdicts), which
+    only this user writes to: in a cache that others share it has this user's number in its name.
+    Raises RuntimeUnavailable where there can be none."""
+    cache = cache or cache_root()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for folder in (cache / name, cache / f"{name}-{os.getuid()}"):

@@ -49,6 +49,8 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
             raise OSError(f"{path} is no regular file")
+        if path.is_symlink() and path.lstat().st_uid not in (os.getuid(), 0):
+            raise OSError(f"{path} is a link of another user: it may lead to any database of this one")
         database = sqlite3.connect(path, timeout=5)
         try:
             database.execute("PRAGMA trusted_schema=OFF")

@@ -6,6 +6,8 @@ of another package (docs/plugins.md).
 
 from __future__ import annotations
 
+import inspect
+
 from taso_mirage import plugins
 from taso_mirage.errors import InvalidOption
 from taso_mirage.targets.cpu.target import CPU
@@ -29,6 +31,10 @@ def target(name: str) -> Target:
         others = [plugin.name for plugin in plugins.plugins(plugins.TARGET_GROUP)]
         raise InvalidOption(f"--target {name} is not known; the targets are: {', '.join([*TARGETS, *others])}")
     made: Target = found.load()
-    if getattr(made, "name", None) != name:
-        raise found.refused(f"gives no target of that name; its `name` is {getattr(made, 'name', None)!r}")
+    said = inspect.getattr_static(made, "name", None)
+    if said != name:
+        raise found.refused(f"gives no target of that name; its `name` is {said!r}")
+    there = dir(made)
+    if lacking := next((each for each in dir(Target) if not each.startswith("_") and each not in there), None):
+        raise found.refused(f"gives no target: it has no {lacking!r} (taso_mirage.targets.protocol.Target)")
     return made

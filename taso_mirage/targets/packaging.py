@@ -56,10 +56,12 @@ def session(
 
 
 def _wanted(source: str | bytes, name: str | None) -> Stamp:
-    """The stamp by which a file is opened."""
-    if name is None:
-        return stamp.read_stamp(metadata(source)) or Stamp()
-    return target_named(name).stamp
+    """The stamp by which a file is opened.
+
+    Raises InvalidModel for what is no ONNX: runtimes read other formats, too.
+    """
+    said = metadata(source)
+    return (stamp.read_stamp(said) or Stamp()) if name is None else target_named(name).stamp
 
 
 def opening(path: Path, made: Stamp, kernels: bool) -> str:

@@ -86,8 +86,12 @@ def known_options(target: str) -> Mapping[str, tuple[str, ...]] | None:
     if target in KNOWN_OPTIONS:
         return KNOWN_OPTIONS[target]
     plugin = plugins.plugin_named(plugins.TARGET_GROUP, target)
-    found: Mapping[str, tuple[str, ...]] = {} if plugin is None else getattr(plugin.load(), "known_options", {})
-    return None if plugin is None else found
+    if plugin is None:
+        return None
+    found: Mapping[str, tuple[str, ...]] = getattr(plugin.load(), "known_options", {})
+    if not isinstance(found, Mapping) or not all(isinstance(values, tuple) for values in found.values()):
+        raise plugin.refused("has `known_options` that are no table of names, each with a tuple of values")
+    return found
 
 
 def read_stamp(metadata: Mapping[str, str]) -> Stamp | None:

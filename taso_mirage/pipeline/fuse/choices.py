@@ -1,16 +1,23 @@
-"""The fastest muGraphs that were found on this machine, on disk."""
+"""The fastest muGraphs that were found on this machine, on disk.
+
+What this user found is believed. What came otherwise (`cache import`, a cache that others write to)
+is compared with its goal first."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.free import FreeSizes, at_sizes_of
+from taso_mirage.kernels.verify import same_in_the_field
 from taso_mirage.measure.cost_cache import cache_path
+from taso_mirage.system.builds import private_folder
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
 from taso_mirage.targets.lowering import Record
@@ -28,16 +35,23 @@ class Choices:
     key: str
 
     def record(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
-        """What lies on disk; None where nothing does, or nothing that can be read."""
+        """What lies on disk; None where nothing does, nothing that can be read, or what computes
+        something else than its goal."""
+        path = self._path(graph, free, measured)
         try:
-            found = read_json(self._path(graph, free, measured))
-        except (OSError, ValueError):
+            found = read_json(path)
+            if isinstance(found, dict) and (_is_own(path, found) or _computes(found, graph, free)):
+                _sign(path, found)
+                return found
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, TasoMirageError):
             return None
-        return found if isinstance(found, dict) else None
+        return None
 
     def keep(self, record: Record, graph: Graph, free: FreeSizes | None, measured: Measured) -> None:
         """Write the choice for a goal."""
-        write_file(self._path(graph, free, measured), json.dumps(record))
+        path = self._path(graph, free, measured)
+        write_file(path, json.dumps(record))
+        _sign(path, record)
 
     def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
         """The file of a choice; its name is what it hangs on: the region's structure and shapes,
@@ -46,3 +60,30 @@ class Choices:
         names = [] if free is None else [str(free), str(measured)]
         said = "\0".join([program, self.target, self.key, __version__, *names])
         return cache_path().parent / "kernels" / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _computes(record: Record, goal: Graph, free: FreeSizes | None) -> bool:
+    """Whether every muGraph of a record computes the goal at the sizes that the goal has."""
+    graphs = [from_json(each["mugraph"]) for each in (record, *record.get("before", ()))]
+    return all(same_in_the_field(at_sizes_of(goal, each, free), goal) for each in graphs)
+
+
+def _is_own(path: Path, record: Record) -> bool:
+    with suppress(OSError, ValueError, TasoMirageError):
+        return _receipt(path).read_text() == _digest(record)
+    return False
+
+
+def _sign(path: Path, record: Record) -> None:
+    """Keep that this user made a record, or compared it with its goal."""
+    with suppress(TasoMirageError):
+        if not _is_own(path, record):
+            write_file(_receipt(path), _digest(record))
+
+
+def _receipt(path: Path) -> Path:
+    return private_folder("receipts", path.parents[1]) / path.stem
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

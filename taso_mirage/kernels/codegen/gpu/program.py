@@ -93,8 +93,8 @@ class LaunchSchedule:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no schedule: records are read from files, and these stand in
-        the source that is generated."""
+        """Raises ValueError for what is no schedule: records are read from files, and stand in the
+        source that is generated."""
         numbers = (self.warps, self.stages, self.persistent)
         flags = (self.overlap, self.early, self.late, self.specialized)
         known = self.precision in (*PRECISIONS, TF32_ROUNDED)

@@ -1,0 +1,35 @@
+"""Operators and laws that plug-ins add to those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from taso_mirage.plugins import OPERATOR_GROUP, plugins
+
+ADDED = frozenset("law_texts law_typings law_plugins together last moving examples".split())
+"""What a plug-in may add to an operator that is not its own: laws, which are proved, and
+examples."""
+
+
+def add_from_plugins(registry: Mapping[str, Any]) -> None:
+    """Load the plug-ins, which register their operators, and keep which laws are theirs.
+
+    Raises InvalidOption, with what to do, where one cannot be loaded, or changes what an operator
+    of others means.
+    """
+    for plugin in plugins(OPERATOR_GROUP):
+        stated = {name: len(each.law_texts) for name, each in registry.items()}
+        known = {name: _meaning(each) for name, each in registry.items()}
+        plugin.load()
+        for name, meant in known.items():
+            if name not in registry or _meaning(registry[name]) != meant:
+                raise plugin.refused(f"changes the operator {name}, which is not its own; give it another name")
+        for name, each in registry.items():
+            each.law_plugins |= dict.fromkeys(range(stated.get(name, 0), len(each.law_texts)), plugin)
+
+
+def _meaning(op: Any) -> dict[str, Any]:
+    """What an operator means, and how ONNX writes it."""
+    said = {name: value for name, value in vars(op).items() if name not in ADDED}
+    return {**said, "traits": dict(vars(op.traits)), "attributes": dict(op.attributes)}
