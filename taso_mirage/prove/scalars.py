@@ -381,17 +381,26 @@ class Scalars:
             return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
 
+    def _one_is_zero(self, m: Monomial) -> Poly:
+        """[m = 0] of a product: whether one of its factors is 0, which no quotient 1 / x is."""
+        ps = [a.args[0] if a.kind == "sqrt" else Poly({((a, 1),): 1}) for a, _ in m if a.kind != "inv"]
+        if len(ps) == 1 and ps[0].terms.keys() == {m}:
+            return self.poly("zero", ps[0])
+        return self.largest([((), (), self.sign("zero", p)) for p in ps]) if ps else ZERO
+
     def sign(self, kind: str, p: Poly) -> Poly:
         """[p > 0] or [p = 0], as 0 or 1; a positive factor does not matter."""
         p = rewrites.sign_of(self, kind, p)
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
-        found = machine.value_bounds(self, p)
-        if found.low is not None and found.low > 0:
-            return ONE if kind == "positive" else ZERO
-        if found.high is not None and (found.high < 0 or (found.high == 0 and kind == "positive")):
+        above, below = (maxima.surely_positive(self, q) for q in (p, p.scaled(-1)))
+        if above or below:
+            return ONE if above and kind == "positive" else ZERO
+        if kind == "positive" and maxima.surely_nonnegative(self, p.scaled(-1)):
             return ZERO
+        if kind == "zero" and len(p.terms) == 1:
+            return self._one_is_zero(next(iter(p.terms)))
         c = abs(Fraction(self.content(p))) * (-1 if self.flipped(p) else 1)
         return self.poly(kind, p.scaled(plain_rational(1 / (c if kind == "zero" else abs(c)))))
 
