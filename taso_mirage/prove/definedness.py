@@ -133,7 +133,9 @@ class Definedness(Meaning[Partial]):
         """Whether it is surely 0 everywhere: most divisors are sizes, and most roots of sums of
         squares."""
         try:
-            return 0 in flag.shape or all(not p.terms for _, p in flag.at(tuple(map(self.xp.indices.fresh, flag.shape))))
+            return 0 in flag.shape or all(
+                not p.terms for _, p in flag.at(tuple(map(self.xp.indices.fresh, flag.shape)))
+            )
         except Unprovable:  # at fixed sizes a fold over cases has no form for a symbolic index
             return False
 
@@ -168,7 +170,9 @@ class Definedness(Meaning[Partial]):
     def cumulate(self, fn: np.ufunc, a: Partial, axis: int) -> Partial:
         value = self.xp.cumulate(fn, a.value, axis)
         flag = self.unsettled(a)
-        return self._without(value, [flag and self.xp.cumulate(np.add, flag, axis)])  # how often, which is more than 0 where it is once
+        return self._without(
+            value, [flag and self.xp.cumulate(np.add, flag, axis)]
+        )  # how often, which is more than 0 where it is once
 
     # ------------------------------------------------------------ structure
 

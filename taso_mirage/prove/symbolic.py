@@ -72,8 +72,13 @@ def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tu
     if not xp.partial:
         return []
     places = Definedness(xp)
-    pairs = [(places.unsettled(a), places.unsettled(b)) for a, b in denoted(places, places.leaf, lhs, rhs)]
-    return [(a or places.nowhere(b.shape), b or places.nowhere(a.shape)) for a, b in pairs if a or b]
+    found: list[tuple[Element, Element]] = []
+    for left, right in denoted(places, places.leaf, lhs, rhs):
+        a, b = places.unsettled(left), places.unsettled(right)
+        if a or b:
+            nowhere = places.nowhere(left.value.shape)
+            found.append((a or nowhere, b or nowhere))
+    return found
 
 
 def unproved(why: str, steps: int = 0) -> Failure:
@@ -89,9 +94,7 @@ def denoted(
     Raises Unprovable on types that differ.
     """
     outputs = [*lhs, *rhs]
-    env = {
-        n: leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")
-    }
+    env = {n: leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")}
     if len({n.attr("name") for n in env}) < len(env):
         raise Unprovable("two leaves of one name")
     values = interpret(outputs, xp, env)

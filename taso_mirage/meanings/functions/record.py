@@ -86,13 +86,13 @@ class Function:
     Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
     result is a bool. Field: `field` is what it does to residues; without it, it is a random oracle
     on floats. Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is
-    what else holds, and `undefined` is 1 where it has no value, else 0, of the operands that `decisive` has (all if
-    none). `ring`: on integers it is one of their classes modulo 2^n. `boolean` names the
-    function that it is on booleans. `infinite` gives the result where an operand is an infinite
-    constant, or None. `comparison` and `division` say which of these it is. Programs: `linear` for
-    degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton` are expressions of the
-    operands. `dear`: it is not computed twice where a load will do. `fold`: folding with it.
-    `whole`: the whole number that it rounds an exact one to.
+    what else holds, and `undefined` is 1 where it has no value, else 0, of the operands that
+    `decisive` has (all if none). `ring`: on integers it is one of their classes modulo 2^n.
+    `boolean` names the function that it is on booleans. `infinite` gives the result where an
+    operand is an infinite constant, or None. `comparison` and `division` say which of these it is.
+    Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton`
+    are expressions of the operands. `dear`: it is not computed twice where a load will do. `fold`:
+    folding with it. `whole`: the whole number that it rounds an exact one to.
     """
 
     name: str
