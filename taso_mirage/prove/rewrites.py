@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, isqrt
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division
@@ -25,7 +25,7 @@ from taso_mirage.prove.axioms import division, has
 from taso_mirage.prove.folds import inhabited
 from taso_mirage.prove.machine import integral
 from taso_mirage.prove.machine import value_bounds as bounded
-from taso_mirage.prove.maxima import largest, surely_nonnegative, surely_positive
+from taso_mirage.prove.maxima import largest, magnitude, surely_nonnegative, surely_positive
 from taso_mirage.prove.roundings import whole_bounds
 
 LOG = of_floats("log")
@@ -43,6 +43,8 @@ def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly
         args = (whole_bounds(algebra, function.whole, args[0]),)
     if has(kind, "integer") and integral(args[0]):
         return args[0]
+    if has(kind, "shifts") and (whole := _whole_part(args[0])).terms:
+        return whole + rewritten(algebra, kind, (args[0] - whole,))
     if (how := division(kind)) is not None:
         return _divided(algebra, kind, how, *args)
     if has(kind, "odd"):
@@ -51,9 +53,24 @@ def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly
         return (
             algebra.poly(kind, args[0].scaled(-1)).scaled(-1) if algebra.flipped(args[0]) else algebra.poly(kind, *args)
         )
-    if has(kind, "even") and algebra.flipped(args[0]):
-        return algebra.poly(kind, args[0].scaled(-1))
+    if has(kind, "even"):
+        p = _unsigned(args[0])
+        return algebra.poly(kind, p.scaled(-1) if algebra.flipped(p) else p)
     return algebra.poly(kind, *args)
+
+
+def _unsigned(p: Poly) -> Poly:
+    """c q of c |q|; others as they are."""
+    monomial, c = _single(p)
+    of = magnitude(monomial[0][0]) if len(monomial) == 1 and monomial[0][1] == 1 else None
+    return p if of is None else of.scaled(c)
+
+
+def _whole_part(p: Poly) -> Poly:
+    """Its terms that are surely integers, and the whole part of its number."""
+    found = {m: c for m, c in p.terms.items() if m and integral(Poly({m: c}))}
+    n = floor(p.terms.get((), 0))
+    return Poly({**found, (): n} if n else found)
 
 
 def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interval:
@@ -160,6 +177,55 @@ def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
     return Poly({algebra.times(other, ((algebra.atom("exp", held[2]), 1),)): c * held[1]})
 
 
+def divided(m: Monomial, a: Atom, power: int) -> Monomial:
+    """A product that has a factor so often, without it."""
+    return tuple((x, n - power if x is a else n) for x, n in m if x is not a or n != power)
+
+
+def cleared(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
+    """A polynomial with the same zeros and signs, without a quotient 1 / q of a surely positive q;
+    None where there is none."""
+    found = next((a for m in p.terms for a, n in m if a.kind == "inv" and n > 0), None)
+    if found is None or not surely_positive(algebra, found.args[0]):
+        return None
+    powers = [dict(m).get(found, 0) for m in p.terms]
+    total = ZERO
+    for (m, c), n in zip(p.terms.items(), powers, strict=True):
+        rest = Poly({divided(m, found, n) if n else m: c})
+        total = total + algebra.mul(rest, algebra.power(found.args[0], max(powers) - n))
+    return total
+
+
+def square_root(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
+    """q of p = q^2, found term by term from one that is a square; None where there is none."""
+    first = next((m for m, c in p.terms.items() if all(n % 2 == 0 for _, n in m) and _whole_root(c) is not None), None)
+    count = len(p.terms)
+    if first is None or count < 3 or count > SQUARE:
+        return None
+    lead = tuple((a, n // 2) for a, n in first)
+    root = Poly({lead: _whole_root(p.terms[first]) or 1})
+    for m, c in p.terms.items():
+        powers = dict(m)
+        if m is not first and all(powers.get(a, 0) >= n for a, n in lead):
+            rest = tuple((a, k) for a, n in powers.items() if (k := n - dict(lead).get(a, 0)))
+            if rest != lead and all(2 * n <= _degree(p, a) for a, n in rest):
+                root = root + Poly({tuple(sorted(rest)): plain_rational(Fraction(c) / (2 * root.terms[lead]))})
+    return root if algebra.mul(root, root) == p else None
+
+
+SQUARE = 10
+"""Sums of more terms are not tried as squares."""
+
+
+def _degree(p: Poly, a: Atom) -> int:
+    return max(dict(m).get(a, 0) for m in p.terms)
+
+
+def _whole_root(c: Rational) -> int | None:
+    root = isqrt(int(c)) if c > 0 and c.denominator == 1 else 0
+    return root if root and root * root == c else None
+
+
 # ---------------------------------------------------------------- logarithms
 
 
@@ -246,14 +312,19 @@ def sign_of(algebra: ScalarAlgebra, kind: str, p: Poly) -> Poly:
     strictly increasing functions gone."""
     common = _common(algebra, [p], frozenset())
     p = algebra.shifted(_without(p, common))[1]
-    found = _difference(algebra, p)
+    found = _difference(algebra, p) or cleared(algebra, p)
     return p if found is None else sign_of(algebra, kind, found)
 
 
 def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
-    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d."""
+    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d, and a of f(a) that
+    is odd."""
+    single, k = _single(p)
+    if len(single) == 1 and single[0][1] == 1 and has(single[0][0].kind, "strict") and has(single[0][0].kind, "odd"):
+        inner: Poly = single[0][0].args[0]
+        return inner.scaled(k)
     if len(p.terms) != 2 or sum(p.terms.values()) != 0:
-        return None
+        return _sum_of_odd(p)
     (m, c), (n, _) = p.terms.items()
     if c < 0:
         m, n = n, m
@@ -267,6 +338,17 @@ def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     if m[0][0].kind == "inv" and surely_positive(algebra, a) and surely_positive(algebra, b):
         return b - a
     return a - b if has(m[0][0].kind, "strict") else None
+
+
+def _sum_of_odd(p: Poly) -> Poly | None:
+    """a + b of f(a) + f(b) for a strictly increasing odd f."""
+    atoms = [m[0][0] for m in p.terms if len(m) == 1 and m[0][1] == 1]
+    if len(p.terms) != 2 or len(atoms) != 2 or len(set(p.terms.values())) != 1 or atoms[0].kind != atoms[1].kind:
+        return None
+    if not (has(atoms[0].kind, "strict") and has(atoms[0].kind, "odd")):
+        return None
+    total: Poly = atoms[0].args[0] + atoms[1].args[0]
+    return total.scaled(next(iter(p.terms.values())))
 
 
 def pulled(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
@@ -376,9 +458,11 @@ def _inside(algebra: ScalarAlgebra, f: str, c: Rational, p: Poly) -> Poly | None
         zero = p.number == 0 and has(f, "odd")
         whole = zero or (has(f, "integer") and int(p.number) == p.number and c in (1, -1))
         return p.scaled(plain_rational(1 / Fraction(c))) if whole else None
-    if _function(p) != (f, c):
+    if _function(p) != (f, c) and not (_function(p) == (f, -c) and has(f, "odd")):
         return None
     q: Poly = next(iter(p.terms))[0][0].args[0]
+    if _function(p) != (f, c):
+        return q.scaled(-1)
     return q if f != "inv" or surely_positive(algebra, q) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import floor
 from typing import Any
 
@@ -35,6 +36,10 @@ def _difference_of_infinite(ps: Sequence[Poly]) -> Poly | None:
     if infinite(ps[0]):
         return ps[0]
     return MOST if ps[1] is LEAST else LEAST
+
+
+def _itself(ps: Sequence[Poly]) -> Poly | None:
+    return ps[0]
 
 
 def _largest_of_infinite(absorbed: Poly, other: Poly) -> Any:
@@ -265,20 +270,32 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+FLOOR = Function(
+    "floor",
+    np.floor,
+    facts=(*_ROUNDS, Fact("shifts", "f(x + floor(y)) == f(x) + floor(y)"), Fact("near", "x - 1 < f(x) <= x")),
+    whole=floor,
+    near=(-1, 0),
+    infinite=_itself,
+    cpp="std::floor({})",
+    triton="tl.floor({})",
+)
 CEIL = Function(
     "ceil",
     np.ceil,
     normal=lambda algebra, p: algebra.apply(of_floats("floor"), p.scaled(-1)).scaled(-1),
     facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
+    infinite=_itself,
     cpp="std::ceil({})",
     triton="tl.ceil({})",
 )
 RINT = Function(
     "rint",
     np.rint,
-    facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS),
+    facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS, Fact("near", "x - 0.5 <= f(x) <= x + 0.5")),
     whole=round,
+    near=(Fraction(-1, 2), Fraction(1, 2)),
+    infinite=_itself,
     cpp="std::nearbyint({})",
 )
 FLOOR_DIVIDE = Function(

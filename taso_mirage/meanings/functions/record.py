@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from taso_mirage.meanings.polynomials import Poly
+from taso_mirage.meanings.polynomials import Poly, Rational
 from taso_mirage.meanings.residues import FieldRule
 
 Normal: TypeAlias = Callable[..., Poly]
@@ -92,7 +92,8 @@ class Function:
     operand is an infinite constant, or None. `comparison` and `division` say which of these it is.
     Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton`
     are expressions of the operands. `dear`: it is not computed twice where a load will do. `fold`:
-    folding with it. `whole`: the whole number that it rounds an exact one to.
+    folding with it. `whole`: the whole number that it rounds an exact one to. `near`:
+    the bounds of f(x) - x.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Function:
     dear: bool = False
     fold: Fold | None = None
     whole: Callable[[Fraction], int] | None = None
+    near: tuple[Rational, Rational] | None = None
 
     def __call__(self, *xs: Any) -> Any:
         return self.real(*xs)
