@@ -11,7 +11,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol
 from taso_mirage.meanings.conditions import Conditions, index_names, linear
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 from taso_mirage.prove.folds import opened_binder
-from taso_mirage.prove.rewrites import cleared
+from taso_mirage.prove.quotients import cleared
 from taso_mirage.prove.scalars import Scalars
 
 CANDIDATES = 60

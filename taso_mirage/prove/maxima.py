@@ -10,10 +10,13 @@ from math import gcd
 from taso_mirage.ir.dims import Dim
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import floors, index_names
+from taso_mirage.meanings.kinds import of_floats
 from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain_rational
 from taso_mirage.prove import machine
 from taso_mirage.prove.axioms import near
 from taso_mirage.prove.folds import decided_conditions, forced, inhabited, names_in, opened_binder, refined, renaming
+
+LOG = of_floats("log")
 
 
 def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
@@ -150,7 +153,16 @@ def surely_nonnegative(algebra: ScalarAlgebra, p: Poly) -> bool:
         return True
 
     low = machine.value_bounds(algebra, p).low
-    return (low is not None and low >= 0) or _nonnegative_about(algebra, p)
+    return (low is not None and low >= 0) or _nonnegative_about(algebra, p) or _nonnegative_log(algebra, p)
+
+
+def _nonnegative_log(algebra: ScalarAlgebra, p: Poly) -> bool:
+    """Whether log(q) + r is >= 0, as q >= exp(-r)."""
+    logs = [m for m in p.terms if len(m) == 1 and m[0][1] == 1 and m[0][0].kind == LOG]
+    if len(logs) != 1 or p.terms[logs[0]] != 1 or len(p.terms) == 1:
+        return False
+    q: Poly = logs[0][0][0].args[0]
+    return nonnegative(q) and nonnegative(q - algebra.exp(Poly({logs[0]: 1}) - p))
 
 
 def _nonnegative_about(algebra: ScalarAlgebra, p: Poly) -> bool:

@@ -24,7 +24,7 @@ from taso_mirage.meanings.polynomials import (
     constant_poly,
     plain_rational,
 )
-from taso_mirage.prove import folds, machine, maxima, rewrites
+from taso_mirage.prove import folds, machine, maxima, quotients, rewrites
 
 
 class Looked:
@@ -131,8 +131,8 @@ class Scalars:
         """What a product becomes whose factors have a form together; None where they have none."""
         root = next((a for a, power in m if power > 1 and a in self.squares), None)
         if root is not None:
-            return self.mul(self.squares[root], Poly({rewrites.divided(m, root, 2): 1}))
-        return rewrites.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
+            return self.mul(self.squares[root], Poly({quotients.without(m, root, 2): 1}))
+        return quotients.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
         """The sum of many."""
@@ -191,7 +191,7 @@ class Scalars:
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
-            return rewrites.inverse_of_sum(self, p)
+            return quotients.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
         result = constant_poly(plain_rational(1 / Fraction(c)))
         for a, power in monomial:
@@ -209,7 +209,7 @@ class Scalars:
         return result
 
     def exp(self, p: Poly) -> Poly:
-        if any(a.kind == rewrites.LOG for m in p.terms for a, _ in m):
+        if any(a.kind == maxima.LOG for m in p.terms for a, _ in m):
             found = rewrites.exp_of_logs(self, p)
             if found is not None:
                 return found
@@ -243,7 +243,7 @@ class Scalars:
             if root is None or root == 0:
                 return self._new_root(p) if p.terms else ZERO
             p = p.scaled(plain_rational(1 / Fraction(c)))
-            base = rewrites.square_root(self, p)
+            base = quotients.square_root(self, p)
             if base is not None:
                 return self.largest([((), (), base.scaled(root)), ((), (), base.scaled(-root))])
             return self._new_root(p).scaled(root)
@@ -286,7 +286,7 @@ class Scalars:
         return rewrites.pulled(self, branches)
 
     def factored(self, p: Poly) -> Poly:
-        return rewrites.factored(self, p)
+        return quotients.factored(self, p)
 
     def log(self, p: Poly) -> Poly:
         return rewrites.log(self, p)

@@ -333,4 +333,7 @@ FMOD = Function(
 )
 LEFT_SHIFT = Function("left_shift", np.left_shift, free=(1,))
 RIGHT_SHIFT = Function("right_shift", np.right_shift, free=(1,), triton="({} >> {})")
-BITWISE_AND = Function("bitwise_and", np.bitwise_and, triton="({} & {})")
+BITWISE_AND = Function("bitwise_and", np.bitwise_and, ring=True, triton="({} & {})")
+BITWISE_OR = Function("bitwise_or", np.bitwise_or, ring=True)
+BITWISE_XOR = Function("bitwise_xor", np.bitwise_xor, ring=True)
+INVERT = Function("invert", np.invert, ring=True, boolean="logical_not")
