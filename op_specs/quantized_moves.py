@@ -71,9 +71,9 @@ quantize.laws("""
     given x: int8 (m, n), s: (), z: int8 () | p: (0, 1, 1, 0), a: {dtype: 'float32', axis: 1, block_size: 0}
     pad(dequantize(x, s, **a), pads=p) == dequantize(pad(x, pads=p), s, **a)
     given x: int8 (m, n), s: () | p: (0, 1, 1, 0), a: {dtype: 'float32', axis: 1, block_size: 0}
-    quantize(pad(x, pads=p), s, z, **a) == pad(quantize(x, s, z, **a), pads=p, value=value(z))  where is_constant(z)
+    quantize(pad(x, pads=p), s, z, **a) == pad(quantize(x, s, z, **a), pads=p, value=value(z))  where is_constant(z) and value(s) > 0
     given x: (m, n), s: (), z: int8 () | p: (0, 1, 1, 0), a: {dtype: 'int8', axis: 1, block_size: 0, saturate: 1}
-    quantize(pad(x, pads=p), s, **a) == pad(quantize(x, s, **a), pads=p)
+    quantize(pad(x, pads=p), s, **a) == pad(quantize(x, s, **a), pads=p)  where value(s) > 0
     given x: (m, n), s: () | p: (0, 1, 1, 0), a: {dtype: 'int8', axis: 1, block_size: 0, saturate: 1}
 """)
 

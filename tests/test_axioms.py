@@ -218,6 +218,15 @@ TRUE = """
     reduce_max(clip(add(round(x), 7), 0, 9), axes=(1,)) == clip(add(round(reduce_max(x, axes=(1,))), 7), 0, 9)
     relu(atan(x)) == atan(relu(x))
     relu(erf(x)) == erf(relu(x))
+    where(greater(x, 0), sqrt(x), y) == where(greater(x, 0), sqrt(abs(x)), y)
+    where(equal(y, 0), x, div(x, y)) == where(equal(y, 0), x, mul(x, reciprocal(y)))
+    asin(neg(x)) == neg(asin(x))
+    sqrt(mul(x, 4)) == mul(sqrt(x), 2)
+    sqrt(mul(x, exp(y))) == mul(sqrt(x), exp(mul(y, 0.5)))
+    reduce_sum(div(x, mul(y, z)), axes=(0,)) == reduce_sum(div(div(x, y), z), axes=(0,))
+    reciprocal(reciprocal(x)) == x
+    div(x, div(y, z)) == div(mul(x, z), y)
+    div(x, neg(div(x, y))) == neg(div(x, div(x, y)))
 """
 FALSE = """
     exp(log(x)) == x
@@ -288,6 +297,26 @@ FALSE = """
     max(add(round(x), 0.5), 0) == add(round(max(x, 0)), 0.5)
     reduce_max(neg(round(x)), axes=(1,)) == neg(round(reduce_max(x, axes=(1,))))
     relu(cos(x)) == cos(relu(x))
+    sqrt(mul(x, y)) == mul(sqrt(x), sqrt(y))
+    mul(sqrt(x), sqrt(y)) == sqrt(mul(x, y))
+    sqrt(div(x, y)) == div(sqrt(x), sqrt(y))
+    sqrt(mul(mul(x, x), y)) == mul(abs(x), sqrt(y))
+    pow(mul(x, y), 0.5) == mul(pow(x, 0.5), pow(y, 0.5))
+    pow(mul(x, y), 0.3333) == mul(pow(x, 0.3333), pow(y, 0.3333))
+    reduce_sum(sqrt(mul(x, y)), axes=(0,)) == reduce_sum(mul(sqrt(x), sqrt(y)), axes=(0,))
+    sub(sqrt(x), sqrt(x)) == sub(x, x)
+    abs(x) == add(abs(x), sub(sqrt(x), sqrt(x)))
+    sub(pow(x, 1.5), pow(x, 1.5)) == sub(x, x)
+    sub(asin(x), asin(x)) == sub(x, x)
+    sub(acosh(x), acosh(x)) == sub(x, x)
+    mul(log(x), sub(y, y)) == sub(y, y)
+    mul(div(x, y), sub(z, z)) == sub(z, z)
+    sub(div(x, y), div(x, y)) == sub(x, x)
+    where(greater(x, 0), sqrt(y), z) == where(greater(x, 0), sqrt(abs(y)), z)
+    concat(sub(sqrt(x), sqrt(x)), y, axis=0) == concat(sub(x, x), y, axis=0)
+    max(sub(log(x), log(x)), y) == max(sub(x, x), y)
+    exp(sub(div(x, y), div(x, y))) == exp(sub(x, x))
+    cumsum(sub(sqrt(x), sqrt(x)), axis=0) == cumsum(sub(x, x), axis=0)
 """
 SPECIAL = {
     "softmax_of_max": "div(exp(reduce_max(x, axes=(1,))), reduce_sum(exp(x), axes=(1,)))",

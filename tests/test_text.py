@@ -163,6 +163,10 @@ def test_texts_that_are_no_graphs(text: str, message: str) -> None:
         ("nothing(x) == x", "no operator nothing"),
         ("relu(x.y) == x", "no term"),
         ("relu(rank) == rank", "function of guards"),
+        ("leaky_relu(x, alpha=a) == max(x, mul(x, a))", "a is an operand and the attribute alpha of leaky_relu"),
+        ("mul(leaky_relu(x, alpha=a), a) == x", "a is an operand and the attribute alpha of leaky_relu"),
+        ("relu(x) == leaky_relu(x, alpha=x)", "x is an operand and the attribute alpha of leaky_relu"),
+        ("softmax(x, **a) == mul(x, a)", "a is an operand and all other attributes of softmax"),
     ],
 )
 def test_texts_that_are_no_equations(text: str, message: str) -> None:

@@ -16,7 +16,8 @@ from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Ratio
 
 
 class ScalarAlgebra(Protocol):
-    """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x)).
+    """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x));
+    `squares`: the squares of magnitudes and of roots of what is not negative.
 
     `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces
     integers. `largest` is a maximum over branches, and `pulled` what can be taken out of it.
@@ -27,6 +28,7 @@ class ScalarAlgebra(Protocol):
     indices: Indices
     ranges: dict[Atom, Any]
     fractions: dict[Atom, tuple[Rational, Rational, Poly]]
+    squares: dict[Atom, Poly]
 
     def atom(self, kind: str, *args: Any) -> Atom: ...
     def poly(self, kind: str, *args: Any) -> Poly: ...

@@ -54,10 +54,10 @@ def _mentions(p: Poly) -> bool:
 
 
 def _divides(a: Atom) -> Division | None:
-    """A division of unsigned integers that rounds down, about which Z3 is told more."""
+    """A division of integers by a number, about which Z3 is told more."""
     how, operands = division(a.kind), atom_kind(a.kind).operands
-    unsigned = bool(operands) and operands[0].startswith("uint")
-    return how if how is not None and how.floors and unsigned else None
+    integers = bool(operands) and "int" in operands[0]
+    return how if how is not None and integers and (a.args[1].number or 0) > 0 else None
 
 
 class _Translation:
@@ -140,14 +140,20 @@ class _Translation:
         if kind.wraps:
             self.facts.append(value == polys[0] - self._number(modulus(kind.result)) * self._unknown())
         how = _divides(a)
-        divisor = a.args[1].number if how is not None else None
-        if how is not None and divisor is not None and divisor > 0:
-            d = self._number(divisor)
-            rest = value if how.rest else polys[0] - d * value
-            if how.rest:
-                self.facts.append(value == polys[0] - d * self._unknown())
-            self.facts += [rest >= 0, rest < d]
+        if how is not None:
+            self._note_division(how, value, polys[0], self._number(a.args[1].number))
         return value
+
+    def _note_division(self, how: Division, value: Any, p: Any, d: Any) -> None:
+        """The rest is a number less than the divisor, of the sign of p where the quotient is not
+        rounded down."""
+        import z3
+
+        rest = value if how.rest else p - d * value
+        if how.rest:
+            self.facts.append(value == p - d * self._unknown())
+        above = rest >= 0
+        self.facts += [rest < d, above if how.floors else z3.And(rest > -d, z3.If(p >= 0, above, rest <= 0))]
 
     def _unknown(self, kind: str = "", polys: Sequence[Any] = ()) -> Any:
         """An integer, the same for equal operands."""

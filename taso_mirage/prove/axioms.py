@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division, Fact
 from taso_mirage.meanings.kinds import atom_kind, rounding
+from taso_mirage.meanings.polynomials import Rational
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,13 @@ def division(kind: str) -> Division | None:
     """Which division of integers an atom's function is."""
     function = SCALAR_FUNCTIONS.get(atom_kind(kind).name)
     return None if function is None else function.division
+
+
+def near(kind: str) -> tuple[Rational, Rational] | None:
+    """The bounds of f(x) - x of a rounding f."""
+    of = atom_kind(kind)
+    function = SCALAR_FUNCTIONS.get(of.name) if of.of_floats else None
+    return None if function is None else function.near
 
 
 def has(kind: str, *uses: str) -> bool:

@@ -12,12 +12,11 @@ from taso_mirage.ir.dims import dim_product as volume
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.polynomials import infinite
-from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
-from taso_mirage.prove.symbolic import Proved, denoted, unproved
+from taso_mirage.prove.symbolic import ELSEWHERE, Proved, decided, denoted, undefined, unproved
 from taso_mirage.verdicts import Failure, FailureKind, failed
 
 BUDGET = 200_000
@@ -35,10 +34,13 @@ def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
     xp = Elements(budget, unroll=True)
     try:
         matching = Matching(xp.algebra)
-        for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
+        for i, (a, b) in enumerate(denoted(xp, xp.leaf, lhs, rhs)):
             why = _differ(xp, matching, a, b)
             if why is not None:
                 return _judged(lhs, rhs, unproved(f"output {i}, {why}", xp.indices.steps))
+        for i, (a, b) in enumerate(undefined(xp, lhs, rhs)):
+            if _differ(xp, matching, a, b) is not None:
+                return unproved(f"output {i}: {ELSEWHERE}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return _judged(lhs, rhs, unproved(str(error) or type(error).__name__, xp.indices.steps))
     return Proved(xp.indices.steps)
@@ -51,7 +53,7 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
         ((_, p),), ((_, q),) = a.at(place), b.at(place)
         if p == q and infinite(p) == infinite(q):
             continue
-        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or equal(matching, p, q, (), a.type.dtype)):
+        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or decided(matching, p, q, (), a.type.dtype)):
             return f"element {place}"
     return None
 

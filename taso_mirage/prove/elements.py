@@ -61,6 +61,8 @@ class Elements(Meaning[Element]):
         self.indices = Indices(budget)
         self.algebra = Scalars(self.indices)
         self.unroll = unroll
+        self.partial = False
+        """Whether something was mapped that has no value at some operands."""
 
     def leaf(self, name: str, type: Tensor) -> Element:
         """An input or weight: arbitrary finite elements."""
@@ -110,15 +112,16 @@ class Elements(Meaning[Element]):
     def map(self, fn: Scalar, *xs: Element) -> Element:
         type = SHAPES.map(fn, *[x.type for x in xs])
         function, whole = function_of(fn), type.shape or ()
+        self.partial |= function.undefined is not None
 
         def read(index: _Index) -> Cases:
             operands = [x.at(broadcast_index(index, whole, x.shape)) for x in xs]
-            return self._combined(operands, lambda ps: normal_form(self.algebra, function, x_types, ps, type.dtype))
+            return self.combined(operands, lambda ps: normal_form(self.algebra, function, x_types, ps, type.dtype))
 
         x_types = [machine.modelled_dtype(x.type.dtype) for x in xs]
         return Element(type, read)
 
-    def _combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
+    def combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
         """`fn` on every combination of cases that can hold together."""
         found: list[tuple[Conditions, Poly]] = []
         for pieces in combinations(*operands):
@@ -139,7 +142,7 @@ class Elements(Meaning[Element]):
         type = Tensor(dtype, a.shape)
         return Element(
             type,
-            lambda index: self._combined([a.at(index)], lambda ps: converted(self.algebra, ps[0], a.type.dtype, dtype)),
+            lambda index: self.combined([a.at(index)], lambda ps: converted(self.algebra, ps[0], a.type.dtype, dtype)),
         )
 
     # ------------------------------------------------------------ folds
@@ -162,7 +165,7 @@ class Elements(Meaning[Element]):
                     tuple(0 if n == 1 else place[c] for c, n in zip(letters, x.shape, strict=True))
                     for letters, x in ((letters_a, a), (letters_b, b))
                 ]
-                return self._combined([a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*finite(ps))),))
+                return self.combined([a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*finite(ps))),))
 
             found = self._folded("sum", bound, extents, dict(zip(result, index, strict=True)), inner)
             return self._modular(found, type.dtype)
@@ -199,7 +202,7 @@ class Elements(Meaning[Element]):
             def inner(place: dict[str, Dim]) -> Cases:
                 inside = index[axis] - place["r"]
                 found = a.at((*index[:axis], place["r"], *index[axis + 1 :]))
-                return self._combined(
+                return self.combined(
                     [found, self._case(inside, ONE, ZERO)], lambda ps: (((), self.algebra.mul(*finite(ps))),)
                 )
 

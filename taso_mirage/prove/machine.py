@@ -208,6 +208,8 @@ def _integer(a: Atom) -> bool:
         return all(power > 0 and _integer(x) for x, power in a.args[2])
     if a.kind in ("size", "floor", "positive", "zero") or has(a.kind, "whole"):
         return True
+    if atom_kind(a.kind).converts and atom_kind(a.kind).result in ("bfloat16", "float32", "float64"):
+        return integral(a.args[0])  # whole numbers are rounded to whole numbers, which these types hold
     return limits(atom_kind(a.kind).result) is not None
 
 
@@ -328,6 +330,8 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
         exact = old == "bool" or (p.number is None and algebra.as_dim(p) is not None) or representable(algebra, p, new)
+        if not exact and new in ("float32", "float64"):  # one rounding, as from a float
+            return algebra.apply(rounding(new), p)
         return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):
         return p

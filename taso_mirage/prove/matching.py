@@ -9,8 +9,9 @@ from itertools import permutations
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol
 from taso_mirage.meanings.conditions import Conditions, index_names, linear
-from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
+from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 from taso_mirage.prove.folds import opened_binder
+from taso_mirage.prove.quotients import cleared
 from taso_mirage.prove.scalars import Scalars
 
 CANDIDATES = 60
@@ -28,7 +29,10 @@ class Matching:
         """Whether p = q: terms that are equal are counted together, and all counts must be 0."""
         difference = p - q
         if not difference.terms or (not given and all(a.level == 0 for m in difference.terms for a, _ in m)):
-            return not difference.terms  # without folds and conditions the normal form decides
+            if not difference.terms:  # without folds and conditions the normal form decides
+                return True
+            whole = cleared(self.algebra, difference)
+            return whole is not None and self.same(whole, ZERO, given)
         classes: list[tuple[Monomial, int, Fraction]] = []
         for m, c in difference.terms.items():
             form = self.algebra.monomial_form(m)
@@ -39,7 +43,10 @@ class Matching:
                     break
             else:
                 classes.append((m, form, Fraction(c)))
-        return all(total == 0 for _, _, total in classes)
+        if all(total == 0 for _, _, total in classes):
+            return True
+        whole = cleared(self.algebra, difference)
+        return whole is not None and self.same(whole, ZERO, given)
 
     def _same_monomial(self, m: Monomial, n: Monomial, given: Conditions) -> bool:
         left = [x for x in n if x not in m]

@@ -10,9 +10,13 @@ from math import gcd
 from taso_mirage.ir.dims import Dim
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import floors, index_names
+from taso_mirage.meanings.kinds import of_floats
 from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain_rational
 from taso_mirage.prove import machine
+from taso_mirage.prove.axioms import near
 from taso_mirage.prove.folds import decided_conditions, forced, inhabited, names_in, opened_binder, refined, renaming
+
+LOG = of_floats("log")
 
 
 def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
@@ -38,7 +42,23 @@ def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
         return outside.scaled(scale) + shift
     kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
     closed = tuple(dict.fromkeys(_closed_branch(algebra, b) for b in kept))
-    return algebra.poly("max", *closed).scaled(scale) + shift
+    top = algebra.poly("max", *closed)
+    p = magnitude(next(iter(top.terms))[0][0])
+    if p is not None and len(p.terms) <= FEW:
+        algebra.squares[next(iter(top.terms))[0][0]] = algebra.mul(p, p)
+    return top.scaled(scale) + shift
+
+
+FEW = 4
+"""Of sums of at most so many terms p the square of |p| is spelled out."""
+
+
+def magnitude(a: Atom) -> Poly | None:
+    """p of |p|, which is max(p, -p); None of other atoms."""
+    if a.kind != "max" or len(a.args) != 2 or any(b or c for b, c, _ in a.args):
+        return None
+    p: Poly = a.args[0][2]
+    return None if (p + a.args[1][2]).terms else p
 
 
 def _unfolded(algebra: ScalarAlgebra, branch: Branch) -> list[Branch]:
@@ -133,7 +153,32 @@ def surely_nonnegative(algebra: ScalarAlgebra, p: Poly) -> bool:
         return True
 
     low = machine.value_bounds(algebra, p).low
-    return low is not None and low >= 0
+    return (low is not None and low >= 0) or _nonnegative_about(algebra, p) or _nonnegative_log(algebra, p)
+
+
+def _nonnegative_log(algebra: ScalarAlgebra, p: Poly) -> bool:
+    """Whether log(q) + r is >= 0, as q >= exp(-r)."""
+    logs = [m for m in p.terms if len(m) == 1 and m[0][1] == 1 and m[0][0].kind == LOG]
+    if len(logs) != 1 or p.terms[logs[0]] != 1 or len(p.terms) == 1:
+        return False
+    q: Poly = logs[0][0][0].args[0]
+    return nonnegative(q) and nonnegative(q - algebra.exp(Poly({logs[0]: 1}) - p))
+
+
+def _nonnegative_about(algebra: ScalarAlgebra, p: Poly) -> bool:
+    """Whether it is >= 0 as a rounding f(x) is near x: what is whole and above -1 is, too."""
+    spans = {m: span for m in p.terms if len(m) == 1 and m[0][1] == 1 and (span := near(m[0][0].kind)) is not None}
+    if not spans:
+        return False
+    low, rest = Fraction(0), p
+    for m, (least, most) in spans.items():
+        c, of = p.terms[m], m[0][0].args[0]
+        rest = rest - Poly({m: c}) + of.scaled(c)
+        low += min(Fraction(c) * least, Fraction(c) * most)
+    found = machine.value_bounds(algebra, rest).low if rest.terms else 0
+    if found is None and nonnegative(rest):
+        found = 0
+    return found is not None and (found + low >= 0 or (found + low > -1 and machine.integral(p)))
 
 
 def surely_positive(algebra: ScalarAlgebra, p: Poly) -> bool:

@@ -7,9 +7,9 @@ from fractions import Fraction
 from math import ceil, floor
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division
+from taso_mirage.meanings.functions import SCALAR_FUNCTIONS
 from taso_mirage.meanings.intervals import Interval
-from taso_mirage.meanings.kinds import atom_kind, of_floats
+from taso_mirage.meanings.kinds import atom_kind
 from taso_mirage.meanings.polynomials import (
     ONE,
     ZERO,
@@ -19,16 +19,17 @@ from taso_mirage.meanings.polynomials import (
     Poly,
     Rational,
     constant_poly,
+    infinite,
     plain_rational,
 )
 from taso_mirage.prove.axioms import division, has
 from taso_mirage.prove.folds import inhabited
+from taso_mirage.prove.integers import BITS, bits, divided
 from taso_mirage.prove.machine import integral
 from taso_mirage.prove.machine import value_bounds as bounded
-from taso_mirage.prove.maxima import largest, surely_nonnegative, surely_positive
+from taso_mirage.prove.maxima import LOG, largest, magnitude, surely_nonnegative, surely_positive
+from taso_mirage.prove.quotients import cleared, exponent_of, factored, single_term
 from taso_mirage.prove.roundings import whole_bounds
-
-LOG = of_floats("log")
 
 
 def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly:
@@ -43,23 +44,44 @@ def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly
         args = (whole_bounds(algebra, function.whole, args[0]),)
     if has(kind, "integer") and integral(args[0]):
         return args[0]
-    if (how := division(kind)) is not None:
-        return _divided(algebra, kind, how, *args)
+    if has(kind, "shifts") and (whole := _whole_part(args[0])).terms:
+        return whole + rewritten(algebra, kind, (args[0] - whole,))
+    if (how := division(kind)) is not None and "int" in of.result:
+        return divided(algebra, kind, how, *args)
+    if of.name in BITS and "int" in of.result:
+        return bits(algebra, of, *args)
     if has(kind, "odd"):
         if not args[0].terms:
             return ZERO
         return (
             algebra.poly(kind, args[0].scaled(-1)).scaled(-1) if algebra.flipped(args[0]) else algebra.poly(kind, *args)
         )
-    if has(kind, "even") and algebra.flipped(args[0]):
-        return algebra.poly(kind, args[0].scaled(-1))
+    if has(kind, "even"):
+        p = _unsigned(args[0])
+        return algebra.poly(kind, p.scaled(-1) if algebra.flipped(p) else p)
     return algebra.poly(kind, *args)
+
+
+def _unsigned(p: Poly) -> Poly:
+    """c q of c |q|; others as they are."""
+    monomial, c = single_term(p)
+    of = magnitude(monomial[0][0]) if len(monomial) == 1 and monomial[0][1] == 1 else None
+    return p if of is None else of.scaled(c)
+
+
+def _whole_part(p: Poly) -> Poly:
+    """Its terms that are surely integers, and the whole part of its number."""
+    found = {m: c for m, c in p.terms.items() if m and integral(Poly({m: c}))}
+    n = floor(p.terms.get((), 0))
+    return Poly({**found, (): n} if n else found)
 
 
 def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interval:
     """What is known of a function's values beyond its dtype."""
     if has(kind, "bounded"):
         return Interval(-1, 1)
+    if kind == LOG:
+        return Interval(0) if surely_nonnegative(algebra, args[0] - ONE) else Interval()
     if has(kind, "increasing") and has(kind, "integer"):
         found = bounded(algebra, args[0])
         return Interval(
@@ -73,91 +95,9 @@ def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interva
     return Interval(0 if divided.floors or (low is not None and low >= 0) else 1 - m, m - 1)
 
 
-def _divided(algebra: ScalarAlgebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
-    """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
-    m, found = q.number, bounded(algebra, p)
-    if m is not None and m > 0 and "int" in atom_kind(kind).result:
-        if m == 1:
-            return ZERO if how.rest else p
-        if found.low is not None and found.high is not None and found.low >= 0 and found.high < m:
-            return p if how.rest else ZERO
-    return algebra.poly(kind, p, q)
-
-
 def _rounded(kind: str, p: Poly) -> bool:
-    monomial, c = _single(p)
+    monomial, c = single_term(p)
     return c in (1, -1) and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == kind
-
-
-def _single(p: Poly) -> tuple[Monomial, Rational]:
-    """The one term of a polynomial; nothing where there are more."""
-    return next(iter(p.terms.items())) if len(p.terms) == 1 else ((), 0)
-
-
-# ---------------------------------------------------------------- quotients
-
-
-def inverse_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    """1 / p with numbers and exponentials taken out; 1 / (a + b exp(x)) is noted for `fraction`."""
-    e, p = algebra.shifted(p)
-    outside = algebra.exp(e.scaled(-1))
-    if len(p.terms) == 1:
-        return algebra.mul(outside, algebra.inverse(p))
-    c = Fraction(algebra.content(p))
-    p = p.scaled(plain_rational(1 / c))
-    atom = algebra.atom("inv", p)
-    exponent = _exponent(p)
-    if exponent is not None:
-        a, b = p.terms[()], sum(p.terms.values()) - p.terms[()]
-        if a > 0 and b > 0:
-            algebra.fractions[atom] = (a, plain_rational(b), exponent)
-    return algebra.mul(outside, Poly({((atom, 1),): plain_rational(1 / c)}))
-
-
-def _exponent(p: Poly) -> Poly | None:
-    """x of a + b exp(x)."""
-    if len(p.terms) != 2 or () not in p.terms:
-        return None
-    (other,) = (m for m in p.terms if m)
-    alone: Atom = other[0][0]
-    found: Poly | None = alone.args[0] if len(other) == 1 and alone.kind == "exp" else None
-    return found
-
-
-def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
-    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where
-    nothing is to do."""
-    held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
-    exponent = next((a for a, _ in m if a.kind == "exp"), None)
-    if held is None or exponent is None:
-        return None
-    a, b, x = algebra.fractions[held[0]]
-    of: Poly = exponent.args[0]
-    ratios = [Fraction(of.terms.get(k, 0)) / c for k, c in x.terms.items()]
-    one = Poly({((held[0], 1),): 1})
-    rest = Poly({tuple(y for y in m if y[0] is not exponent and y[0] is not held[0]): 1})
-    rest = algebra.mul(rest, algebra.power(one, held[1] - 1))
-    algebra.indices.step(5)
-    if min(ratios) >= 1:
-        left = algebra.mul(rest, algebra.exp(of - x))
-        return algebra.mul(left, (ONE - one.scaled(a)).scaled(plain_rational(1 / Fraction(b))))
-    if max(ratios) < 0:
-        more = algebra.mul(algebra.mul(rest, algebra.exp(of + x)), one).scaled(plain_rational(Fraction(b)))
-        return (algebra.mul(rest, algebra.exp(of)) - more).scaled(plain_rational(1 / Fraction(a)))
-    return None
-
-
-def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as
-    they are."""
-    if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
-        return p
-    (other,) = (m for m in p.terms if m)
-    held = algebra.fractions.get(other[0][0]) if len(other) == 1 and other[0][1] == 1 else None
-    c = p.terms[()]
-    if held is None or p.terms[other] != -c * held[0]:
-        return p
-    return Poly({algebra.times(other, ((algebra.atom("exp", held[2]), 1),)): c * held[1]})
 
 
 # ---------------------------------------------------------------- logarithms
@@ -201,7 +141,7 @@ def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
     c = abs(Fraction(algebra.content(p)))
     factor, rest = algebra.shifted(p.scaled(plain_rational(1 / c)))
     total = factor + log(algebra, constant_poly(plain_rational(c)))
-    u = _magnitude(rest)
+    u = _magnitude(algebra, rest)
     if u is None:
         return total + algebra.poly(LOG, rest)
     k, of, whole = u
@@ -210,18 +150,20 @@ def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
     return total + log(algebra, ONE + algebra.exp(of.scaled(k))) + whole - positive.scaled(k)
 
 
-def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
-    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0."""
+def _magnitude(algebra: ScalarAlgebra, p: Poly) -> tuple[Rational, Poly, Poly] | None:
+    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0; |u| of a maximum u has the branches of u and -u."""
     exponent = next((m[0][0].args[0] for m in p.terms if len(m) == 1 and m[0][0].kind == "exp"), None)
     if exponent is None or len(p.terms) != 2 or p.terms.get(()) != 1 or sum(p.terms.values()) != 2:
         return None
-    monomial, k = _single(exponent)
+    monomial, k = single_term(exponent)
     if k <= 0 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
         return None
     branches = monomial[0][0].args
-    if len(branches) != 2 or any(b or c for b, c, _ in branches) or (branches[0][2] + branches[1][2]).terms:
-        return None
-    return k, branches[0][2], exponent
+    for last in (b for b in branches if not b[0] and not b[1]):
+        of = algebra.largest([b for b in branches if b is not last])
+        if not infinite(of) and not (of + last[2]).terms:
+            return k, of, exponent
+    return None
 
 
 def exp_of_logs(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
@@ -246,19 +188,24 @@ def sign_of(algebra: ScalarAlgebra, kind: str, p: Poly) -> Poly:
     strictly increasing functions gone."""
     common = _common(algebra, [p], frozenset())
     p = algebra.shifted(_without(p, common))[1]
-    found = _difference(algebra, p)
+    found = _difference(algebra, p) or cleared(algebra, p)
     return p if found is None else sign_of(algebra, kind, found)
 
 
 def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
-    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d."""
+    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d, and a of f(a) that
+    is odd."""
+    single, k = single_term(p)
+    if len(single) == 1 and single[0][1] == 1 and has(single[0][0].kind, "strict") and has(single[0][0].kind, "odd"):
+        inner: Poly = single[0][0].args[0]
+        return inner.scaled(k)
     if len(p.terms) != 2 or sum(p.terms.values()) != 0:
-        return None
+        return _sum_of_odd(p)
     (m, c), (n, _) = p.terms.items()
     if c < 0:
         m, n = n, m
     if not m or not n:
-        exponent = _exponent(p)
+        exponent = exponent_of(p)
         return None if exponent is None else exponent.scaled(1 if m else -1)
     if not (len(m) == len(n) == 1 and m[0][1] == n[0][1] == 1 and m[0][0].kind == n[0][0].kind):
         return None
@@ -267,6 +214,17 @@ def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     if m[0][0].kind == "inv" and surely_positive(algebra, a) and surely_positive(algebra, b):
         return b - a
     return a - b if has(m[0][0].kind, "strict") else None
+
+
+def _sum_of_odd(p: Poly) -> Poly | None:
+    """a + b of f(a) + f(b) for a strictly increasing odd f."""
+    atoms = [m[0][0] for m in p.terms if len(m) == 1 and m[0][1] == 1]
+    if len(p.terms) != 2 or len(atoms) != 2 or len(set(p.terms.values())) != 1 or atoms[0].kind != atoms[1].kind:
+        return None
+    if not (has(atoms[0].kind, "strict") and has(atoms[0].kind, "odd")):
+        return None
+    total: Poly = atoms[0].args[0] + atoms[1].args[0]
+    return total.scaled(next(iter(p.terms.values())))
 
 
 def pulled(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
@@ -350,7 +308,7 @@ def _capped(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
 
 def _caps(p: Poly) -> list[Poly]:
     """The plain operands of a minimum."""
-    monomial, c = _single(p)
+    monomial, c = single_term(p)
     if c >= 0 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
         return []
     branches = monomial[0][0].args
@@ -366,7 +324,7 @@ def _below(algebra: ScalarAlgebra, p: Poly, cap: Poly) -> Poly | None:
 
 
 def _function(p: Poly) -> tuple[str, Rational] | None:
-    monomial, c = _single(p)
+    monomial, c = single_term(p)
     return (monomial[0][0].kind, c) if len(monomial) == 1 and monomial[0][1] == 1 else None
 
 
@@ -376,9 +334,11 @@ def _inside(algebra: ScalarAlgebra, f: str, c: Rational, p: Poly) -> Poly | None
         zero = p.number == 0 and has(f, "odd")
         whole = zero or (has(f, "integer") and int(p.number) == p.number and c in (1, -1))
         return p.scaled(plain_rational(1 / Fraction(c))) if whole else None
-    if _function(p) != (f, c):
+    if _function(p) != (f, c) and not (_function(p) == (f, -c) and has(f, "odd")):
         return None
     q: Poly = next(iter(p.terms))[0][0].args[0]
+    if _function(p) != (f, c):
+        return q.scaled(-1)
     return q if f != "inv" or surely_positive(algebra, q) else None
 
 

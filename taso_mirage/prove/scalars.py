@@ -24,7 +24,7 @@ from taso_mirage.meanings.polynomials import (
     constant_poly,
     plain_rational,
 )
-from taso_mirage.prove import folds, machine, maxima, rewrites
+from taso_mirage.prove import folds, machine, maxima, quotients, rewrites
 
 
 class Looked:
@@ -62,6 +62,8 @@ class Scalars:
         self._places: dict[Any, Dim] = {}
         self.ranges: dict[Atom, Any] = {}
         self.fractions: dict[Atom, tuple[Rational, Rational, Poly]] = {}
+        self.inverses: dict[Atom, Atom] = {}
+        self.squares: dict[Atom, Poly] = {}
 
     def atom(self, kind: str, *args: Any) -> Atom:
         """The interned atom."""
@@ -115,7 +117,7 @@ class Scalars:
         for m, c in a.terms.items():
             for n, d in b.terms.items():
                 k = self.times(m, n)
-                if self.fractions and (parts := self._fraction(k)) is not None:
+                if (self.fractions or self.squares) and (parts := self._parts(k)) is not None:
                     total = (Poly(total) + parts.scaled(c * d)).terms
                     continue
                 value = total.get(k, 0) + c * d
@@ -125,8 +127,12 @@ class Scalars:
                     total.pop(k, None)
         return Poly(total)
 
-    def _fraction(self, m: Monomial) -> Poly | None:
-        return rewrites.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
+    def _parts(self, m: Monomial) -> Poly | None:
+        """What a product becomes whose factors have a form together; None where they have none."""
+        root = next((a for a, power in m if power > 1 and a in self.squares), None)
+        if root is not None:
+            return self.mul(self.squares[root], Poly({quotients.without(m, root, 2): 1}))
+        return quotients.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
         """The sum of many."""
@@ -150,7 +156,16 @@ class Scalars:
                 total = total + a.args[0].scaled(powers.pop(a))
             for ((merged, _),) in self.poly("exp", total).terms if total.terms else ():
                 powers[merged] = 1
+        if self.inverses:
+            self._cancel(powers)
         return tuple(sorted((a, 1 if _boolean(a) else p) for a, p in powers.items() if p))
+
+    def _cancel(self, powers: dict[Atom, int]) -> None:
+        """Take out x * (1 / x), of what is surely positive."""
+        for a in [a for a in powers if a in self.inverses and self.inverses[a] in powers]:
+            x = self.inverses[a]
+            shared = min(powers[a], powers[x]) if powers[a] > 0 and powers[x] > 0 else 0
+            powers[a], powers[x] = powers[a] - shared, powers[x] - shared
 
     def power(self, a: Poly, n: int) -> Poly:
         result = ONE
@@ -176,7 +191,7 @@ class Scalars:
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
-            return rewrites.inverse_of_sum(self, p)
+            return quotients.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
         result = constant_poly(plain_rational(1 / Fraction(c)))
         for a, power in monomial:
@@ -188,11 +203,13 @@ class Scalars:
                 one = a.args[0]
             else:
                 one = self.poly("inv", Poly({((a, 1),): 1}))
+                if maxima.surely_positive(self, Poly({((a, 1),): 1})):
+                    self.inverses[next(iter(one.terms))[0][0]] = a
             result = self.mul(result, self.power(one, power))
         return result
 
     def exp(self, p: Poly) -> Poly:
-        if any(a.kind == rewrites.LOG for m in p.terms for a, _ in m):
+        if any(a.kind == maxima.LOG for m in p.terms for a, _ in m):
             found = rewrites.exp_of_logs(self, p)
             if found is not None:
                 return found
@@ -224,8 +241,12 @@ class Scalars:
             c = self.content(p) if p.terms else 0
             root = _root(c)
             if root is None or root == 0:
-                return self.poly("sqrt", p) if p.terms else ZERO
-            return self.poly("sqrt", p.scaled(plain_rational(1 / Fraction(c)))).scaled(root)
+                return self._new_root(p) if p.terms else ZERO
+            p = p.scaled(plain_rational(1 / Fraction(c)))
+            base = quotients.square_root(self, p)
+            if base is not None:
+                return self.largest([((), (), base.scaled(root)), ((), (), base.scaled(-root))])
+            return self._new_root(p).scaled(root)
         ((monomial, c),) = p.terms.items()
         root = _root(c)
         result = constant_poly(root) if root is not None else self.poly("sqrt", constant_poly(c))
@@ -245,7 +266,13 @@ class Scalars:
         return result
 
     def _root(self, a: Atom) -> Poly:
-        return self.poly("sqrt", Poly({((a, 1),): 1}))
+        return self._new_root(Poly({((a, 1),): 1}))
+
+    def _new_root(self, p: Poly) -> Poly:
+        root = self.poly("sqrt", p)
+        if maxima.surely_nonnegative(self, p):
+            self.squares[next(iter(root.terms))[0][0]] = p
+        return root
 
     def magnitude(self, a: Atom) -> Poly:
         """|a|"""
@@ -259,7 +286,7 @@ class Scalars:
         return rewrites.pulled(self, branches)
 
     def factored(self, p: Poly) -> Poly:
-        return rewrites.factored(self, p)
+        return quotients.factored(self, p)
 
     def log(self, p: Poly) -> Poly:
         return rewrites.log(self, p)
@@ -381,17 +408,26 @@ class Scalars:
             return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
 
+    def _one_is_zero(self, m: Monomial) -> Poly:
+        """[m = 0] of a product: whether one of its factors is 0, which no quotient 1 / x is."""
+        ps = [a.args[0] if a.kind == "sqrt" else Poly({((a, 1),): 1}) for a, _ in m if a.kind != "inv"]
+        if len(ps) == 1 and ps[0].terms.keys() == {m}:
+            return self.poly("zero", ps[0])
+        return self.largest([((), (), self.sign("zero", p)) for p in ps]) if ps else ZERO
+
     def sign(self, kind: str, p: Poly) -> Poly:
         """[p > 0] or [p = 0], as 0 or 1; a positive factor does not matter."""
         p = rewrites.sign_of(self, kind, p)
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
-        found = machine.value_bounds(self, p)
-        if found.low is not None and found.low > 0:
-            return ONE if kind == "positive" else ZERO
-        if found.high is not None and (found.high < 0 or (found.high == 0 and kind == "positive")):
+        above, below = (maxima.surely_positive(self, q) for q in (p, p.scaled(-1)))
+        if above or below:
+            return ONE if above and kind == "positive" else ZERO
+        if kind == "positive" and maxima.surely_nonnegative(self, p.scaled(-1)):
             return ZERO
+        if kind == "zero" and len(p.terms) == 1:
+            return self._one_is_zero(next(iter(p.terms)))
         c = abs(Fraction(self.content(p))) * (-1 if self.flipped(p) else 1)
         return self.poly(kind, p.scaled(plain_rational(1 / (c if kind == "zero" else abs(c)))))
 

@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.terms import Node, topological
+from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, index_names
 from taso_mirage.meanings.polynomials import Poly, infinite
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
+from taso_mirage.prove.definedness import Definedness
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.folds import forced, refined
 from taso_mirage.prove.matching import Matching
+from taso_mirage.prove.splits import same_by_cases
 from taso_mirage.verdicts import Failure, FailureKind
 
+V = TypeVar("V")
+ELSEWHERE = "one side has a value where the other has none"
 BUDGET = 100_000
 """Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of
 folds."""
@@ -34,7 +40,8 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     """Whether every element is equal for all sizes >= 1 of the symbols and all finite real elements
     of the leaves.
 
-    Where a division by zero or a root of a negative number occurs, nothing is claimed.
+    Both sides have a value at the same operands: what divides by zero, or takes the root of a
+    negative number, has none, and there nothing is claimed.
     """
     xp = Elements(budget)
     found = _proved(xp, lhs, rhs)
@@ -47,15 +54,32 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:
     try:
-        pairs = denoted(xp, lhs, rhs)
+        pairs = denoted(xp, xp.leaf, lhs, rhs)
         matching = Matching(xp.algebra)
         for i, (a, b) in enumerate(pairs):
             why = _differ(xp, matching, a, b)
             if why is not None:
                 return unproved(f"output {i}: {why}", xp.indices.steps)
+        for i, (a, b) in enumerate(undefined(xp, lhs, rhs)):
+            if _differ(xp, matching, a, b) is not None:
+                return unproved(f"output {i}: {ELSEWHERE}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return unproved(str(error) or type(error).__name__, xp.indices.steps)
     return Proved(xp.indices.steps)
+
+
+def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
+    """Where the outputs of both sides have no value, of those that may have none."""
+    if not xp.partial:
+        return []
+    places = Definedness(xp)
+    found: list[tuple[Element, Element]] = []
+    for left, right in denoted(places, places.leaf, lhs, rhs):
+        a, b = places.unsettled(left), places.unsettled(right)
+        if a or b:
+            nowhere = places.nowhere(left.value.shape)
+            found.append((a or nowhere, b or nowhere))
+    return found
 
 
 def unproved(why: str, steps: int = 0) -> Failure:
@@ -63,19 +87,19 @@ def unproved(why: str, steps: int = 0) -> Failure:
     return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 
-def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
-    """The elements of the outputs of both sides, several parts one after the other.
+def denoted(
+    xp: Meaning[V], leaf: Callable[[str, Tensor], V], lhs: Sequence[Node], rhs: Sequence[Node]
+) -> list[tuple[V, V]]:
+    """The values of the outputs of both sides, several parts one after the other.
 
     Raises Unprovable on types that differ.
     """
     outputs = [*lhs, *rhs]
-    env = {
-        n: xp.leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")
-    }
+    env = {n: leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")}
     if len({n.attr("name") for n in env}) < len(env):
         raise Unprovable("two leaves of one name")
     values = interpret(outputs, xp, env)
-    pairs: list[tuple[Element, Element]] = []
+    pairs: list[tuple[V, V]] = []
     for left, right in zip(lhs, rhs, strict=True):
         if left.type != right.type:
             raise Unprovable(f"types {left.type} and {right.type}")
@@ -114,7 +138,13 @@ def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions,
         p, q = xp.algebra.bind(p, step), xp.algebra.bind(q, step)
         rest = xp.indices.joined((), [xp.indices.bind(e, step) for e in given])
         return rest is None or _same(xp, matching, p, q, rest, dtype)
-    return matching.same(p, q, given) or _impossible(xp, given) or equal(matching, p, q, given, dtype)
+    return matching.same(p, q, given) or _impossible(xp, given) or decided(matching, p, q, given, dtype)
+
+
+def decided(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str) -> bool:
+    """Whether p = q by cases of signs, or for Z3."""
+    cases = same_by_cases(matching.algebra, lambda a, b: matching.same(a, b, given), p, q)
+    return cases or equal(matching, p, q, given, dtype)
 
 
 def _impossible(xp: Elements, given: Conditions) -> bool:

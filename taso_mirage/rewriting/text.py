@@ -191,9 +191,23 @@ def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation
     lhs, rhs = _side(first), _side(second)
     if len(lhs) != len(rhs):
         raise SyntaxProblem(f"{text!r}: {len(lhs)} outputs on the left, {len(rhs)} on the right")
+    _check_kinds(text, (*lhs, *rhs))
     left = Graph(tuple(n for n in topological(lhs) if n.op == "input"), lhs)
     unnamed = " ".join(text.split()).partition(" where ")[0].strip()
     return Equation(name or unnamed, left, Graph(left.inputs, rhs), Expr(guard) if guard else None, evidence)
+
+
+def _check_kinds(text: str, sides: tuple[Node, ...]) -> None:
+    """A name is an operand or an attribute. Raises SyntaxProblem on one that is both."""
+    terms = topological(sides)
+    operands = {n.attr("name") for n in terms if n.op == "input"}
+    attributes = {v.name: (n.op, k) for n in terms for k, v in n.attrs if isinstance(v, Expr) and v.name}
+    for name in sorted(operands & attributes.keys()):
+        op, key = attributes[name]
+        of = f"all other attributes of {op}" if key == REST else f"the attribute {key} of {op}"
+        raise SyntaxProblem(
+            f"{' '.join(text.split())!r}: {name} is an operand and {of}; write two names, or a number as the operand"
+        )
 
 
 def _side(tree: ast.expr) -> tuple[Node, ...]:

@@ -48,6 +48,10 @@ def _hyperbolic(sign: int) -> Normal:
     return built
 
 
+def _beyond_1(algebra: ScalarAlgebra, p: Poly) -> Poly:
+    return algebra.sign("positive", algebra.mul(p, p) - ONE)
+
+
 EXP = Function(
     "exp",
     np.exp,
@@ -76,6 +80,7 @@ LOG = Function(
     "log",
     np.log,
     normal=lambda algebra, p: algebra.log(p),
+    undefined=lambda algebra, p: ONE - algebra.sign("positive", p),
     facts=(
         Fact("strict", "f(x) < f(y)", "0 < x < y"),
         Fact("positive factors out", "f(x * y) == f(x) + f(y)", "x > 0 and y > 0"),
@@ -93,6 +98,7 @@ LOG_1P = Function(
     "log1p",
     np.log1p,
     normal=lambda algebra, p: algebra.log(ONE + p),
+    undefined=lambda algebra, p: ONE - algebra.sign("positive", ONE + p),
     facts=(Fact("rewritten", "f(x) == log(1 + x)", "x > -1"),),
     cpp="std::log1p({})",
     triton=LOG1P,
@@ -121,7 +127,18 @@ ERROR_FUNCTION = Function(
 SINH = Function("sinh", np.sinh, normal=_hyperbolic(-1), facts=(Fact("rewritten", "f(x) == (exp(x) - exp(-x)) / 2"),))
 COSH = Function("cosh", np.cosh, normal=_hyperbolic(1), facts=(Fact("rewritten", "f(x) == (exp(x) + exp(-x)) / 2"),))
 ARCTAN = Function("arctan", np.arctan, facts=(ODD, STRICT))
-ARCSIN = Function("arcsin", np.arcsin, facts=WITHIN_1)
+ARCSIN = Function("arcsin", np.arcsin, facts=WITHIN_1, undefined=_beyond_1)
+ARCCOS = Function("arccos", np.arccos, undefined=_beyond_1)
 ARCSINH = Function("arcsinh", np.arcsinh, facts=(ODD, STRICT))
-ARCCOSH = Function("arccosh", np.arccosh, facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),))
-ARCTANH = Function("arctanh", np.arctanh, facts=WITHIN_1)
+ARCCOSH = Function(
+    "arccosh",
+    np.arccosh,
+    facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),),
+    undefined=lambda algebra, p: algebra.sign("positive", ONE - p),
+)
+ARCTANH = Function(
+    "arctanh",
+    np.arctanh,
+    facts=WITHIN_1,
+    undefined=lambda algebra, p: ONE - algebra.sign("positive", ONE - algebra.mul(p, p)),
+)

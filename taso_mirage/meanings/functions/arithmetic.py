@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import floor
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear
 from taso_mirage.meanings.kinds import of_floats
-from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
+from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.residues import exact, moduli, quotient, residue_order, root, tied_residues, whole_power
 
 
@@ -35,6 +36,10 @@ def _difference_of_infinite(ps: Sequence[Poly]) -> Poly | None:
     if infinite(ps[0]):
         return ps[0]
     return MOST if ps[1] is LEAST else LEAST
+
+
+def _itself(ps: Sequence[Poly]) -> Poly | None:
+    return ps[0]
 
 
 def _largest_of_infinite(absorbed: Poly, other: Poly) -> Any:
@@ -68,6 +73,24 @@ def _power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
     if n is not None and n == int(n) and -8 <= n < 0:
         return algebra.inverse(algebra.power(p, -int(n)))
     return algebra.poly(of_floats("power"), p, q)
+
+
+# ---------------------------------------------------------------- domains
+
+
+def _by_zero(algebra: ScalarAlgebra, divisor: Poly) -> Poly:
+    return algebra.sign("zero", divisor)
+
+
+def _no_power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
+    """Where p^q has no value: of 0 where q < 0, of what is negative where q is not whole."""
+    n = q.number
+    if n is None:
+        negative = algebra.sign("positive", p.scaled(-1)).terms or algebra.sign("zero", p).terms
+        return algebra.poly(of_floats("no_power", "bool"), p, q) if negative else ZERO
+    if n == int(n):
+        return algebra.sign("zero", p) if n < 0 else ZERO
+    return ONE - algebra.sign("positive", p) if n < 0 else algebra.sign("positive", p.scaled(-1))
 
 
 # ---------------------------------------------------------------- ring arithmetic
@@ -146,6 +169,8 @@ DIVIDE = Function(
     np.divide,
     field=quotient,
     normal=lambda algebra, a, b: algebra.mul(a, algebra.inverse(b)),
+    undefined=_by_zero,
+    decisive=(1,),
     linear=Linear.QUOTIENT,
     cpp="{} / {}",
     triton="{} / {}",
@@ -156,6 +181,7 @@ RECIPROCAL = Function(
     np.reciprocal,
     field=quotient,
     normal=lambda algebra, a: algebra.mul(ONE, algebra.inverse(a)),
+    undefined=_by_zero,
     cpp="1.0f / {}",
     triton="1.0 / {}",
     dear=True,
@@ -165,6 +191,7 @@ SQRT = Function(
     np.sqrt,
     field=exact(root),
     normal=lambda algebra, a: algebra.sqrt(a),
+    undefined=lambda algebra, a: algebra.sign("positive", a.scaled(-1)),
     facts=(
         Fact("strict", "f(x) < f(y)", "0 <= x < y"),
         Fact("even powers out", "f(x * x * y) == abs(x) * f(y)", "y >= 0"),
@@ -179,6 +206,7 @@ POWER = Function(
     free=(1,),
     field=whole_power,
     normal=_power,
+    undefined=_no_power,
     facts=(
         Fact("rewritten", "f(x, -2) == 1 / (x * x)", "x != 0"),
         Fact("rewritten", "f(x, 0.5) == sqrt(x)", "x >= 0"),
@@ -242,33 +270,70 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+FLOOR = Function(
+    "floor",
+    np.floor,
+    facts=(*_ROUNDS, Fact("shifts", "f(x + floor(y)) == f(x) + floor(y)"), Fact("near", "x - 1 < f(x) <= x")),
+    whole=floor,
+    near=(-1, 0),
+    infinite=_itself,
+    cpp="std::floor({})",
+    triton="tl.floor({})",
+)
 CEIL = Function(
     "ceil",
     np.ceil,
     normal=lambda algebra, p: algebra.apply(of_floats("floor"), p.scaled(-1)).scaled(-1),
     facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
+    infinite=_itself,
     cpp="std::ceil({})",
     triton="tl.ceil({})",
 )
 RINT = Function(
     "rint",
     np.rint,
-    facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS),
+    facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS, Fact("near", "x - 0.5 <= f(x) <= x + 0.5")),
     whole=round,
+    near=(Fraction(-1, 2), Fraction(1, 2)),
+    infinite=_itself,
     cpp="std::nearbyint({})",
 )
-FLOOR_DIVIDE = Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)
-TRUNCATED_DIVIDE = Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False))
+FLOOR_DIVIDE = Function(
+    "floor_divide",
+    np.floor_divide,
+    undefined=_by_zero,
+    decisive=(1,),
+    division=Division(rest=False, floors=True),
+    sizes=True,
+)
+TRUNCATED_DIVIDE = Function(
+    "truncated_divide",
+    truncated_divide,
+    undefined=_by_zero,
+    decisive=(1,),
+    division=Division(rest=False, floors=False),
+)
 REMAINDER = Function(
     "remainder",
     np.remainder,
+    undefined=_by_zero,
+    decisive=(1,),
     division=Division(rest=True, floors=True),
     facts=(Fact("small", "x - floor(x / y) * y == x", "0 <= x < y"),),
     sizes=True,
     dear=True,
 )
-FMOD = Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True)
+FMOD = Function(
+    "fmod",
+    np.fmod,
+    undefined=_by_zero,
+    decisive=(1,),
+    division=Division(rest=True, floors=False),
+    dear=True,
+)
 LEFT_SHIFT = Function("left_shift", np.left_shift, free=(1,))
 RIGHT_SHIFT = Function("right_shift", np.right_shift, free=(1,), triton="({} >> {})")
-BITWISE_AND = Function("bitwise_and", np.bitwise_and, triton="({} & {})")
+BITWISE_AND = Function("bitwise_and", np.bitwise_and, ring=True, triton="({} & {})")
+BITWISE_OR = Function("bitwise_or", np.bitwise_or, ring=True)
+BITWISE_XOR = Function("bitwise_xor", np.bitwise_xor, ring=True)
+INVERT = Function("invert", np.invert, ring=True, boolean="logical_not")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from taso_mirage.meanings.polynomials import Poly
+from taso_mirage.meanings.polynomials import Poly, Rational
 from taso_mirage.meanings.residues import FieldRule
 
 Normal: TypeAlias = Callable[..., Poly]
@@ -86,12 +86,14 @@ class Function:
     Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
     result is a bool. Field: `field` is what it does to residues; without it, it is a random oracle
     on floats. Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is
-    what else holds. `ring`: on integers it is one of their classes modulo 2^n. `boolean` names the
-    function that it is on booleans. `infinite` gives the result where an operand is an infinite
-    constant, or None. `comparison` and `division` say which of these it is. Programs: `linear` for
-    degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton` are expressions of the
-    operands. `dear`: it is not computed twice where a load will do. `fold`: folding with it.
-    `whole`: the whole number that it rounds an exact one to.
+    what else holds, and `undefined` is 1 where it has no value, else 0, of the operands that
+    `decisive` has (all if none). `ring`: on integers it is one of their classes modulo 2^n.
+    `boolean` names the function that it is on booleans. `infinite` gives the result where an
+    operand is an infinite constant, or None. `comparison` and `division` say which of these it is.
+    Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton`
+    are expressions of the operands. `dear`: it is not computed twice where a load will do. `fold`:
+    folding with it. `whole`: the whole number that it rounds an exact one to. `near`:
+    the bounds of f(x) - x.
     """
 
     name: str
@@ -102,6 +104,8 @@ class Function:
     normal: Normal | None = None
     floats: bool = True
     facts: tuple[Fact, ...] = ()
+    undefined: Normal | None = None
+    decisive: tuple[int, ...] = ()
     ring: bool = False
     boolean: str = ""
     infinite: Callable[[Sequence[Poly]], Poly | None] | None = None
@@ -114,6 +118,7 @@ class Function:
     dear: bool = False
     fold: Fold | None = None
     whole: Callable[[Fraction], int] | None = None
+    near: tuple[Rational, Rational] | None = None
 
     def __call__(self, *xs: Any) -> Any:
         return self.real(*xs)
