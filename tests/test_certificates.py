@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from certified_models import models
 from commandline import run
 from onnx import ModelProto
 
+from taso_mirage import optimize
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight, with_args
@@ -97,6 +99,25 @@ def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: P
     names = {n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node}
     assert ("Gelu" in names, "RMSNormalization" in names) == (opset >= 20, opset >= 23)
     assert set(followed(case).equalities) <= {CHECKED, AGAIN}
+
+
+QUICK = (
+    *("default LeakyRelu", "default Selu", "default HardSigmoid", "default Swish", "opaque Hardmax", "opaque LSTM"),
+    *("opaque two draws", "opaque same Hardmax", "body If", "body Loop", "body Scan", "body a branch inside of a loop"),
+    *("function", "function of another opset", "opset 7", "type half", "a default"),
+)
+"""Models of `certified_models` that every run follows."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in models()])
+def test_every_kind_of_node_is_followed(name: str, tmp_path: Path) -> None:
+    """What a file says and leaves out is read twice, once before the certificate is written."""
+    original, output, steps = (tmp_path / each for each in ("model.onnx", "faster.onnx", "steps.json"))
+    onnx.save(models()[name], original)
+    given = {"x": np.array([list("abcd")] * 4, object)} if name == "type strings" else None
+    options = {} if given is None else {"inputs": given}
+    optimize(original, output=output, certificate=steps, measure=False, budget=1.0, **options)
+    assert "the certificate leads from" in run("verify", original, output, steps).stdout
 
 
 LARGE = (

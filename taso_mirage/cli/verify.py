@@ -25,6 +25,9 @@ def verify(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what the small checker does not accept by itself.")
     ] = False,
+    fix_defaults: Annotated[
+        bool, typer.Option("--fix-defaults", help="Inputs that have a default are weights, as for `optimize`.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it.
@@ -32,9 +35,12 @@ def verify(
     Exit code 5 where one does not hold.
     """
     from taso_mirage.onnx_io import load
+    from taso_mirage.onnx_io.defaults import with_fixed_defaults
+    from taso_mirage.onnx_io.inlining import without_functions
     from taso_mirage.report.follow import CaseJudge, follow
 
-    first, last = load(original), load(optimized)
+    models = [load(path) for path in (original, optimized)]
+    first, last = (without_functions(with_fixed_defaults(m) if fix_defaults else m) for m in models)
     found = follow(first, last, _read(certificate), CaseJudge(strict))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:
