@@ -2,7 +2,8 @@
 bench/results/soak-cpu2.json`.
 
 Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered
-caches and checkpoints, and broken texts (rules, certificates, plans). Each case has a seed; `--only
+caches and checkpoints, broken texts (rules, certificates, plans), and certificates and models of
+which something was changed (none may be accepted that computes something else). Each case has a seed; `--only
 KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang,
 read, write or start what it should not, leave a process behind, or compute something else.
 """
@@ -25,7 +26,7 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
-COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000, "text": 3000}
+COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000, "text": 3000, "certificate": 2000}
 """Cases of a full run; every second random graph is searched with the other strategy."""
 LIMIT = 120.0
 """Seconds that a case may take."""

@@ -16,7 +16,9 @@ VARIANCE = RNG.uniform(0.5, 2, 4).astype(np.float32)
 
 
 def weights(**shapes: Sequence[int]) -> dict[str, np.ndarray]:
-    return {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    """The same numbers at every call."""
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def text(
@@ -116,7 +118,7 @@ OPAQUE = {
     "Hardmax": "y = Hardmax(t)",
     "Det": "y = Det(t)",
     "RandomNormalLike": "q = RandomNormalLike(t)\n z = Shape(q)\n y = Reshape(t, z)",
-    "two draws": "q = RandomNormalLike(t)\n p = RandomNormalLike(t)\n e = Sub(q, p)\n z = Shape(e)\n y = Reshape(t, z)",
+    "two draws": "q = RandomNormalLike(t)\n p = RandomNormalLike(t)\n e = Sub(q, p)\n l = Less(e, most)\n y = Where(l, t, e)",
     "Dropout": "y, mask = Dropout(t)",
     "Multinomial": "q = Multinomial<sample_size = 4>(t)\n z = Shape(q)\n y = Reshape(t, z)",
     "Bernoulli": "q = Bernoulli(t)\n z = Shape(q)\n y = Reshape(t, z)",
@@ -151,6 +153,7 @@ OPAQUE = {
     "same Hardmax": "p = Hardmax(t)\n q = Hardmax(t)\n y = Add(p, q)",
 }
 ARRAYS: dict[str, np.ndarray] = {
+    "most": np.float32(1e30),
     "two": np.array([2], np.int64),
     "two2": np.array([0, 1], np.int64),
     "zero": np.array(0, np.int64),
@@ -244,11 +247,12 @@ BODIES = {
             y = Loop(k, c, r) <
                 body = b (int64 i, bool go, float[4, 4] s) => (bool on, float[4, 4] o) {
                     on = Identity(go)
-                        w = RandomNormalLike(s)
-                        z = Shape(w)
-                        a = Neg(s)
-                        d = Neg(a)
-                        o = Reshape(d, z)
+                    w = RandomNormalLike(s)
+                    most = Constant<value_float = 1e30>()
+                    l = Less(w, most)
+                    a = Neg(s)
+                    d = Neg(a)
+                    o = Where(l, d, w)
                 }
             >
         }

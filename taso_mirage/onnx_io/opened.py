@@ -9,8 +9,7 @@ outputs are equal terms.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,22 +22,40 @@ from taso_mirage.onnx_io.content import NodeContent, NodeReader, array_digest, m
 from taso_mirage.onnx_io.read import OpaqueCall
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A node that draws: the way to its body, its operator, and the name of its first result."""
+
+    path: tuple[tuple[str, str], ...]
+    domain: str
+    operator: str
+    name: str
+
+    @property
+    def kind(self) -> Any:
+        """Equal for draws that may stand for each other, as their numbers have one distribution
+        where their operands are equal."""
+        return tuple(attribute for _, attribute in self.path), self.domain, self.operator
+
+
 @dataclass(slots=True)
 class Opened:
     """The terms of a model, or of a body `depth` levels inside of it, as those in which two loads
     meet.
 
-    `leaves` are what inputs are here. `arrays` gets the weights by their new names; `draws` counts
-    names of nodes that draw.
+    `leaves` are what inputs are here. `arrays` gets the weights by their new names, `draws` the
+    nodes that draw by theirs, which are other ones where `matched` says so. `path` leads to the
+    body, by results of nodes and attributes.
     """
 
     model: Model
     weights: Mapping[str, Weight]
     leaves: dict[Node, Node] = field(default_factory=dict)
     arrays: dict[str, Weight] = field(default_factory=dict)
-    draws: Counter[Any] = field(default_factory=Counter)
+    draws: dict[Draw, list[ir.Node]] = field(default_factory=dict)
+    matched: Mapping[Draw, Draw] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    depth: int = 0
+    path: tuple[tuple[str, str], ...] = ()
     bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
     """Those of nodes that were opened, by the node and the attribute."""
     done: dict[Node, Node] = field(default_factory=dict)
@@ -81,13 +98,14 @@ class Opened:
         inside = [node for found in outputs.values() for node in found]
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
 
-    def _draw(self, node: ir.Node) -> Any:
-        """Which of the nodes that draw it is: by the name of its first result, which is kept."""
+    def _draw(self, node: ir.Node) -> Draw | None:
+        """Which of the nodes that draw it is."""
         if not may_draw(node):
             return None
-        key = self.depth, node.domain, node.op_type, next((o.name for o in node.outputs if o.name), "")
-        self.draws[key] += 1
-        return (*key, self.draws[key])
+        draw = Draw(self.path, node.domain, node.op_type, _first_result(node))
+        nodes = self.draws.setdefault(draw, [])
+        nodes += [node] if node not in nodes else []
+        return self.matched.get(draw, draw)
 
     def _bodies(self, term: Node, args: tuple[Node, ...]) -> dict[str, Opened]:
         """The bodies that are models of their own."""
@@ -102,12 +120,12 @@ class Opened:
         call: OpaqueCall = term.attr("call")
         named = zip((str(v.name) for v in call.captured), args[len(call.node.inputs) :], strict=True)
         outer = dict(named)
-        leaves = {}
+        leaves, path = {}, (*self.path, (_first_result(call.node), body.attribute))
         for i, leaf in enumerate(body.model.graph.inputs):
             name = leaf.attr("name")
-            formal = variable(f"input {i} of a body at depth {self.depth + 1}", leaf.tensor)
+            formal = variable(f"input {i} of a body at depth {len(path)}", leaf.tensor)
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
-        return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, {}, self.depth + 1)
+        return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
 
 
 def _as(outer: Node, leaf: Node) -> Node:
@@ -117,6 +135,24 @@ def _as(outer: Node, leaf: Node) -> Node:
     return Node("opaque", (outer,), (("call", NodeContent(f"sizes {leaf.type}", str(leaf.type))),), leaf.type)
 
 
-def opened(model: Model) -> Opened:
+def _first_result(node: ir.Node) -> str:
+    return next((o.name for o in node.outputs if o.name), "")
+
+
+def opened(model: Model, matched: Mapping[Draw, Draw] | None = None) -> Opened:
     """The terms of a whole model."""
-    return Opened(model, model.weights)
+    return Opened(model, model.weights, matched=matched or {})
+
+
+def matching(first: Collection[Draw], second: Iterable[Draw]) -> dict[Draw, Draw]:
+    """For each draw of a second model one of the first, no two the same: of its own name, else in
+    their order. A writer may rename what it keeps."""
+    second = [*second]
+    left = [draw for draw in first if draw not in second]
+    found = {}
+    for draw in second if left else ():
+        same = next((each for each in left if each.kind == draw.kind), None)
+        if same is not None and draw not in first:
+            left.remove(same)
+            found[draw] = same
+    return found

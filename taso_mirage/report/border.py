@@ -64,7 +64,7 @@ def _of_value(model: Model, value: Any, kind: str) -> dict[str, Any]:
         "shape": None if shape is None else [d if isinstance(d, int) else d.value for d in shape],
         "meaning of dims": None if shape is None else [shape.get_denotation(i) for i in range(len(shape))],
         "meaning": None if value.type is None else value.type.denotation,
-        "default": None if default is None else array_digest(default.numpy()),
+        "default": None if default is None else _content(default),
         "quantization": _annotation(model, value),
         "metadata": dict(value.metadata_props),
     }
@@ -75,7 +75,13 @@ def _annotation(model: Model, value: Any) -> dict[str, Any]:
     weights = model.header.graph.initializers
     named = (value.meta.get(ANNOTATION) or {}).items()
     found = {key: weights[name].const_value if name in weights else None for key, name in named}
-    return {key: None if tensor is None else array_digest(tensor.numpy()) for key, tensor in found.items()}
+    return {key: None if tensor is None else _content(tensor) for key, tensor in found.items()}
+
+
+def _content(tensor: Any) -> str:
+    """A tensor in words that differ where a bit does."""
+    array = tensor.numpy()
+    return f"{array.dtype}{list(array.shape)} with the digest {array_digest(array)}"
 
 
 def _of_model(header: Any) -> dict[str, Any]:
@@ -92,4 +98,4 @@ def _plain(domain: str) -> str:
 
 
 def _said(value: Any) -> str:
-    return "missing" if value is None else f"{str(value)[:80]!r}"
+    return "missing" if value is None else f"{str(value)[:60]!r}"

@@ -37,6 +37,8 @@ CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
 CHECK = "float check"
 """What an equality without a proof rests on: the whole model was compared with the original's
 float64 reference."""
+PROOF = "symbolic"
+"""That of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 
@@ -189,7 +191,7 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
     found: dict[str, Any] = {"equations": list(equations), "lhs": lhs, "rhs": rhs}
     if not verdict:
         return {**found, "proof": CHECK, "why": verdict.why}
-    found["proof"] = "bounded" if verdict.covers is Coverage.HERE else "symbolic"
+    found["proof"] = "bounded" if verdict.covers is Coverage.HERE else PROOF
     if verdict.case.instance != instance:
         case_lhs, case_rhs = texts(verdict.case.instance)
         sizes = sizes_of(verdict.case.instance, instance)

@@ -9,39 +9,30 @@ the class of the original's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from taso_mirage import checker
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.dims import parse_dim
-from taso_mirage.ir.model import Model, StoredWeight, random_array
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_computed, numpy_dtype, topological, weight, with_args
+from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, weight, with_args
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import opened
+from taso_mirage.onnx_io.opened import Draw, Opened, matching, opened
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
-from taso_mirage.prove.rules.proofs import BUDGET, proof
+from taso_mirage.prove.rules.proofs import emptied
 from taso_mirage.report.border import same_border
-from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK
+from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.report.classes import MALFORMED_DATA, EqualTerms
+from taso_mirage.report.judge import Judge
 from taso_mirage.rewriting.text import parse_graph, show_graph
-
-CHECKED = "accepted by the checker"
-AGAIN = "proved again by the prover; the checker does not decide them"
-NUMBERS = "not proved: they rest on the float check of the whole model, and agree on random inputs here"
-TRIALS = 3
-APART = 1e-6
-Judge = Callable[[str, str, str], str]
-"""What an equality stands on, given its kind of proof and both sides as text; raises CheckFailed
-where it does not hold."""
 
 
 @dataclass
@@ -86,6 +77,7 @@ class _Reader:
         self.found = Followed()
         view = opened(original)
         self.outputs = list(zip(original.output_names, view(original.graph.outputs), strict=True))
+        self.draws = _single(view)
         self.weights = view.arrays
         """By the digests of their content."""
         self.terms: list[Node] = []
@@ -169,10 +161,17 @@ class _Reader:
             lhs, rhs = equality["lhs"], equality["rhs"]
             if case is not None and equality["proof"] != CHECK:
                 sizes = {name: parse_dim(text) for name, text in case["sizes"].items()}
+                if any(isinstance(size, int) and size < 1 for size in sizes.values()):
+                    raise CheckFailed(f"equality {index + 1}: the letters of a case stand for sizes of at least 1")
                 if resized_instance(_instance(case["lhs"], case["rhs"]), sizes) != instance:
                     raise CheckFailed(f"equality {index + 1} is not of its case")
                 lhs, rhs = case["lhs"], case["rhs"]
-            self.found.equalities[self.judge(equality["proof"], lhs, rhs)] += 1
+            try:
+                self.found.equalities[self.judge(equality["proof"], lhs, rhs)] += 1
+                for empty in filter(_says_something, emptied(instance)):  # a dynamic dim may be 0
+                    self.judge(PROOF, *texts(empty))
+            except CheckFailed as error:
+                raise CheckFailed(f"equality {index + 1}, {_named(equality)}: {error}") from None
             self._sides[index] = instance
         return self._sides[index]
 
@@ -202,7 +201,7 @@ class _Reader:
         old = self._term(number)
         array = self.weights[old.attr("name")].numpy()
         half = array.shape[-1] // 2
-        if not half or array.shape[-1] % 2 or not np.array_equal(array[..., :half], array[..., half:]):
+        if not half or array.shape[-1] % 2 or array[..., :half].tobytes() != array[..., half:].tobytes():
             raise CheckFailed(f"the halves of term {number} are not equal")
         part = self._weight(np.ascontiguousarray(array[..., :half]))
         self._union(old, get("concat").term(part, part, axis=old.tensor.rank - 1))
@@ -212,8 +211,7 @@ class _Reader:
 
     def arrive(self, optimized: Model) -> None:
         """Whether the optimized model's outputs are in the classes of the original's."""
-        view = opened(optimized)
-        there = view(optimized.graph.outputs)
+        there = self._opened(optimized)
         self._add(there)
         classes = EqualTerms(self.terms)
         for old, new in (*self._equal, *self._alike()):
@@ -224,6 +222,13 @@ class _Reader:
             if classes.find(old) is not classes.find(new):
                 raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
 
+    def _opened(self, optimized: Model) -> tuple[Node, ...]:
+        """The optimized model's outputs; every node of it that draws is one of the original's."""
+        view = opened(optimized)
+        there = view(optimized.graph.outputs)
+        matched = matching(self.draws, _single(view))
+        return opened(optimized, matched)(optimized.graph.outputs) if matched else there
+
     def _alike(self) -> Iterator[tuple[Node, Node]]:
         """Weights, and constants of equal content: a small weight is read as a constant."""
         known = {n.attr("name"): n for n in self.terms if n.op == "weight"}
@@ -232,12 +237,29 @@ class _Reader:
                 yield node, same
 
 
+def _single(view: Opened) -> Collection[Draw]:
+    """The draws of a model that was opened."""
+    for draw, nodes in view.draws.items():
+        if len(nodes) > 1:
+            raise CheckFailed(f"{len(nodes)} nodes {draw.operator} give the value {draw.name!r}")
+    return view.draws
+
+
 def _over(outputs: Sequence[Node], cut: Mapping[Node, Node]) -> tuple[Node, ...]:
     """Terms over others in the place of their leaves."""
     done = dict(cut)
     for node in topological(outputs, stop=cut):
         done[node] = with_args(node, tuple(done[a] for a in node.args))
     return tuple(done[o] for o in outputs)
+
+
+def _says_something(instance: Instance) -> bool:
+    return any(isinstance(o.type, Tensor) and 0 not in (o.type.shape or ()) for o in instance.lhs)
+
+
+def _named(equality: Mapping[str, Any]) -> str:
+    """The laws that an equality is said to come from."""
+    return " + ".join(map(str, equality.get("equations", ())))[:80] or "of no law"
 
 
 def _instance(lhs: str, rhs: str) -> Instance:
@@ -251,56 +273,3 @@ def _instance(lhs: str, rhs: str) -> Instance:
     if (left.inputs, left.outputs) != (parse_graph(show_graph(Graph(left.inputs, left.outputs))).inputs, left.outputs):
         raise CheckFailed("an equality does not print as it was read")
     return Instance(left.outputs, right.outputs)
-
-
-# ---------------------------------------------------------------- what an equality stands on
-
-
-class CaseJudge:
-    """What an equality stands on: the small checker, else a proof found again, else numbers.
-
-    `strict`: only what the checker accepts.
-    """
-
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
-
-    def __call__(self, kind: str, lhs: str, rhs: str) -> str:
-        found = checker.check(lhs, rhs)
-        if isinstance(found, checker.Accepted):
-            return CHECKED
-        if self.strict:
-            raise CheckFailed(f"the checker does not accept an equality: {found.reason}\n{lhs}{rhs}")
-        instance = Instance(parse_graph(lhs).outputs, parse_graph(rhs).outputs)
-        if kind != CHECK:
-            if not proof(instance, BUDGET, kind == "bounded")[0]:
-                raise CheckFailed(f"an equality has no proof ({found.reason}):\n{lhs}{rhs}")
-            return AGAIN
-        _agree(instance, lhs + rhs)
-        return NUMBERS
-
-
-def _agree(instance: Instance, text: str) -> None:
-    """Raise CheckFailed where random inputs tell the sides apart in float64."""
-    rng = np.random.default_rng(0)
-    sizes = {name: 3 + i for i, name in enumerate(sorted(instance.letters))}
-    for _ in range(TRIALS):
-        env = {n: EXACT.load(random_array(n, rng, sizes)) for n in instance.leaves}
-        values = interpret((*instance.lhs, *instance.rhs), EXACT, env, sizes=dict(sizes))
-        if not all(_near(values[a], values[b]) for a, b in zip(instance.lhs, instance.rhs, strict=True)):
-            raise CheckFailed(f"the sides of an equality differ on random inputs:\n{text}")
-
-
-def _near(a: object, b: object) -> bool:
-    pairs: Sequence[tuple[object, object]] = (
-        list(zip(a, b, strict=True)) if isinstance(a, tuple) and isinstance(b, tuple) else [(a, b)]
-    )
-    for left, right in ((np.asarray(x), np.asarray(y)) for x, y in pairs):
-        if not is_computed(left.dtype.name):
-            same = bool((left == right).all())
-        else:
-            with np.errstate(all="ignore"):
-                same = bool(np.allclose(left, right, rtol=APART, atol=APART, equal_nan=True))
-        if not same:
-            return False
-    return True
