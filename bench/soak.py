@@ -26,6 +26,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
 COUNTS = {
+    "certificate": 2000,
     "replaced": 1000,
     "model": 20000,
     "graph": 10000,

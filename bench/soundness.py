@@ -37,7 +37,8 @@ from taso_mirage.onnx_io import from_ir, load, save  # noqa: E402
 from taso_mirage.pipeline import optimize_model, problem  # noqa: E402
 from taso_mirage.prove.rules.proofs import Proofs  # noqa: E402
 from taso_mirage.report import certificate  # noqa: E402
-from taso_mirage.report.follow import CaseJudge, follow  # noqa: E402
+from taso_mirage.report.follow import follow  # noqa: E402
+from taso_mirage.report.judge import CaseJudge  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402

@@ -21,7 +21,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.report.follow import AGAIN, CHECKED
+from taso_mirage.report.judge import AGAIN, CHECKED
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 

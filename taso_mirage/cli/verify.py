@@ -25,6 +25,13 @@ def verify(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what the small checker does not accept by itself.")
     ] = False,
+    float_checks: Annotated[
+        bool,
+        typer.Option("--float-checks", help="Let pass what rests on the float check of the model alone, unproved."),
+    ] = False,
+    fix_defaults: Annotated[
+        bool, typer.Option("--fix-defaults", help="Inputs that have a default are weights, as for `optimize`.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it.
@@ -32,10 +39,14 @@ def verify(
     Exit code 5 where one does not hold.
     """
     from taso_mirage.onnx_io import load
-    from taso_mirage.report.follow import CaseJudge, follow
+    from taso_mirage.onnx_io.defaults import with_fixed_defaults
+    from taso_mirage.onnx_io.inlining import without_functions
+    from taso_mirage.report.follow import follow
+    from taso_mirage.report.judge import CaseJudge
 
-    first, last = load(original), load(optimized)
-    found = follow(first, last, _read(certificate), CaseJudge(strict))
+    models = [load(path) for path in (original, optimized)]
+    first, last = (without_functions(with_fixed_defaults(m) if fix_defaults else m) for m in models)
+    found = follow(first, last, _read(certificate), CaseJudge(strict, float_checks))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:
         say(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))

@@ -27,7 +27,7 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, unseen
-from taso_mirage.search.steps import BODIES, RewriteStep
+from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
 
 LEAST = 0.02
 """Of the time of a run: what takes less is left as it is."""
@@ -62,13 +62,17 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     seconds = search_seconds(job)
     places = _shared_out(job, original, cases, _places(job, model, terms, cases))
     changed: dict[Node, list[ChangedBody]] = {}
+    inside: dict[Node, list[BodySteps]] = {}
     for place in places:
         if job.stop.asked:
             break
         found = _optimized(job, place, place.share * seconds)
         if found is not None and found.changed:
             changed.setdefault(place.term, []).append(ChangedBody(place.body, found.model, {}))
-    return (*moved, *_steps(problem, changed))
+            own = {m.equation.name: m.equation for m in found.mutations.found}
+            done = BodySteps(place.body, found.model, found.steps, found.weights, own)
+            inside.setdefault(place.term, []).append(done)
+    return (*moved, *_steps(problem, changed, inside))
 
 
 def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
@@ -190,7 +194,9 @@ def _said(place: _Place, found: Result) -> list[str]:
 # ---------------------------------------------------------------- steps
 
 
-def _steps(problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]]) -> tuple[RewriteStep, ...]:
+def _steps(
+    problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]], inside: Mapping[Node, Sequence[BodySteps]]
+) -> tuple[RewriteStep, ...]:
     """A step for each node with other bodies; operands that changed before are the new ones."""
     changed = _stored_once(problem, changed)
     steps: list[RewriteStep] = []
@@ -198,7 +204,7 @@ def _steps(problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]]) -> t
     for term, bodies in changed.items():
         (current,) = substitute((term,), table)
         table[term] = with_bodies(problem.model, current, bodies)
-        steps.append(RewriteStep((BODIES,), (current,), (table[term],)))
+        steps.append(RewriteStep((BODIES,), (current,), (table[term],), inside=tuple(inside[term])))
     return tuple(steps)
 
 

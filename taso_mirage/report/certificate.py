@@ -9,7 +9,7 @@ run, then those that the certificate makes. Its records are read in their order 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
+from taso_mirage.onnx_io.opened import Opened, opened
 from taso_mirage.operators.ops import by_onnx, load_specs
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
@@ -26,25 +28,27 @@ from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.passes import Context, pass_order, simplify
-from taso_mirage.search.steps import FOLDING, RewriteStep
+from taso_mirage.search.steps import FOLDING, BodySteps, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
-CERTIFICATE_FORMAT = "taso_mirage.certificate/1"
+CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
 CHECK = "float check"
 """What an equality without a proof rests on: the whole model was compared with the original's
 float64 reference."""
+PROOF = "symbolic"
+"""That of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 
 def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proofs) -> dict[str, Any]:
     """The certificate of a result, as JSON data. `equations` are those that its steps name."""
-    book = _Book(result, proofs)
-    for step in (*result.steps, *_from_bodies(result, proofs)) if result.changed else ():
-        for each in step.details or (step,):
-            for region in changed_regions(each, equations):
-                book.enter(region)
+    weights = {**result.weights, **result.original.weights}
+    view = opened(replace(result.original, weights=weights))
+    book = _Book(view(result.original.graph.outputs), result.rules.equations, proofs)
+    if result.changed:
+        book.follow(view, result.unfused or result.model, result.steps, equations)
     return {
         "format": CERTIFICATE_FORMAT,
         "tool": f"taso-mirage {__version__}",
@@ -55,13 +59,13 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
     }
 
 
-def _from_bodies(result: Result, proofs: Proofs) -> Iterator[RewriteStep]:
+def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) -> Iterator[RewriteStep]:
     """The steps from what is written for a term, where the model's opset has no operator of its
     name, to the term: the file is read as the first."""
-    standard, *_ = pass_order(result.rules.equations, proofs)
-    context = Context(result.model.opsets, {})
-    for node in result.model.nodes():
-        body = _body(node, result.model.opsets)
+    standard, *_ = pass_order(equations, proofs)
+    context = Context(model.opsets, {})
+    for node in model.nodes():
+        body = _body(node, model.opsets)
         if body is None:
             continue
         named = (a for a in dict.fromkeys(node.args) if a.op not in BARE and isinstance(a.type, Tensor))
@@ -96,16 +100,31 @@ def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:
 class _Book:
     """Numbers of terms, and what was written so far."""
 
-    def __init__(self, result: Result, proofs: Proofs) -> None:
-        self.proofs = proofs
+    def __init__(self, outputs: Sequence[Node], rules: Sequence[Equation], proofs: Proofs) -> None:
+        self.rules, self.proofs = rules, proofs
         self.equalities: list[dict[str, Any]] = []
         self.records: list[list[Any]] = []
         self._heights = Heights()
         self._numbers: dict[Node, int] = {}
         self._like: dict[tuple[str, Any], int] = {}
         self._written: dict[tuple[tuple[str, ...], Instance], int] = {}
-        for node in topological(result.original.graph.outputs):
+        for node in topological(outputs):
             self._number(node)
+
+    def follow(self, view: Opened, end: Model, steps: Iterable[RewriteStep], equations: Mapping[str, Equation]) -> None:
+        """Records of the steps to a model, or to a body, and of what was done inside of its
+        nodes."""
+        for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
+            for inside in step.inside:
+                self._inside(view, step.old[0], inside, equations)
+            for each in step.details or (step,):
+                for region in changed_regions(each, equations):
+                    self.enter(_seen(region, view))
+
+    def _inside(self, view: Opened, term: Node, done: BodySteps, equations: Mapping[str, Equation]) -> None:
+        model = replace(done.body.model, weights={**done.weights, **done.body.model.weights})
+        inner = view.inside(replace(done.body, model=model), term, view(term.args))
+        self.follow(inner, done.model, done.steps, {**equations, **done.equations})
 
     def _number(self, node: Node) -> int:
         if node not in self._numbers:
@@ -119,9 +138,8 @@ class _Book:
         for each in topological([node], stop=self._numbers):
             like = self._like.get((each.op, each.attrs))
             if like is None or not each.args:
-                # like none before: a constant or sizes, as text
-                known = [each.op, [self._numbers[a] for a in each.args]]
-                self.records.append(["leaf", known if each.args else show_graph(Graph((), (each,)))])
+                # like none before: as text
+                self.records.append(["leaf", _alone(each), [self._numbers[a] for a in each.args]])
             else:
                 self.records.append(["term", like, [self._numbers[a] for a in each.args]])
             self._number(each)
@@ -131,12 +149,10 @@ class _Book:
         """Records of one region: weights that were computed ahead, or an equality between terms."""
         if region.equations in ((FOLDING,), (HALVES,)):
             for old, new in region.pairs:
-                if new.op == "weight":
-                    self.records.append(["computed", self.of(old), new.attr("name")])
-                    self._number(new)
-                else:
-                    self.records.append(["folded" if region.equations == (FOLDING,) else "halves", self.of(old)])
-                    self._made(new, self.records[-1])
+                kind = "halves" if region.equations == (HALVES,) else "computed" if new.op == "weight" else "folded"
+                self.records.append([kind, self.of(old)])
+                for node in topological([new]):
+                    self._number(node)
             return
         leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
@@ -149,11 +165,6 @@ class _Book:
         for node in topological(region.news):
             self._number(node)
 
-    def _made(self, new: Node, record: list[Any]) -> None:
-        record += [n.attr("name") for n in topological([new]) if n.op == "weight" and n not in self._numbers]
-        for node in topological([new]):
-            self._number(node)
-
     def _equality(self, equations: tuple[str, ...], instance: Instance) -> int:
         key = (equations, instance)
         if key not in self._written:
@@ -162,12 +173,25 @@ class _Book:
         return self._written[key]
 
 
+def _seen(region: ChangedRegion, view: Opened) -> ChangedRegion:
+    """A region of a model as it is among the terms in which two loads meet."""
+    pairs = tuple(zip(view(region.olds), view(region.news), strict=True))
+    operands = None if region.operands is None else frozenset(view(region.operands))
+    return ChangedRegion(region.equations, pairs, operands)
+
+
+def _alone(node: Node) -> str:
+    """One term as a function of its operands."""
+    cut = tuple(variable(f"x{i}", arg.tensor) for i, arg in enumerate(node.args))
+    return show_graph(Graph(cut, (with_args(node, cut),)))
+
+
 def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict) -> dict[str, Any]:
     lhs, rhs = texts(instance)
     found: dict[str, Any] = {"equations": list(equations), "lhs": lhs, "rhs": rhs}
     if not verdict:
         return {**found, "proof": CHECK, "why": verdict.why}
-    found["proof"] = "bounded" if verdict.covers is Coverage.HERE else "symbolic"
+    found["proof"] = "bounded" if verdict.covers is Coverage.HERE else PROOF
     if verdict.case.instance != instance:
         case_lhs, case_rhs = texts(verdict.case.instance)
         sizes = sizes_of(verdict.case.instance, instance)

@@ -4,10 +4,13 @@ step that breaks it)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
+from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, substitute, topological, with_args
+from taso_mirage.onnx_io.bodies import Body
+from taso_mirage.rewriting.equation import Equation
 
 FOLDING = "constant folding"
 """The name under which weights that are computed ahead stand among the equations of a step."""
@@ -23,7 +26,7 @@ class RewriteStep:
 
     Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are
     already rewritten. `details`: the steps of one equation each that this one is made of, where
-    they are known.
+    they are known. `inside`: what was done to the bodies of the node that was replaced.
     """
 
     equations: tuple[str, ...]
@@ -31,10 +34,23 @@ class RewriteStep:
     new: tuple[Node, ...]
     sweep: int = 0
     details: tuple[RewriteStep, ...] = ()
+    inside: tuple[BodySteps, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def table(self) -> dict[Node, Node]:
         return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
+
+
+@dataclass(frozen=True, slots=True)
+class BodySteps:
+    """The steps from the terms of a body to those of the model in its place, with every weight that
+    a state in between needs, and equations that only these steps name."""
+
+    body: Body
+    model: Model
+    steps: tuple[RewriteStep, ...]
+    weights: Mapping[str, Weight]
+    equations: Mapping[str, Equation]
 
 
 def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node, ...]:

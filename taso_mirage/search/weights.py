@@ -39,7 +39,7 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Re
             continue
         array = model.weights[node.attr("name")].numpy()
         half = array.shape[-1] // 2
-        if half == 0 or array.shape[-1] % 2 or not np.array_equal(array[..., :half], array[..., half:]):
+        if half == 0 or array.shape[-1] % 2 or array[..., :half].tobytes() != array[..., half:].tobytes():
             continue
         name = _fresh_name(f"half_{node.attr('name')}", {**taken, **weights})
         weights[name] = StoredWeight(np.ascontiguousarray(array[..., :half]))

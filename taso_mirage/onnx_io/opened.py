@@ -1,0 +1,158 @@
+"""Models as terms in which two loads meet: weights are named by their content, and a node without a
+definition is what it does, over its operands and what its bodies give.
+
+A body's outputs are terms over the outer terms that it captures and over its formal inputs, which
+are variables that are named by their places. What holds for all values of these holds in every
+iteration, so two nodes with bodies do the same if all else of them is the same and their bodies'
+outputs are equal terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import ABSENT, Node, topological, variable, weight, with_args
+from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
+from taso_mirage.onnx_io.content import NodeContent, NodeReader, array_digest, may_draw
+from taso_mirage.onnx_io.read import OpaqueCall
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A node that draws: the way to its body, its operator, and the name of its first result."""
+
+    path: tuple[tuple[str, str], ...]
+    domain: str
+    operator: str
+    name: str
+
+    @property
+    def kind(self) -> Any:
+        """Equal for draws that may stand for each other, as their numbers have one distribution
+        where their operands are equal."""
+        return tuple(attribute for _, attribute in self.path), self.domain, self.operator
+
+
+@dataclass(slots=True)
+class Opened:
+    """The terms of a model, or of a body `depth` levels inside of it, as those in which two loads
+    meet.
+
+    `leaves` are what inputs are here. `arrays` gets the weights by their new names, `draws` the
+    nodes that draw by theirs, which are other ones where `matched` says so. `path` leads to the
+    body, by results of nodes and attributes.
+    """
+
+    model: Model
+    weights: Mapping[str, Weight]
+    leaves: dict[Node, Node] = field(default_factory=dict)
+    arrays: dict[str, Weight] = field(default_factory=dict)
+    draws: dict[Draw, list[ir.Node]] = field(default_factory=dict)
+    matched: Mapping[Draw, Draw] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    path: tuple[tuple[str, str], ...] = ()
+    bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
+    """Those of nodes that were opened, by the node and the attribute."""
+    done: dict[Node, Node] = field(default_factory=dict)
+
+    def __call__(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """The terms for some of the model's."""
+        nodes = tuple(nodes)
+        for node in topological(nodes, stop=self.done):
+            self.done[node] = self._opened(node)
+        return tuple(self.done[n] for n in nodes)
+
+    def _opened(self, node: Node) -> Node:
+        if node in self.leaves:
+            return self.leaves[node]
+        if node.op == "weight":
+            return weight(self.name(node.attr("name")), node.tensor)
+        args = tuple(self.done[a] for a in node.args)
+        return self._opaque(node, args) if node.op == "opaque" else with_args(node, args)
+
+    def name(self, name: str) -> str:
+        """The name of a weight: the digest of its content."""
+        if name not in self.names:
+            given = self.weights[name]
+            self.names[name] = array_digest(given.numpy())
+            self.arrays[self.names[name]] = given
+        return self.names[name]
+
+    def _opaque(self, term: Node, args: tuple[Node, ...]) -> Node:
+        call: OpaqueCall = term.attr("call")
+        header: ir.Model = self.model.header
+        reader = NodeReader(header.functions, {**self.model.opsets, **call.opsets})
+        opened = self._bodies(term, args)
+        outputs = {name: each(each.model.graph.outputs) for name, each in opened.items()}
+        digest = reader.operator(call.node, outputs)
+        count = len(call.node.inputs)
+        outer = dict(zip(call.captured, args[count:], strict=True))
+        captured = [outer[v] for v in reader.outer]
+        bodies = tuple((name, len(found)) for name, found in outputs.items())
+        content = NodeContent(repr(call), digest, bodies, self._draw(call.node))
+        inside = [node for found in outputs.values() for node in found]
+        return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
+
+    def _draw(self, node: ir.Node) -> Draw | None:
+        """Which of the nodes that draw it is."""
+        if not may_draw(node):
+            return None
+        draw = Draw(self.path, node.domain, node.op_type, _first_result(node))
+        nodes = self.draws.setdefault(draw, [])
+        nodes += [node] if node not in nodes else []
+        return self.matched.get(draw, draw)
+
+    def _bodies(self, term: Node, args: tuple[Node, ...]) -> dict[str, Opened]:
+        """The bodies that are models of their own."""
+        found = {}
+        for body in sorted(bodies_of(self.model, term), key=lambda b: b.attribute) if has_bodies(term) else ():
+            made = self.inside(body, term, args)
+            self.bodies[term, body.attribute] = found[body.attribute] = made
+        return found
+
+    def inside(self, body: Body, term: Node, args: tuple[Node, ...]) -> Opened:
+        """A body of a node that has these operands here."""
+        call: OpaqueCall = term.attr("call")
+        named = zip((str(v.name) for v in call.captured), args[len(call.node.inputs) :], strict=True)
+        outer = dict(named)
+        leaves, path = {}, (*self.path, (_first_result(call.node), body.attribute))
+        for i, leaf in enumerate(body.model.graph.inputs):
+            name = leaf.attr("name")
+            formal = variable(f"input {i} of a body at depth {len(path)}", leaf.tensor)
+            leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
+        return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
+
+
+def _as(outer: Node, leaf: Node) -> Node:
+    """An outer term where a body has other names for its sizes."""
+    if outer.type == leaf.type or outer is ABSENT:
+        return outer
+    return Node("opaque", (outer,), (("call", NodeContent(f"sizes {leaf.type}", str(leaf.type))),), leaf.type)
+
+
+def _first_result(node: ir.Node) -> str:
+    return next((o.name for o in node.outputs if o.name), "")
+
+
+def opened(model: Model, matched: Mapping[Draw, Draw] | None = None) -> Opened:
+    """The terms of a whole model."""
+    return Opened(model, model.weights, matched=matched or {})
+
+
+def matching(first: Collection[Draw], second: Iterable[Draw]) -> dict[Draw, Draw]:
+    """For each draw of a second model one of the first, no two the same: of its own name, else in
+    their order. A writer may rename what it keeps."""
+    second = [*second]
+    left = [draw for draw in first if draw not in second]
+    found = {}
+    for draw in second if left else ():
+        same = next((each for each in left if each.kind == draw.kind), None)
+        if same is not None and draw not in first:
+            left.remove(same)
+            found[draw] = same
+    return found

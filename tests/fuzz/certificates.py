@@ -1,0 +1,376 @@
+"""Certificates and models of which something was changed, followed by `verify`: what is accepted
+computes the same in ONNX Runtime, bit for bit, and has the same border."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from certified_models import models
+from commandline import run
+from onnx import helper, numpy_helper
+
+from fuzz.graphs import random_model
+
+NAMES = tuple(name for name in models() if not name.startswith("type a") and name != "type strings")
+DRAWN = 40
+"""Random graphs among the models."""
+Model = onnx.ModelProto
+
+
+def certificate_case(seed: int, folder: Path) -> tuple[str, list[str]]:
+    """One changed certificate, or model, or both."""
+    from fuzz.judge import in_folder, ran
+
+    random = Random(seed)
+    with in_folder(folder, folder.parent / "cache") as seen:
+        made = _certified(random, folder.parent / "certified")
+        original, optimized = (onnx.load(made / name) for name in ("a.onnx", "b.onnx"))
+        steps = json.loads((made / "c.json").read_text())
+        given = copy.deepcopy((original, optimized, steps))
+        kind = random.choice(("certificate", "certificate", "optimized", "optimized", "original", "forged", "forged"))
+        what = CHANGES[kind](given, random)
+        for model, name in zip(given, ("a.onnx", "b.onnx"), strict=False):
+            onnx.save(model, folder / name)
+        (folder / "c.json").write_text(json.dumps(given[2]))
+        code, wrong = ran(["verify", "a.onnx", "b.onnx", "c.json"])
+        if code == "check":
+            wrong = [w for w in wrong if not w.startswith("check: ")]
+        if code == "done":
+            wrong += [f"{kind}, {what}: {each}" for each in _differences(given[0], given[1], optimized)]
+            wrong += [f"{kind}, {what}: {each} differs" for each in _borders(given[0], given[1])]
+    return f"{kind} {code}", wrong + seen
+
+
+def _certified(random: Random, folder: Path) -> Path:
+    """A folder with a model, what it becomes, and the certificate; made once."""
+    index = random.randrange(len(NAMES) + DRAWN)
+    made = folder / str(index)
+    if not (made / "c.json").exists():
+        made.mkdir(parents=True, exist_ok=True)
+        content = models()[NAMES[index]].SerializeToString() if index < len(NAMES) else random_model(index)
+        (made / "a.onnx").write_bytes(content)
+        options = ("--no-measure", "--kernels", "off", "--budget", "1", "-o", made / "b.onnx")
+        run("optimize", made / "a.onnx", *options, "--certificate", made / "c.json")
+    return made
+
+
+# ---------------------------------------------------------------- what is compared
+
+
+def _session(model: Model) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _differences(original: Model, changed: Model, optimized: Model) -> Iterator[str]:
+    """What an accepted model computes otherwise than the accepted original, on numbers of all
+    sizes, and otherwise than what the optimizer wrote, at all."""
+    sessions: list[Any] = []
+    try:
+        sessions += [_session(original)]
+        sessions += [_session(each) for each in (changed, optimized)]
+    except Exception as error:
+        if sessions:  # what an original that is none would compute nobody knows
+            yield f"an accepted model does not load: {error}"
+        return
+    for feeds in _feeds(sessions[0]):
+        found = []
+        try:
+            found += [sessions[0].run(None, feeds)]
+            found += [session.run(None, feeds) for session in sessions[1:]]
+        except Exception as error:
+            if found:
+                yield f"an accepted model does not run: {error}"
+            return
+        first, second, third = found
+        for i, (a, b, c) in enumerate(zip(first, second, third, strict=True)):
+            if not _near(a, b):
+                yield f"output {i} is off: {_said(a)} against {_said(b)}"
+            if not _near(b, c):
+                yield f"output {i} is not what the optimizer's is: {_said(b)} against {_said(c)}"
+
+
+def _near(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_near, a, b))
+    a, b = np.asarray(a), np.asarray(b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind != "f":
+        return bool((a == b).all())
+    most = float(np.abs(a[np.isfinite(a)]).max(initial=0))
+    unit = 2e-2 if a.dtype == np.float16 else 1e-4
+    return bool(np.allclose(a, b, rtol=unit, atol=unit * most, equal_nan=True))
+
+
+def _said(array: Any) -> str:
+    return str(np.asarray(array).reshape(-1)[:4])
+
+
+def _feeds(session: Any) -> Iterator[dict[str, Any]]:
+    """Inputs by name: normal ones, large ones, small whole numbers, with 7 among them."""
+    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+    kinds |= {"tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+    for how in range(3):
+        rng = np.random.default_rng(how)
+        found: dict[str, Any] = {}
+        for each in session.get_inputs():
+            shape = [d if isinstance(d, int) else 4 for d in each.shape]
+            array = rng.normal(size=shape) * (1, 30, 1)[how]
+            array = np.round(array * 7) if how == 2 else array
+            dtype = kinds[each.type]
+            found[each.name] = np.asarray(np.abs(array) if dtype in (np.int64, np.bool_) else array).astype(dtype)
+        yield found
+
+
+def _borders(original: Model, changed: Model) -> Iterator[str]:
+    """What a caller sees, and what is not the same."""
+    a, b = original.graph, changed.graph
+    own = {t.name for t in a.initializer} if original.ir_version < 4 else set()
+    other = {t.name for t in b.initializer} if changed.ir_version < 4 else set()
+    ins = [[v for v in g.input if v.name not in taken] for g, taken in ((a, own), (b, other))]
+    for what, first, second in (("an input", *ins), ("an output", a.output, b.output)):
+        if [(v.name, v.type.SerializeToString()) for v in first] != [(v.name, v.type.SerializeToString()) for v in second]:
+            yield what
+    stored = [{t.name: t for t in g.initializer} for g in (a, b)]
+    for name in {v.name for v in ins[0]} | {v.name for v in ins[1]}:
+        values = [numpy_helper.to_array(s[name]).tobytes() if name in s else None for s in stored]
+        if values[0] != values[1]:
+            yield f"the default of {name!r}"
+    if {p.key: p.value for p in original.metadata_props} != {p.key: p.value for p in changed.metadata_props}:
+        yield "metadata"
+
+
+# ---------------------------------------------------------------- what is changed
+
+
+def _in_json(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:
+    """Values of the certificate: numbers, texts, places, order."""
+    said = []
+    for _ in range(random.choice((1, 1, 2, 4))):
+        holders = list(_holders(given[2]))
+        holder = random.choice(holders)
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if not keys:
+            continue
+        key = random.choice(keys)
+        said.append(str(key))
+        match random.randrange(7):
+            case 0:
+                holder[key] = _other(holder[key], random)
+            case 1:
+                del holder[key]
+            case 2:
+                donor = random.choice(holders)
+                values = list(donor.values()) if isinstance(donor, dict) else donor
+                holder[key] = copy.deepcopy(random.choice(values)) if values else None
+            case 3 if isinstance(holder, list):
+                random.shuffle(holder)
+            case 4 if isinstance(holder, list):
+                holder.insert(random.randrange(len(holder) + 1), copy.deepcopy(random.choice(holder)))
+            case 5:
+                for equality in (e for e in _holders(given[2]) if isinstance(e, dict) and "proof" in e):
+                    equality["proof"] = random.choice(("symbolic", "bounded", "float check", "none", 1))
+            case _:
+                holder[key] = _other(holder[key], random)
+    return " ".join(said)
+
+
+def _holders(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        yield value
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _holders(each)
+
+
+def _other(value: Any, random: Random) -> Any:
+    if isinstance(value, bool) or value is None:
+        return random.choice((None, True, 0, "", []))
+    if isinstance(value, int):
+        return random.choice((value + 1, value - 1, 0, -1, 1 << 70, random.randrange(60)))
+    if isinstance(value, str):
+        words = ("add", "mul", "sub", "neg", "relu", "float32", "float64", "n", "0", "1", "2", "-1", "7", "x0", "x1")
+        parts = value.split(" ")
+        if len(parts) > 1 and random.random() < 0.7:
+            parts[random.randrange(len(parts))] = random.choice((*words, *parts))
+            return " ".join(parts)
+        return value.replace(random.choice(words), random.choice(words))
+    return random.choice((0, "x", [], {}, None, 1.5, float("nan")))
+
+
+def _in_model(at: int) -> Callable[[tuple[Model, Model, dict[str, Any]], Random], str]:
+    def change(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:
+        kind = random.choice(MODEL_CHANGES)
+        kind(given[at], random)
+        return kind.__name__
+
+    return change
+
+
+def _parts(model: Model) -> list[Any]:
+    """Graphs and functions with their bodies."""
+    found, waiting = [], [model.graph, *model.functions]
+    while waiting:
+        part = waiting.pop()
+        found.append(part)
+        waiting += [a.g for n in part.node for a in n.attribute if a.HasField("g")]
+    return found
+
+
+def _node(model: Model, random: Random) -> Any:
+    return random.choice([n for part in _parts(model) for n in part.node] or [onnx.NodeProto()])
+
+
+def _bit(model: Model, random: Random) -> None:
+    """One bit of one number of a weight, that of a NaN too."""
+    tensors = [t for part in _parts(model) if hasattr(part, "initializer") for t in part.initializer]
+    for tensor in random.sample(tensors, min(1, len(tensors))):
+        content = bytearray(numpy_helper.to_array(tensor).tobytes())
+        if content:
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+            tensor.ClearField("float_data")
+            tensor.ClearField("int64_data")
+            tensor.ClearField("int32_data")
+            tensor.raw_data = bytes(content)
+
+
+def _operands(model: Model, random: Random) -> None:
+    node = _node(model, random)
+    if len(node.input) > 1:
+        order = list(node.input)
+        random.shuffle(order)
+        node.input[:] = order
+
+
+def _attribute(model: Model, random: Random) -> None:
+    node = _node(model, random)
+    attributes = [a for a in node.attribute if not a.HasField("g")]
+    if not attributes:
+        node.attribute.append(helper.make_attribute(random.choice(("alpha", "axis", "epsilon", "keepdims")), 1))
+        return
+    attribute = random.choice(attributes)
+    if attribute.type == onnx.AttributeProto.INT:
+        attribute.i += random.choice((1, -1))
+    elif attribute.type == onnx.AttributeProto.FLOAT:
+        bits = struct.unpack("<I", struct.pack("<f", attribute.f))[0] ^ (1 << random.randrange(31))
+        attribute.f = struct.unpack("<f", struct.pack("<I", bits))[0]
+    elif attribute.ints:
+        attribute.ints[random.randrange(len(attribute.ints))] += 1
+    else:
+        node.attribute.remove(attribute)
+
+
+SAME_TYPE = "Relu Neg Abs Exp Sigmoid Tanh Elu LeakyRelu Selu Identity Hardmax Softmax Softsign".split()
+
+
+def _operator(model: Model, random: Random) -> None:
+    node = _node(model, random)
+    node.op_type = random.choice(("Add Sub Mul Max Min" if len(node.input) == 2 else " ".join(SAME_TYPE)).split())
+
+
+def _wiring(model: Model, random: Random) -> None:
+    part = random.choice(_parts(model))
+    if part.node:
+        names = [o for n in part.node for o in n.output] + [i for n in part.node for i in n.input]
+        node = random.choice(part.node)
+        if node.input:
+            node.input[random.randrange(len(node.input))] = random.choice(names)
+
+
+def _default(model: Model, random: Random) -> None:
+    """Another default of an input, or none, or one more."""
+    stored = {t.name: t for t in model.graph.initializer}
+    value = random.choice(model.graph.input)
+    dims = [d.dim_value or 4 for d in value.type.tensor_type.shape.dim]
+    if value.name in stored:
+        model.graph.initializer.remove(stored[value.name])
+    if value.name not in stored or random.random() < 0.5:
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type or 1)
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, dtype), value.name))
+
+
+def _border(model: Model, random: Random) -> None:
+    graph = model.graph
+    values = random.choice((graph.input, graph.output))
+    value = random.choice(values)
+    dims = value.type.tensor_type.shape.dim
+    match random.randrange(7):
+        case 0 if len(values) > 1:
+            kept = list(values)[::-1]
+            del values[:]
+            values.extend(kept)
+        case 1 if dims:
+            dim = random.choice(dims)
+            dim.dim_param, dim.dim_value = random.choice((("m", 0), ("", 5)))
+            dim.ClearField("dim_param" if dim.dim_value else "dim_value")
+        case 2:
+            value.type.tensor_type.elem_type = random.choice((1, 7, 10, 11))
+        case 3:
+            values.append(copy.deepcopy(value))
+        case 4 if len(values) > 1:
+            values.remove(value)
+        case 5 if dims:
+            random.choice(dims).denotation = "BATCH"
+        case _:
+            model.metadata_props.add(key=f"k{random.randrange(3)}", value="v")
+
+
+def _opset(model: Model, random: Random) -> None:
+    random.choice(model.opset_import).version += random.choice((1, -1))
+
+
+def _renamed(model: Model, random: Random) -> None:
+    """What says nothing: names of nodes, documentation."""
+    _node(model, random).name = "other"
+    model.doc_string = "said"
+
+
+MODEL_CHANGES = (_bit, _bit, _operands, _attribute, _attribute, _operator, _wiring, _default, _border,
+    _border, _opset, _renamed)  # fmt: skip
+
+FORGED = (
+    "def lhs(x0: T):\n    return {a}\n",
+    "def rhs(x0: T):\n    return {b}\n",
+)
+SIDES = (
+    "x0", "relu(x0)", "neg(x0)", "abs(x0)", "add(x0, {c})", "mul(x0, {c})", "sub(add(x0, {c}), {c})", "where(less(x0, {c}), x0, {c})",
+    "max(x0, {c})", "min(x0, {c})", "tanh(x0)", "leaky_relu(x0, alpha=0.01)", "elu(x0)", "div(x0, x0)", "mul(x0, div(x0, x0))",
+    "div(mul(x0, {c}), {c})", "sqrt(mul(x0, x0))", "exp(log(x0))", "floor(x0)", "hardmax(x0)", "clip(x0, {c})",
+)  # fmt: skip
+NUMBERS = ("0.0", "1.0", "-1.0", "7.0", "1e30", "1e-30", "1e-07", "3.4e38", "65063.0")
+
+
+def _forged(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:
+    """An equality that is none, over terms of the original, and a model that has it."""
+    _, optimized, steps = given
+    said = MODEL_CHANGES[random.randrange(7)]
+    said(optimized, random)
+    types = [t for e in steps["equalities"] for t in e["lhs"].split("(", 1)[1].split("\n")[0].split(": ") if "[" in t]
+    type = random.choice(types).split("]")[0] + "]" if types else "float32[4,4]"
+    for _ in range(random.choice((1, 2, 5))):
+        sides = [random.choice(SIDES).format(c=random.choice(NUMBERS)) for _ in range(2)]
+        proof = random.choice(("float check", "symbolic", "bounded"))
+        texts = [text.replace("T", type).format(a=side, b=side) for text, side in zip(FORGED, sides, strict=True)]
+        steps["equalities"].append({"equations": ["forged"], "lhs": texts[0], "rhs": texts[1], "proof": proof})
+        for place in random.sample(range(60), 6):
+            steps["records"].append(["equal", len(steps["equalities"]) - 1, {"x0": place}])
+    return f"forged {said.__name__}"
+
+
+CHANGES: dict[str, Callable[[tuple[Model, Model, dict[str, Any]], Random], str]] = {
+    "certificate": _in_json,
+    "optimized": _in_model(1),
+    "original": _in_model(0),
+    "forged": _forged,
+}
