@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.terms import Node, topological
+from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, index_names
 from taso_mirage.meanings.polynomials import Poly, infinite
+from taso_mirage.meanings.sizes import element_counts
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.elements import Element, Elements
@@ -74,6 +75,9 @@ def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tupl
     }
     if len({n.attr("name") for n in env}) < len(env):
         raise Unprovable("two leaves of one name")
+    for n in topological(outputs):
+        if isinstance(n.type, Tensor) and n.type.shape is not None:
+            xp.indices.volumes += element_counts(n.type.shape)
     values = interpret(outputs, xp, env)
     pairs: list[tuple[Element, Element]] = []
     for left, right in zip(lhs, rhs, strict=True):
