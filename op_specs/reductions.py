@@ -19,7 +19,7 @@ def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
 @op(onnx="ReduceMean", since=1, truncates=True)
 def reduce_mean(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the mean over `axes`"""
-    return xp.div(xp.sum(x, axes, bool(keepdims)), xp.count(x, axes))
+    return xp.mean(x, axes, bool(keepdims))
 
 
 @op(onnx="ReduceMax", since=1)

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from op_specs.cast import DTYPES
+from op_specs.cast import DTYPES, cast
 from op_specs.expand import expand
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Symbolic, dim_product
-from taso_mirage.ir.terms import Literal, constant, is_float
+from taso_mirage.ir.terms import Literal, constant, is_float, numpy_dtype
 from taso_mirage.operators.ops import Call, Dim, Dims, extents, op
 
 SMALL = 1024
@@ -107,7 +107,7 @@ def _(call: Call):
 
 def _size_as_float(call: Call) -> Dim | None:
     """The limit of a range of floats from 0 in steps of 1, where it is a size: exporters number the
-    cells of images so. Floats count to 2^24 at least."""
+    cells of images so. It has as many elements where they are no more than the digits count."""
     limit = call.arg(1)
     converted = limit.op == "cast" and limit.args[0].op == "extents" and limit.dtype in ("float32", "float64")
     if not converted or (call.scalar(0, 0.0), call.scalar(2, 0.0)) != (0.0, 1.0):
@@ -120,7 +120,16 @@ def _floats(call: Call):
     n = max(math.ceil((limit - start) / step), 0)
     if n > SMALL:
         raise Unsupported(f"Range of {n} floats")
-    return constant(np.arange(n) * step + start, call.arg(0).dtype)
+    dtype = numpy_dtype(call.arg(0).dtype)
+    values = np.full(n, step, dtype)
+    values[:1] = start
+    return constant(np.add.accumulate(values, dtype=dtype), call.arg(0).dtype)  # the runtime adds step by step
+
+
+def _as_float(v: Dim, dtype: str):
+    """A bound of a range of floats, which count only as far as their digits: so the written range
+    counts as the one that was read."""
+    return cast.term(extents([v], scalar=True), to=dtype) if isinstance(v, Symbolic) else constant(float(v), dtype)
 
 
 @range_.exporter
@@ -129,6 +138,8 @@ def _(node, opset: int) -> Call:
     bounds = (start, start + step * node.attr("n"), step)
     if dtype == "int64":
         return Call("Range", tuple(extents([v], scalar=True) for v in bounds), {}, opset)
+    if is_float(dtype):
+        return Call("Range", tuple(_as_float(v, dtype) for v in bounds), {}, opset)
     if any(isinstance(v, Symbolic) for v in bounds):
         numbers = {name: number for number, name in DTYPES.items()}
         return Call("Cast", (range_.term(n=node.attr("n"), start=start, step=step),), {"to": numbers[dtype]}, opset)

@@ -116,7 +116,7 @@ class Meaning(Generic[V]):
         """`fn` of this meaning and of operands of declared dtypes, which decides how to round."""
         return fn(self, *operands)
 
-    # What follows is sugar: no meaning overrides it.
+    # What follows is sugar; a meaning overrides it only where it counts or rounds otherwise.
     def operator(self, name: str | None, definition: Callable[..., Any], /, *operands: V | None, **attrs: Any) -> Any:
         """An operator of ONNX's name, if it has one: in the meaning's own way, else by its
         definition."""
@@ -153,6 +153,9 @@ class Meaning(Generic[V]):
 
     def sum(self, a: V, axes: Sequence[int], keepdims: bool = True) -> V:
         return self.reduce(np.add, a, axes, keepdims)
+
+    def mean(self, a: V, axes: Sequence[int], keepdims: bool = True) -> V:
+        return self.div(self.sum(a, axes, keepdims), self.count(a, axes))
 
     def count(self, a: V, axes: Sequence[int]) -> V:
         """How many elements a fold over `axes` meets, as a scalar of the dtype of `a`."""

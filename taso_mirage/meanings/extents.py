@@ -8,20 +8,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from taso_mirage.errors import Undecidable
-from taso_mirage.ir.dims import Dim, Shape, Symbolic
+from taso_mirage.ir.dims import Dim, DimFactor, Floor, Shape, Symbolic, replaced_factors, symbol
 from taso_mirage.ir.terms import Literal
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.base import Scalar
-from taso_mirage.meanings.functions import EQUAL, NOT_EQUAL, TRUNCATED_DIVIDE, function_of
+from taso_mirage.meanings.functions import EQUAL, NOT_EQUAL, TRUNCATED_DIVIDE, WHERE, function_of
 from taso_mirage.meanings.reals import Reals
+from taso_mirage.meanings.sizes import fits
 
 
 class Extents(Reals):
-    """Values are object arrays of Dims (dtype int64 to the program); what needs more than their
-    arithmetic is Undecidable."""
+    """Values are object arrays of Dims, which are of a dtype to the program; what needs more than
+    their arithmetic is Undecidable.
+
+    Sums and products are known modulo 2^n. What looks at a number (a quotient, a comparison, a
+    conversion to more digits) needs one that surely fits.
+    """
+
+    def __init__(self, held: str = "int64") -> None:
+        super().__init__()
+        self.held = held
 
     def dtype(self, a: Array) -> str:
-        return "int64" if a.dtype == object else str(a.dtype.name)
+        return self.held if a.dtype == object else str(a.dtype.name)
 
     def constant(self, value: Literal) -> Array:
         return _objects(value.numpy())
@@ -37,22 +46,34 @@ class Extents(Reals):
     def map(self, fn: Scalar, *xs: Array) -> Array:
         symbolic = any(isinstance(v, Symbolic) for x in xs for v in x.flat)
         if not symbolic:
-            numbers = [x.astype(np.int64) if x.dtype == object else x for x in xs]
+            numbers = [wrapped(x, self.held) if x.dtype == object else x for x in xs]
             return _objects(super().map(fn, *numbers))
         function = function_of(fn)
         if function is TRUNCATED_DIVIDE and all(_positive(v) for x in xs for v in x.flat):
             function = function_of(np.floor_divide)
         if not function.sizes:
             raise Undecidable(f"{function.name} of sizes that are not fixed")
+        if not function.ring and function is not WHERE:
+            self._looked_at(xs)
         if function in (EQUAL, NOT_EQUAL):
             compare = np.vectorize(lambda a, b: _same(a, b) is (function is EQUAL), otypes=[bool])
             return np.asarray(compare(*xs))
         return np.asarray(function(*xs), object)
 
+    def _looked_at(self, xs: Sequence[Array]) -> None:
+        """Undecidable where a number may not be what its digits say."""
+        for v in (v for x in xs for v in x.flat if x.dtype == object):
+            if not fits(v, self.held):
+                raise Undecidable(f"whether {v} fits {self.held}")
+
     def cast(self, a: Array, dtype: str) -> Array:
-        if dtype not in ("int64", "int32", "bool") and any(isinstance(v, Symbolic) for v in a.flat):
+        if not any(isinstance(v, Symbolic) for v in a.flat):
+            return _objects(super().cast(wrapped(a, self.held) if a.dtype == object else a, dtype))
+        if dtype not in ("int64", "int32"):
             raise Undecidable(f"a cast of a size to {dtype}")
-        return a if dtype in ("int64", "int32") else _objects(super().cast(a, dtype))
+        if dtype == "int64":
+            self._looked_at([a])
+        return a
 
     def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
         if fn not in (np.add, np.multiply) and any(isinstance(v, Symbolic) for v in a.flat):
@@ -67,8 +88,22 @@ def _objects(array: Array) -> Array:
     return array.astype(object) if array.dtype.kind in "iu" else array
 
 
+def wrapped(a: Array, dtype: str) -> Array:
+    """Numbers modulo 2^n, as a dtype holds them."""
+    return a.astype(np.int64).astype(dtype)
+
+
 def _positive(a: Dim) -> bool:
-    return all(c > 0 for _, c in a.terms) if isinstance(a, Symbolic) else a >= 0
+    """Whether a number is nowhere negative: dims are not. A quotient of what may be negative is one
+    less than a count of windows, which is a dim."""
+    if isinstance(a, int):
+        return a >= 0
+    total = replaced_factors(a, lambda factor: symbol(str(factor)) - int(_may_be_negative(factor)))
+    return total >= 0 if isinstance(total, int) else all(c > 0 for _, c in total.terms)
+
+
+def _may_be_negative(factor: DimFactor) -> bool:
+    return isinstance(factor, Floor) and not (_positive(factor.numerator) and _positive(factor.denominator))
 
 
 def _same(a: Dim, b: Dim) -> bool:
@@ -82,4 +117,5 @@ def _same(a: Dim, b: Dim) -> bool:
     raise Undecidable(f"whether {a} equals {b}")
 
 
-EXTENTS = Extents()
+EXTENTS = {dtype: Extents(dtype) for dtype in ("int64", "int32")}
+"""By the dtype that sizes are computed in."""

@@ -22,7 +22,8 @@ from taso_mirage.meanings.integers import follows
 class Indices:
     """Index variables and their ranges, for one proof.
 
-    `steps` counts its work; `budget` bounds it. `second`: whether this is a second look, in which
+    `steps` counts its work; `budget` bounds it. `volumes` are the numbers of elements that tensors
+    of the proof have, as powers by size. `second`: whether this is a second look, in which
     sums are taken apart where a kernel reaches over a border of the data, and places in data that
     is there several times are divided; `more`: whether one would find more than the first.
     """
@@ -30,6 +31,7 @@ class Indices:
     def __init__(self, budget: int = 200_000) -> None:
         self.extents: dict[str, Dim] = {}
         self.quotients: dict[tuple[Dim, Dim], Dim] = {}
+        self.volumes: list[Any] = []
         self.steps, self.budget = 0, budget
         self.second = self.more = False
         self.context: Any = None

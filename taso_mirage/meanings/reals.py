@@ -16,7 +16,8 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 class Reals(Meaning[Array]):
     """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
-    hold. Floats of 8 bits are what they are in both: to make one is a decision of rounding."""
+    hold. Floats of 8 bits are what they are in both, and integers become those that a float type
+    has: to make one is a decision of rounding."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact
@@ -47,8 +48,10 @@ class Reals(Meaning[Array]):
             return result.astype(xs[0].dtype) if narrow else result
 
     def cast(self, a: Array, dtype: str) -> Array:
-        if self.exact and is_computed(dtype):
+        if self.exact and is_computed(dtype) and a.dtype.kind not in "iu":
             return a.astype(np.float64)
+        if self.exact and is_computed(dtype):  # which integers a float type has is no rounding of a result
+            return self.load(REALS.cast(a, dtype))
         with np.errstate(all="ignore"):
             return a.astype(numpy_dtype(dtype))
 
@@ -65,15 +68,21 @@ class Reals(Meaning[Array]):
         return np.asarray((CONTRACTING.by if self.exact else pairwise)(a, b, *letters))
 
     def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
-        half = is_float(a.dtype.name) and a.dtype.itemsize <= 2
         identity: dict[str, Any] = {}
         if fn in (np.maximum, np.minimum) and a.size == 0 and is_float(a.dtype.name):
             identity["initial"] = -np.inf if fn is np.maximum else np.inf
         if fn in (np.maximum, np.minimum) and a.size == 0 and a.dtype == bool:
             identity["initial"] = fn is np.minimum
-        wide = a.astype(np.float32) if half else a
+        wide = a.astype(np.float32) if _is_half(a) else a
         result = fn.reduce(wide, axis=tuple(axes), keepdims=keepdims, **identity) if axes else wide
         return np.asarray(result).astype(a.dtype)
+
+    def mean(self, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
+        """Of half precisions in float32, in which the sum and the count are finite."""
+        if not _is_half(a):
+            return super().mean(a, axes, keepdims)
+        with np.errstate(all="ignore"):
+            return super().mean(a.astype(np.float32), axes, keepdims).astype(a.dtype)
 
     def cumulate(self, fn: np.ufunc, a: Array, axis: int) -> Array:
         return np.asarray(fn.accumulate(a, axis=axis), a.dtype)
@@ -117,6 +126,10 @@ class Reals(Meaning[Array]):
 
     def take_along(self, a: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)
+
+
+def _is_half(a: Array) -> bool:
+    return is_float(a.dtype.name) and a.dtype.itemsize <= 2
 
 
 def _sums_are_doubles(a: Array, b: Array) -> bool:

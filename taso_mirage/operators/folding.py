@@ -3,6 +3,7 @@ per operator."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from taso_mirage.errors import Undecidable
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_float, numpy_dtype
-from taso_mirage.meanings.extents import EXTENTS
+from taso_mirage.meanings.extents import EXTENTS, wrapped
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -34,8 +35,15 @@ def fold_small(node: Node) -> Node:
         values = _values(node, REALS)
         if not agrees(node, values):  # the runtime computes another number there
             return node
-        return constant(np.asarray(interpret_term(node, REALS, values), numpy_dtype(node.dtype)))
+        found = np.asarray(interpret_term(node, REALS, values), numpy_dtype(node.dtype))
+        return constant(found) if _finite([found]) or not _finite(values) else node
     return _fold_sizes(node) if node.dtype in ("int64", "int32", "bool") else node
+
+
+def _finite(arrays: Sequence[Any]) -> bool:
+    """Whether no number is infinite or none at all: half precisions overflow here where the runtime
+    computes in float32."""
+    return all(bool(np.isfinite(a).all()) for a in arrays if a is not None and is_float(a.dtype.name))
 
 
 def _small(type: Tensor) -> bool:
@@ -51,12 +59,13 @@ def _values(node: Node, xp: Any) -> list[Any]:
 
 
 def _fold_sizes(node: Node) -> Node:
+    xp = EXTENTS["int32" if any(a.dtype == "int32" for a in node.args if a is not ABSENT) else "int64"]
     try:
-        result = np.asarray(interpret_term(node, EXTENTS, _values(node, EXTENTS)))
-    except (Undecidable, TypeError, ValueError):
+        result = np.asarray(interpret_term(node, xp, _values(node, xp)))
+        if not any(isinstance(v, Symbolic) for v in result.flat):
+            return constant(wrapped(result, node.dtype))
+    except (Undecidable, TypeError, ValueError, OverflowError):
         return node
-    if not any(isinstance(v, Symbolic) for v in result.flat):
-        return constant(np.asarray(result, numpy_dtype(node.dtype)))
     if result.ndim > 1:
         return node
     sizes = extents(result.ravel().tolist(), scalar=result.ndim == 0)

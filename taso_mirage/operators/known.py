@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant
+from taso_mirage.meanings.sizes import fits
 from taso_mirage.operators.ops import known_elements, traits
 
 
@@ -18,6 +19,9 @@ def partly_known(node: Node) -> list[Dim | None] | None:
     values = known_elements(node)
     if values is not None:
         return list(values)
+    if traits(node).converts and node.dtype == "int64" and node.args[0].dtype == "int32":
+        within = partly_known(node.args[0])
+        return within and [v if v is not None and fits(v, "int32") else None for v in within]
     if traits(node).joins is not None:
         parts = [partly_known(a) for a in node.args]
         return None if None in parts else [v for part in parts if part is not None for v in part]

@@ -22,6 +22,7 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, parse_dim, refuse_free
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.meanings.sizes import fits
 from taso_mirage.operators.added import add_from_plugins
 from taso_mirage.operators.traits import NO_TRAITS, Traits
 from taso_mirage.plugins import Plugin
@@ -63,13 +64,13 @@ class Call:
         return self.args[i] if i < len(self.args) else ABSENT
 
     def extents(self, i: int) -> Dims | None:
-        """The elements of an integer input that is known before the model runs; None if it is left
-        out."""
+        """The elements of an integer input that is known before the model runs and fits its dtype;
+        None if it is left out."""
         node = self.arg(i)
         if node is ABSENT:
             return None
         values = known_elements(node)
-        if values is None:
+        if values is None or (node.dtype == "int32" and not all(fits(v, "int32") for v in values)):
             raise Unsupported(f"input {i} of {self.op_type} is computed at run time")
         return values
 

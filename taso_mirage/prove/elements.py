@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, Tensor
+from taso_mirage.ir.dims import Dim, Shape, dim_product
+from taso_mirage.ir.terms import Literal, Tensor, is_float
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.conditions import Conditions, Unprovable, index_names
 from taso_mirage.meanings.functions import function_of
@@ -105,7 +105,20 @@ class Elements(Meaning[Element]):
         return Element(Tensor("int64", () if scalar else (len(dims),)), read)
 
     def iota(self, n: Dim, dtype: str = "int64") -> Element:
-        return Element(Tensor(dtype, (n,)), lambda index: (((), self.algebra.of_dim(index[0])),))
+        def read(index: _Index) -> Cases:
+            at = self.algebra.of_dim(index[0])
+            if is_float(dtype) and not machine.representable(self.algebra, at, dtype):
+                raise Unprovable(f"{dtype} counts to less than {n}")
+            return (((), at),)
+
+        return Element(Tensor(dtype, (n,)), read)
+
+    def count(self, a: Element, axes: Sequence[int]) -> Element:
+        """As a float it is the number that a sum is divided by, which no conversion rounds."""
+        if not is_float(a.type.dtype):
+            return super().count(a, axes)
+        found = self.algebra.of_dim(dim_product(a.shape[i] for i in axes))
+        return Element(Tensor(a.type.dtype, ()), lambda index: (((), found),))
 
     # ------------------------------------------------------------ elementwise
 

@@ -2,9 +2,8 @@
 
 An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for
 its value modulo 2^n. So sums and products need no thought, and whatever looks at the value asks for
-`wrapped_value` first. Polynomials of sizes and indices alone, with coefficients below 2^(n/2), are
-taken to fit int32 and int64 (and, where they are not negative, uint32 and uint64), and sizes and
-indices to be exact as floats.
+`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: what
+is computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from math import isfinite
 
 import numpy as np
 
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import Unprovable
@@ -31,6 +31,7 @@ from taso_mirage.meanings.polynomials import (
     infinite,
     plain_rational,
 )
+from taso_mirage.meanings.sizes import monomial_bounds, size_bounds
 from taso_mirage.prove.axioms import has
 from taso_mirage.prove.cases import numeral
 from taso_mirage.prove.folds import inhabited
@@ -121,9 +122,11 @@ def assumed(p: Poly, flag: Atom, value: bool) -> Poly:
 
 
 def _monomial(algebra: ScalarAlgebra, m: Monomial) -> Interval:
-    result = Interval(1, 1)
+    sizes = tuple([(a.args[0], power) for a, power in m if a.kind == "size" and power > 0])
+    result = monomial_bounds(algebra.indices, sizes)
     for a, power in m:
-        result = result * _atom(algebra, a).power(power)
+        if a.kind != "size" or power < 0:
+            result = result * _atom(algebra, a).power(power)
     return result
 
 
@@ -137,11 +140,8 @@ def _atom(algebra: ScalarAlgebra, a: Atom) -> Interval:
 def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
     if a.kind == "read":
         return _of_read(*a.args[0])
-    if a.kind == "size":
-        extent = algebra.indices.extents.get(a.args[0])
-        return Interval(1) if extent is None else Interval(0, extent - 1 if isinstance(extent, int) else None)
-    if a.kind == "floor":
-        return Interval(0 if algebra.indices.nonnegative(a.args[0]) else None)
+    if a.kind in ("size", "floor"):
+        return size_bounds(algebra.indices, symbol(a.args[0]) if a.kind == "size" else a.args[0])
     if is_flag(a):
         return Interval(0, 1)
     if a.kind in ("exp", "sqrt"):
@@ -185,8 +185,8 @@ def _of_sum(algebra: ScalarAlgebra, a: Atom) -> Interval:
     one = _monomial(algebra, body)
     count: Rational | None = 1
     for b in bound:
-        extent = algebra.indices.extents[b]
-        count = count * extent if count is not None and isinstance(extent, int) else None
+        extent = size_bounds(algebra.indices, algebra.indices.extents[b]).high
+        count = count * extent if count is not None and extent is not None else None
     low = 0 if one.low is not None and one.low >= 0 else None if one.low is None or count is None else one.low * count
     high: Rational | None = 0 if one.high is not None and one.high <= 0 else None
     if one.high is not None and one.high > 0 and count is not None:
@@ -257,14 +257,20 @@ def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     if m is None or span is None or infinite(p):
         return p
     low, high = span.low or 0, span.high or 0
-    if _fit(algebra, p, dtype):
-        return p
-    found = value_bounds(algebra, p)
+    found = _span(algebra, p)
     if found.low is not None and found.high is not None:
         shift = (found.low - low) // m * m
         if found.high - shift <= high:
             return p - constant_poly(shift) if shift else p
     return algebra.poly(wrapping(dtype), reduced(algebra, p, dtype))
+
+
+def _span(algebra: ScalarAlgebra, p: Poly) -> Interval:
+    """The bounds of an integer; a difference of sizes and positions may be known not to be
+    negative."""
+    found = value_bounds(algebra, p)
+    e = None if found.low is None or found.low >= 0 else algebra.as_dim(p)
+    return found if e is None or not algebra.indices.nonnegative(e) else Interval(0, found.high)
 
 
 def filling(algebra: ScalarAlgebra, value: float, dtype: str) -> Poly:
@@ -273,26 +279,6 @@ def filling(algebra: ScalarAlgebra, value: float, dtype: str) -> Poly:
         return numeral(value)
     whole = int(value != 0) if dtype == "bool" else int(value)
     return reduced(algebra, numeral(whole), dtype)
-
-
-def _fit(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
-    """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the
-    dtype."""
-    m = modulus(dtype) or 0
-    small = m >= 2**32 and sum(max(c, -c) for c in p.terms.values()) ** 2 < m
-    return bool(small) and _of_sizes(algebra, p, not dtype.startswith("u"), FLAGS)
-
-
-def _of_sizes(algebra: ScalarAlgebra, p: Poly, signed: bool, flags: int) -> bool:
-    """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are;
-    nowhere negative unless `signed`."""
-    e = algebra.as_dim(p)
-    if e is not None:
-        return signed or algebra.indices.nonnegative(e)
-    flag = next((a for m in p.terms for a, _ in m if is_flag(a)), None) if flags else None
-    if flag is None:
-        return False
-    return all(_of_sizes(algebra, assumed(p, flag, v), signed, flags - 1) for v in (True, False))
 
 
 def values(algebra: ScalarAlgebra, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
@@ -310,8 +296,7 @@ def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
         return p
     if wide is not None and narrow is not None:
         return reduced(algebra, p if narrow <= wide else wrapped_value(algebra, p, old), new)
-    sizes = p.number is None and _fit(algebra, p, new)
-    if integral(p) and (sizes or _inside(algebra, p, new, DIGITS.get(old, 0))):
+    if integral(p) and _inside(algebra, p, new, DIGITS.get(old, 0)):
         return reduced(algebra, p, new)
     return algebra.poly(conversion(old, new), p)
 
@@ -329,7 +314,7 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     the same from all floats)."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
-        exact = old == "bool" or (p.number is None and algebra.as_dim(p) is not None) or representable(algebra, p, new)
+        exact = old == "bool" or representable(algebra, p, new)
         if not exact and new in ("float32", "float64"):  # one rounding, as from a float
             return algebra.apply(rounding(new), p)
         return p if exact else algebra.poly(conversion(old, new), p)

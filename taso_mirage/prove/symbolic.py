@@ -13,6 +13,7 @@ from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, index_names
 from taso_mirage.meanings.polynomials import Poly, infinite
+from taso_mirage.meanings.sizes import element_counts
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.definedness import Definedness
@@ -54,7 +55,7 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:
     try:
-        pairs = denoted(xp, xp.leaf, lhs, rhs)
+        pairs = elements(xp, lhs, rhs)
         matching = Matching(xp.algebra)
         for i, (a, b) in enumerate(pairs):
             why = _differ(xp, matching, a, b)
@@ -85,6 +86,15 @@ def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tu
 def unproved(why: str, steps: int = 0) -> Failure:
     """No proof was found after so much work; that says nothing about the terms."""
     return Failure(FailureKind.UNPROVED, why, steps=steps)
+
+
+def elements(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
+    """The elements of the outputs of both sides, by sizes whose products are numbers of elements of
+    their tensors."""
+    for n in topological([*lhs, *rhs]):
+        if isinstance(n.type, Tensor) and n.type.shape is not None:
+            xp.indices.volumes += element_counts(n.type.shape)
+    return denoted(xp, xp.leaf, lhs, rhs)
 
 
 def denoted(

@@ -12,7 +12,7 @@ import numpy as np
 
 from taso_mirage.ir.model import Model, StoredWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
-from taso_mirage.meanings.reals import EXACT
+from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.exactness import differs
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
@@ -23,6 +23,8 @@ from taso_mirage.search.steps import FOLDING, RewriteStep
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
 stays an Expand)."""
+LAST_DIGITS = 4
+"""So many units of its dtype a number may be off by where its declared dtypes count."""
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22
@@ -57,7 +59,7 @@ def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[RewriteStep]]:
     """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own
-    dtype.
+    dtype. What a conversion on the way rounds to another number stays.
 
     `needed`: Compute only those that the runtime takes as initializers only.
 
@@ -68,6 +70,7 @@ def fold_weights(
         return model, []
     leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
     values = interpret(targets, EXACT, leaves)
+    targets = [t for t in targets if not _converts_within(t) or _as_declared(t, values[t], model.weights)]
     weights, names = dict(model.weights), dict(model.names)
     table: dict[Node, Node] = {}
     for target in targets:
@@ -84,6 +87,22 @@ def fold_weights(
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return replace(folded, names=names), steps
+
+
+def _converts_within(node: Node) -> bool:
+    return any(traits(n).converts for n in topological([node]) if n is not node)
+
+
+def _as_declared(node: Node, exact: Any, weights: Mapping[str, Weight]) -> bool:
+    """Whether the declared dtypes give what float64 does, up to the last digits of the result."""
+    leaves = {n: weights[n.attr("name")].numpy() for n in topological([node]) if n.op == "weight"}
+    declared, dtype = np.asarray(interpret([node], REALS, leaves)[node]), numpy_dtype(node.tensor.dtype)
+    if not is_float(node.tensor.dtype):
+        return np.array_equal(declared, exact)
+    with np.errstate(all="ignore"):
+        rounded = np.asarray(exact).astype(dtype).astype(np.float64)
+    within = LAST_DIGITS * float(ml_dtypes.finfo(dtype).eps)
+    return np.allclose(rounded, declared.astype(np.float64), within, 0, equal_nan=True)
 
 
 def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
