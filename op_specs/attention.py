@@ -104,6 +104,8 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
     for x, heads in ((q, q_heads), (k, kv_heads), (v, kv_heads)):
         if xp.rank(x) != 4 or (heads is not None and xp.shape(x)[1] != heads):
             raise IllTyped(f"{heads} heads for a tensor of shape {xp.shape(x)}")
+    if xp.shape(k)[1] != xp.shape(v)[1]:
+        raise IllTyped(f"{xp.shape(k)[1]} heads of keys and {xp.shape(v)[1]} of values")
     past = 0 if past_key is None else xp.shape(past_key)[2]
     k = k if past_key is None else concat(xp, past_key, k, axis=2)
     v = v if past_value is None else concat(xp, past_value, v, axis=2)

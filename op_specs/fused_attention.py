@@ -35,6 +35,8 @@ def multi_head_attention(
             slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)
         ]
         q, k, v = add(xp, q, parts[0]), add(xp, k, parts[1]), add(xp, v, parts[2])
+    if unidirectional and xp.shape(k)[1] != xp.shape(q)[1]:  # the runtime lets the last query see every key
+        raise IllTyped(f"unidirectional with {xp.shape(q)[1]} queries and {xp.shape(k)[1]} keys")
     heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
     return attention(xp, q, k, v, mask, is_causal=unidirectional, scale=scale, **heads)
 

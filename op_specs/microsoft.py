@@ -110,9 +110,28 @@ def contrib_gelu(xp, x):
 @op(onnx="FastGelu", domain="com.microsoft", since=1)
 def fast_gelu(xp, x, bias=None):
     """(...,n), (n) -> gelu(x + bias) by tanh"""
+    if xp.rank(x) == 0:
+        raise IllTyped("data of rank 0; there is a last axis")
     if bias is not None and xp.shape(bias) != xp.shape(x)[-1:]:
         raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
     return gelu(xp, x if bias is None else add(xp, x, bias), approximate="tanh")
+
+
+@fast_gelu.importer
+def _(call: Call) -> Node:
+    _single_constants(call.arg(0))
+    return fast_gelu.term(*call.args)
+
+
+@fast_gelu.exporter
+def _(node: Node, opset: int) -> Call:
+    _single_constants(node.args[0])
+    return fast_gelu._write(node, opset)
+
+
+def _single_constants(x: Node) -> None:
+    if x.dtype == "float64":
+        raise Unsupported("FastGelu of float64: the runtime's constants there have single precision")
 
 
 @op(onnx="QuickGelu", domain="com.microsoft", since=1)

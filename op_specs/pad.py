@@ -1,8 +1,10 @@
 """Padding."""
 
+import math
+
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Symbolic
-from taso_mirage.ir.terms import constant
+from taso_mirage.ir.terms import constant, is_float
 from taso_mirage.operators.ops import Call, Dims, extents, op
 from taso_mirage.operators.slicing import needed, padded_term, sizes
 from taso_mirage.operators.traits import Margin
@@ -19,6 +21,8 @@ def pad(xp, x, *, pads: Dims, value: float = 0.0, mode: str = "constant"):
     rank = xp.rank(x)
     if len(pads) != 2 * rank:
         raise IllTyped(f"{len(pads)} pads for a tensor of rank {rank}")
+    if mode == "constant" and not math.isfinite(value) and not is_float(xp.dtype(x)):
+        raise IllTyped(f"a pad of {xp.dtype(x)} by {value}")
     if mode == "constant":
         return xp.pad(x, pads[:rank], pads[rank:], value)
     if mode not in _BORDERS:

@@ -158,7 +158,10 @@ def centred(xp, q, zero):
     if is_float(xp.dtype(q)):
         return xp.cast(q, "float32")
     wide = _cast(xp, q, "int32")
-    return wide if zero is None else xp.sub(wide, _cast(xp, zero, "int32"))
+    found = wide if zero is None else xp.sub(wide, _cast(xp, zero, "int32"))
+    if xp.shape(found) != xp.shape(q):
+        raise IllTyped(f"zeros of shape {xp.shape(zero)} for numbers of shape {xp.shape(q)}")
+    return found
 
 
 def shifted(xp, whole, zero, dtype: str):

@@ -82,6 +82,8 @@ def qlinear_conv(
 @op(onnx="MatMulIntegerToFloat", domain="com.microsoft", since=1, quantized=True)
 def matmul_integer_to_float(xp, a, b, a_scale, b_scale, a_zero=None, b_zero=None, bias=None):
     """(...,m,k), (...,k,n) -> (a - a_zero)(b - b_zero) * a_scale * b_scale + bias"""
+    if xp.shape(b_scale) not in ((), (1,), xp.shape(b)[1:][-1:]):
+        raise IllTyped(f"scales of shape {xp.shape(b_scale)} for weights of shape {xp.shape(b)}")
     factor = xp.mul(one(xp, a_scale), vector(xp, b_scale))
     return with_bias(xp, xp.mul(_float(xp, matmul_integer(xp, a, b, a_zero, b_zero), factor), factor), bias)
 

@@ -3,41 +3,49 @@
 import numpy as np
 
 from op_specs.arithmetic import abs_, add, exp, log, mul, product_below, sqrt, sub
-from taso_mirage.errors import Unsupported
+from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.ops import Call, Ints, Op, extents, get, op
 from taso_mirage.operators.slicing import sizes
 
 
+def kept(keepdims: int) -> bool:
+    """Whether folded axes stay as dims of 1. ONNX has 0 and 1; of other numbers the runtime drops
+    them."""
+    if keepdims not in (0, 1):
+        raise IllTyped(f"keepdims is {keepdims}; it is 0 or 1")
+    return bool(keepdims)
+
+
 @op(onnx="ReduceSum", since=1, rounds=True, lowering=Lowering.SUM)
 def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the sum over `axes`"""
-    return xp.sum(x, axes, bool(keepdims))
+    return xp.sum(x, axes, kept(keepdims))
 
 
 @op(onnx="ReduceMean", since=1, truncates=True)
 def reduce_mean(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the mean over `axes`"""
-    return xp.mean(x, axes, bool(keepdims))
+    return xp.mean(x, axes, kept(keepdims))
 
 
 @op(onnx="ReduceMax", since=1)
 def reduce_max(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the largest over `axes`"""
-    return xp.reduce(np.maximum, x, axes, bool(keepdims))
+    return xp.reduce(np.maximum, x, axes, kept(keepdims))
 
 
 @op(onnx="ReduceMin", since=1)
 def reduce_min(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the smallest over `axes`"""
-    return xp.reduce(np.minimum, x, axes, bool(keepdims))
+    return xp.reduce(np.minimum, x, axes, kept(keepdims))
 
 
 @op(onnx="ReduceProd", since=1, rounds=True)
 def reduce_prod(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the product over `axes`"""
-    return xp.reduce(np.multiply, x, axes, bool(keepdims))
+    return xp.reduce(np.multiply, x, axes, kept(keepdims))
 
 
 @op(onnx="ReduceL1", since=1, rounds=True)
@@ -147,7 +155,7 @@ def _position(xp, fn, x, axis, keepdims, last):
     indices = xp.reshape(xp.iota(n), (n, *[1] * behind))
     nowhere = xp.scalar(-1, "int64") if last else xp.extents((n,), scalar=True)
     found = xp.map(np.where, best, indices, nowhere)
-    return xp.reduce(np.maximum if last else np.minimum, found, (axis,), bool(keepdims))
+    return xp.reduce(np.maximum if last else np.minimum, found, (axis,), kept(keepdims))
 
 
 def _read_position(op_: Op, call: Call) -> Node:

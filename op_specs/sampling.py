@@ -49,6 +49,8 @@ def resample(
         n = shape[axis]
         if isinstance(n, Symbolic) or n < 1 or m < 1:
             raise IllTyped(f"dimension {axis} of size {n} cannot be resampled to {m}")
+        if scales and m != _scaled(n, scales[i]):
+            raise IllTyped(f"dimension {axis} of size {n}, scaled by {scales[i]}, is {_scaled(n, scales[i])}, not {m}")
         at = _positions(n, m, Fraction(scales[i]) if scales else Fraction(m, n), coordinates)
         x = _mean(xp, x, axis, _taps(at, n, mode, rounding, Fraction(cubic), inside))
     return x

@@ -1,0 +1,35 @@
+"""One side of a pair in ONNX Runtime, in the process of `measure.child`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime
+
+from taso_mirage.errors import RunFailed
+from taso_mirage.targets.onnx_runtime import run_session
+
+Ran = list[Any] | str
+"""What a run gave, or why it gave nothing."""
+
+
+def side(content: bytes, feeds: Sequence[Mapping[str, Any]], optimized: bool) -> list[Ran] | str:
+    """The outputs of a model on each of several inputs; a text where it cannot be loaded. Without
+    optimizations the kernels are those of the operators as they are written."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no base class of its own
+        return str(error)[:300]
+    return [_run(session, feed) for feed in feeds]
+
+
+def _run(session: Any, feed: Mapping[str, Any]) -> Ran:
+    try:
+        return run_session(session, feed)
+    except RunFailed as error:
+        return str(error)[:300]

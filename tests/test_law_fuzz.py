@@ -1,0 +1,175 @@
+"""Rules and laws in ONNX Runtime: a part of them each day, planted faults, and what was found
+once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from fuzz.law_judge import DEFINITION, DIFFERENT, EQUAL, FAILS, compared
+from fuzz.law_pairs import INTEGERS, RANKS, subjects, typings
+from onnx import TensorProto, helper
+
+import taso_mirage
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.operators.ops import get
+from taso_mirage.prove.rules.admitted import admitted
+from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.rewriting.library import Rule, parse_rules
+from taso_mirage.rewriting.text import parse_type
+
+PARTS, TYPINGS = 3, 3
+"""A day's slice is a part of the laws, each at so many typings; each law has its turn within a few
+days."""
+RULES, LEAST = 90, 450
+
+
+def _day() -> int:
+    return int(time.time()) // 86400
+
+
+def test_a_slice_of_the_rules_and_laws_gives_the_same_on_both_sides_in_the_runtime() -> None:
+    seed, proofs = _day(), Proofs()
+    found, verdicts = list[str](), Counter[str]()
+    for name in Random(seed).sample(list(subjects()), RULES):
+        tally = compared(subjects()[name], seed, TYPINGS, proofs)
+        verdicts += tally.verdicts
+        again = f"python bench/law_fuzz.py --only {name} --seed {seed} --typings {TYPINGS} --count 1"
+        found += [f"{w['name']}: {w['verdict']}: {w['found']}\n{w['left']}{w['right']}{again}" for w in tally.wrong[:1]]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+    assert verdicts[EQUAL] >= LEAST, verdicts
+
+
+def rule(lhs: str, rhs: str, given: str, attributes: str = "") -> Rule:
+    fields = {"name": "tests.planted", "given": given, "lhs": lhs, "rhs": rhs} | (
+        {"attributes": attributes} if attributes else {}
+    )
+    (made,) = parse_rules("[[rule]]\n" + "\n".join(f"{key} = {value!r}" for key, value in fields.items()))
+    return made
+
+
+PLANTED = {
+    "a factor off by a thousandth": (
+        rule("mul(reduce_sum(x, axes=(1,), keepdims=1), 2.0)", "reduce_sum(mul(x, 2.002), axes=(1,), keepdims=1)", "x: (n, m)"),
+        DIFFERENT,
+    ),
+    "a sign": (rule("sub(x, y)", "add(x, y)", "x: (n, m), y: (n, m)"), DIFFERENT),
+    "an axis": (rule("softmax(x, axis=0)", "softmax(x, axis=1)", "x: (n, m)"), DIFFERENT),
+    "an index beyond": (
+        rule("gather(x, i, axis=0)", "gather(x, add(i, 9), axis=0)", "x: (n, m), i: int64 (k)"),
+        FAILS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    made, verdict = PLANTED[fault]
+    assert verdict in compared(made, 0, 6, trusted=True).verdicts
+
+
+def test_a_false_rule_is_only_compared_where_it_is_proved() -> None:
+    tally = compared(PLANTED["a sign"][0], 0, 6)  # of nothing sum and difference are equal
+    assert tally.wrong == []
+    assert tally.typings["unproved"] > tally.typings["run"]
+
+
+def test_a_definition_that_is_not_the_runtimes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = rule("neg(neg(x))", "x", "x: (n, m)")
+    assert compared(true, 0, 4).verdicts.keys() <= {EQUAL, "not defined"}
+    monkeypatch.setattr(get("neg"), "body", lambda xp, x: xp.mul(x, xp.literal(-2, x)))
+    assert DEFINITION in compared(true, 0, 4, trusted=True).verdicts
+
+
+def test_typings_are_of_every_dtype_and_rank() -> None:
+    dtypes, ranks, dims = set[str](), set[int](), set[Any]()
+    for name in ("add.3", "mul.3", "reduce_max.2", "transpose.0", "concat.0", "where.0"):
+        for typing in typings(subjects()[name], 0, 150):
+            operands = [v for v in typing.names.values() if isinstance(v, Node) and v.op != "absent"]
+            dtypes |= {v.dtype for v in operands}
+            ranks |= {len(v.shape) for v in operands}
+            dims |= {d for v in operands for d in v.shape}
+    assert dtypes >= {"float32", "float64", "float16", "bfloat16", "bool", *INTEGERS}
+    assert ranks >= set(range(RANKS + 1))
+    assert dims >= {0, 1, 2}
+
+
+# ---------------------------------------------------------------- what was found once
+
+
+def operands(*types: str) -> list[Node]:
+    return [variable(f"x{i}", parse_type(each)) for i, each in enumerate(types)]
+
+
+HEADS = "float32[2,3,4]"
+REFUSED: dict[str, tuple[str, list[Node], dict[str, Any]]] = {
+    "keepdims of 2": ("reduce_sum", operands("float32[2,3]"), {"axes": (1,), "keepdims": 2}),
+    "a place with keepdims of 2": ("argmax", operands("float32[2,3]"), {"axis": 1, "keepdims": 2}),
+    "one query, causal": (
+        "multi_head_attention",
+        operands("float32[2,1,4]", HEADS, HEADS),
+        {"num_heads": 2, "unidirectional": 1},
+    ),
+    "other heads of keys than of values": (
+        "attention",
+        operands("float32[2,4,3,8]", "float32[2,1,3,8]", "float32[2,4,3,8]"),
+        {},
+    ),
+    "a gelu of rank 0": ("fast_gelu", operands("float32[()]"), {}),
+    "integers padded by infinity": ("pad", operands("int8[3]"), {"pads": (1, 1), "value": -np.inf}),
+    "a size that is not its scale's": (
+        "resample",
+        operands("float32[1,1,2,3]"),
+        {"axes": (2, 3), "sizes": (2, 3), "scales": (2.0, 1.5)},
+    ),
+    "scales in a matrix": (
+        "dynamic_quantize_matmul",
+        operands("float32[2,3]", "int8[3,3]", "float32[3,3]"),
+        {},
+    ),
+}  # fmt: skip
+"""Terms that the runtime computes otherwise than their definitions said, or refuses to run."""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_runtime_does_not_compute_as_defined_has_no_type(kind: str) -> None:
+    name, args, attrs = REFUSED[kind]
+    with pytest.raises(IllTyped):
+        get(name).term(*args, **attrs).type  # noqa: B018
+
+
+def test_a_fast_gelu_of_float64_is_not_written_where_the_runtime_has_single_constants() -> None:
+    node = get("fast_gelu").term(variable("x", Tensor("float64", (2, 3))))
+    assert not admitted(node)
+    with pytest.raises(Unsupported, match="single precision"):
+        get("fast_gelu").to_onnx(node, 21)
+
+
+def test_a_model_with_keepdims_of_2_gives_what_it_gave() -> None:
+    """The runtime drops the axis, whatever the definition would say of it."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    axes = onnx.numpy_helper.from_array(np.array([1]), "axes")
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axes"], ["s"], keepdims=2),
+        helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("Relu", ["r"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    given = {"x": np.array([[1, 2, 3], [-4, 5, -6]], np.float32)}
+    after = taso_mirage.optimize(model, measure=False)
+    first, second = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)[0]
+        for m in (model, after)
+    )
+    assert first.shape == second.shape
+    assert (first == second).all()
