@@ -43,7 +43,7 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
     operators stands in their place, and `kernels.dropped` says so.
     """
     path = Path(path)
-    if not path.exists():
+    if not _exists(path):
         raise InvalidModel(f"{path}: no such file; check the path")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
@@ -53,6 +53,13 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
     source.meta[READ_FROM] = str(path.resolve())
     without_stamp(source)
     return accepted(source, str(path), lambda tensor: _external(tensor, path), trust_kernels)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or with a zero byte
+        return False
 
 
 def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_kernels: bool) -> Model:
