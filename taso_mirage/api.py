@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet,
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.system.locks import locked
+from taso_mirage.system.terminal import one_line
 
 Given = TypeVar("Given")
 """A model as a user has it: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
@@ -78,6 +80,33 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     return written
 
 
+FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
+TARGET = str | Target
+"""A protocol, which no class is an instance of."""
+HUGE = 1e300
+"""Numbers from which on sums with others are infinite; infinity itself is one."""
+KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("shape", (), "texts like 'batch:8'"),
+    ("inputs", (), "paths of .npz files, or mappings of arrays by input name"),
+    ("rules", RuleSet | None, "a RuleSet, or paths of rule files"),
+    *((name, str | Path | None, "a path") for name in ("output", "report", "certificate")),
+    *((name, bool, "True or False") for name in FLAGS),
+    ("may_grow", bool | Callable, "True or False, or a function"),
+    ("target", TARGET, "a text like 'cpu'"),
+    ("strategy", str, "a text like 'best-first'"),
+    ("kernels", str | None, "a text like 'off'"),
+    ("scheduler", str | None, "a text like 'tcp://host:8786'"),
+    ("allow_rounding", str | int | float | None, "a number of steps, or a text like '1:add.3'"),
+    ("progress", Callable, "a function"),
+    ("candidates", Callable, "a function"),
+    ("stop", Stop | None, "a Stop"),
+    ("command", Sequence, "a list of texts"),
+)
+"""What an option is, and how it is said."""
+LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
+"""What those are that stand in lists, or one of them without a list."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
@@ -118,17 +147,14 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value >= least:
-                raise InvalidOption(f"{name}={value!r}: it is a number of at least {least}")
-        for name, kinds, said in (
-            ("shape", str, "texts like 'batch:8'"),
-            ("inputs", str | Path | Mapping, "paths of .npz files, or mappings of arrays by input name"),
-            ("rules", str | Path | RuleSet | None, "a RuleSet, or paths of rule files"),
-        ):
-            for each in _several(getattr(self, name)):
-                if not isinstance(each, kinds):
-                    raise InvalidOption(f"{name}={str(each)[:80]}: give {said}")
+            if not _is_number(value := getattr(self, name), least):
+                raise InvalidOption(f"{name}={_shown(value)}: it is a number of at least {least}")
+        for name, kinds, said in KINDS:
+            given = getattr(self, name)
+            alone = name not in LISTS or isinstance(given, RuleSet | None)
+            for each in (given,) if alone else _several(given):
+                if not _is(each, kinds if alone else LISTS[name]):
+                    raise InvalidOption(f"{name}={_shown(each)}: give {said}")
 
     def config(self, model: Model | None = None) -> Config:
         """The options of the pipeline for a model; without one, those that depend on none.
@@ -159,6 +185,26 @@ class Options:
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
+
+
+def _is_number(value: Any, least: float) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (least <= value < HUGE or (isinstance(value, float) and value == math.inf))
+
+
+def _is(value: Any, kinds: Any) -> bool:
+    """Whether a value is of these kinds; no text with a zero byte is a path."""
+    if kinds is TARGET:
+        return isinstance(value, str) or hasattr(value, "machine")
+    return isinstance(value, kinds) and "\0" not in (str(value) if isinstance(value, str | Path) else "")
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, whatever its class does."""
+    try:
+        return one_line(repr(value))[:80]
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def _several(given: Any) -> Sequence[Any]:

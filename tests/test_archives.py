@@ -38,7 +38,7 @@ def test_what_numpy_writes_is_read(tmp_path: Path, write: Callable[..., None]) -
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
-        assert (found[name].dtype, found[name].shape) == (np.asarray(array).dtype, np.shape(array))
+        assert (found[name].dtype, found[name].shape) == (np.asarray(array).dtype, np.asarray(array).shape)
 
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

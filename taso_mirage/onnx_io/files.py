@@ -17,7 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.external import DataFiles, checked_tensor, opened_model
 from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
-from taso_mirage.onnx_io.outputs import move, remove, workspace
+from taso_mirage.onnx_io.outputs import move, remove, same_file, workspace
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import as_data, from_ir
 from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
@@ -52,7 +52,7 @@ def load_as_data(path: Path) -> Model:
 
 
 def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
-    if not path.exists():
+    if not _exists(path):
         raise InvalidModel(f"{path}: no such file; check the path")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
@@ -61,6 +61,13 @@ def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
         source.meta[READ_FROM] = str(path.resolve())
         without_stamp(source)
         return accepted(source, str(path), data.tensor, read)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or with a zero byte
+        return False
 
 
 def accepted(
@@ -104,7 +111,7 @@ def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) 
     else:
         copy = onnx.ModelProto()
         copy.CopyFrom(given)
-        source = from_proto(copy)
+        source = _converted(copy, "the model")
     return accepted(source, "the model", _in_its_folder, lambda source: from_ir(source, trust_kernels))
 
 
@@ -137,14 +144,28 @@ def like(model: Model, given: onnx.ModelProto | ir.Model, source: bool = False) 
 
 def _parsed(file: BinaryIO, path: Path) -> ir.Model:
     try:
-        return from_proto(onnx.load(file, format="protobuf", load_external_data=False))
-    except (MemoryError, InvalidModel):
+        proto = onnx.load(file, format="protobuf", load_external_data=False)
+    except MemoryError:
         raise
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # protobuf and onnx-ir raise many kinds on damaged bytes
-        said = f"{path} is no ONNX model, or is truncated: {_first_line(_cause(error))}"
-        raise InvalidModel(f"{said}; download or export it again") from None
+    except Exception as error:  # protobuf raises many kinds on damaged bytes
+        raise _damaged(str(path), error) from None
+    return _converted(proto, str(path))
+
+
+def _converted(proto: onnx.ModelProto, name: str) -> ir.Model:
+    try:
+        return from_proto(proto)
+    except (MemoryError, InvalidModel):
+        raise
+    except Exception as error:  # onnx-ir raises many kinds, too
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> InvalidModel:
+    said = f"{name} is no ONNX model, or is truncated: {_first_line(_cause(error))}"
+    return InvalidModel(f"{said}; download or export it again")
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -281,9 +302,9 @@ def _replaced_data(path: Path) -> set[Path]:
     there = data_beside(path)
     if not there:
         return set()
-    used = {each: _named(each) for each in path.parent.glob("*.onnx")} | {path: _named(path)}
-    own = used.pop(path)
-    return {each.resolve() for each in there if each in own and not any(each in others for others in used.values())}
+    used = [_named(each) for each in path.parent.glob("*.onnx") if not same_file(each, path)]
+    own = _named(path)
+    return {each.resolve() for each in there if each in own and not any(each in others for others in used)}
 
 
 def _named(path: Path) -> list[Path]:

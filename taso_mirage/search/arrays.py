@@ -40,7 +40,7 @@ def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, An
                 f"{where}: the input {name!r} is no tensor ({node.tensor}), so arrays cannot be the model's inputs; leave them out"
             )
         if name not in arrays:
-            raise InvalidOption(f"{where}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+            raise InvalidOption(f"{where}: no array {name!r}; it has {', '.join(map(str, arrays)) or 'none'}")
         if not isinstance(arrays[name], np.ndarray | np.generic):
             kind = type(arrays[name]).__name__
             raise InvalidOption(f"{where}: {name!r} is of type {kind} and no array; the model wants {node.tensor}")

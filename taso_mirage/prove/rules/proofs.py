@@ -142,11 +142,15 @@ class Proofs:
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
 """What was proved in this process, whoever asked: a verdict hangs on the case alone."""
+MOST = 1 << 12
+"""Verdicts that stay in memory."""
 
 
 def _proof_of(case: ProofCase, budget: int, bounded: bool) -> tuple[bool, int]:
     key = (case.key, budget, bounded)
     if key not in _FOUND:
+        if len(_FOUND) >= MOST:
+            _FOUND.clear()
         _FOUND[key] = proof(case.instance, budget, bounded)
     return _FOUND[key]
 

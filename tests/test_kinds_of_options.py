@@ -1,0 +1,86 @@
+"""Options of `taso_mirage.optimize` of wrong kinds: InvalidOption names the option, before any
+work."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from test_faults import shortened
+
+import taso_mirage
+from taso_mirage import api
+from taso_mirage.errors import InvalidModel, InvalidOption
+
+QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}
+
+
+class Silent:
+    """What cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+    __str__ = __repr__
+
+
+WRONG = (5j, b"bytes", object(), io.StringIO(), np.zeros(2), [Silent()], Silent(), ("a", None), [b"a"])
+NUMBERS = ("budget", "run_limit", "alpha")
+
+
+@pytest.mark.parametrize("name", sorted(api.Options.__dataclass_fields__))
+def test_no_value_of_a_wrong_kind_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        if name == "command" and isinstance(value, list | tuple | bytes):
+            continue  # it is only repeated
+        with pytest.raises(InvalidOption, match=f"^{name}="):
+            taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1, -0.1, True, "5", None, 10**400, float("-inf")])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_numbers(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=f"^{name}=.*it is a number of at least"):
+        taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+
+
+@pytest.mark.parametrize("value", ["false", "no", 0, 1, None, "True"])
+@pytest.mark.parametrize("name", api.FLAGS)
+def test_a_flag_is_no_text(name: str, value: Any) -> None:
+    """`trust_kernels="false"` would be taken as true."""
+    with pytest.raises(InvalidOption, match="give True or False"):
+        taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+
+
+@pytest.mark.parametrize("name", ["output", "report", "certificate", "inputs", "rules"])
+def test_no_path_has_a_zero_byte(name: str) -> None:
+    with pytest.raises(InvalidOption, match=f"^{name}="):
+        taso_mirage.optimize(shortened(), **{**QUICK, name: "a\0b"})
+
+
+@pytest.mark.parametrize("model", [5, None, b"m.onnx", io.BytesIO(), np.zeros(2), {}, object, Silent()])
+def test_a_model_of_a_wrong_kind(model: Any) -> None:
+    with pytest.raises(InvalidOption, match="is no model; give"):
+        taso_mirage.optimize(model, **QUICK)
+
+
+@pytest.mark.parametrize("path", ["", "\0", "a" * 5000, "/dev/null", "."])
+def test_a_path_of_no_file(path: str) -> None:
+    with pytest.raises(InvalidModel):
+        taso_mirage.optimize(path, **QUICK)
+    with pytest.raises(InvalidModel):
+        taso_mirage.optimize(onnx.ModelProto(), **QUICK)
+
+
+@pytest.mark.parametrize(
+    "given", [{5: 1}, {"x": None}, {"x": [1, 2]}, {"x": np.zeros((4, 4), object)}, {"x": Silent()}]
+)
+def test_inputs_of_a_wrong_kind(given: Any) -> None:
+    with pytest.raises(InvalidOption, match="inputs"):
+        taso_mirage.optimize(shortened(), inputs=given, **QUICK)
