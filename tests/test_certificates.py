@@ -495,6 +495,29 @@ def test_polynomials_are_compared_in_a_field(monkeypatch: pytest.MonkeyPatch) ->
             judged(CHECK, X if wrong.op == "add" else term("exp", X), wrong)
 
 
+FORGED = {
+    "nothing divided by nothing": term("div", term("mul", X, X), X),
+    "more than a float holds": term(
+        "mul", term("mul", X, constant(2.0**126, "float32")), constant(2.0**-126, "float32")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_is_equal_for_real_numbers_alone_is_seen_in_the_runtime(name: str, tmp_path: Path) -> None:
+    """Both equalities hold wherever their sides are numbers, so the checker accepts them."""
+    paths = [tmp_path / each for each in ("model.onnx", "other.onnx", "steps.json")]
+    for path, output in zip(paths, (X, FORGED[name]), strict=False):
+        save(standalone(Graph((X,), (term("abs", output),)), {"": 18}), path)
+    lhs, rhs = (show_graph(Graph((X,), (side,)), n) for n, side in (("lhs", X), ("rhs", FORGED[name])))
+    equality = {"equations": ["forged"], "lhs": lhs, "rhs": rhs, "proof": "symbolic"}
+    records = [["equal", 0, {"x0": 0}], ["term", 1, [3 if name.startswith("nothing") else 5]]]
+    text = {"format": CERTIFICATE_FORMAT, "equalities": [equality], "records": records}
+    paths[2].write_text(json.dumps(text))
+    assert "accepted by the checker" in run("verify", *paths, "--no-run").stdout
+    assert "the models differ" in one_line(run("verify", *paths, check=5))
+
+
 def test_a_case_is_one_of_sizes_of_at_least_one(case: Case) -> None:
     original, optimized, text = case
     wrong = copy.deepcopy(text)

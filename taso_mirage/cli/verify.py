@@ -32,6 +32,10 @@ def verify(
     fix_defaults: Annotated[
         bool, typer.Option("--fix-defaults", help="Inputs that have a default are weights, as for `optimize`.")
     ] = False,
+    run: Annotated[
+        bool,
+        typer.Option("--run/--no-run", help="Compare both models in ONNX Runtime as well: proofs know no rounding."),
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it.
@@ -41,19 +45,26 @@ def verify(
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.defaults import with_fixed_defaults
     from taso_mirage.onnx_io.inlining import without_functions
+    from taso_mirage.onnx_io.kernels import dropped
     from taso_mirage.report.follow import follow
     from taso_mirage.report.judge import CaseJudge
+    from taso_mirage.report.tried import tried
 
     models = [load(path) for path in (original, optimized)]
     first, last = (without_functions(with_fixed_defaults(m) if fix_defaults else m) for m in models)
     found = follow(first, last, _read(certificate), CaseJudge(strict, float_checks))
-    said = {"places": found.places, "computed": found.computed, "terms": found.terms}
+    compared = tried(first, last) if run else "not compared in the runtime: --no-run"
+    said = {"places": found.places, "computed": found.computed, "terms": found.terms, "runtime": compared}
+    kernels = dropped(last.header)
     if as_json:
-        say(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))
+        say(json.dumps({**said, "equalities": dict(found.equalities), "kernels": kernels}, indent=2))
         return
     for ground, count in found.equalities.most_common():
         say(f"{count} equalities: {ground}")
     say(f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms")
+    say(compared)
+    if kernels is not None:
+        say("the code of fused kernels is not followed: their operators were, in its place")
     say(f"the certificate leads from {original} to {optimized}")
 
 
