@@ -14,7 +14,7 @@ from taso_mirage.rewriting.library import Rule, read
 
 FOLDER = Path(__file__).parent / "equations"
 FALSE = [rule for file in sorted(FOLDER.glob("false_*.toml")) for rule in read(file)]
-TRUE = read(FOLDER / "true.toml")
+TRUE = [rule for file in sorted(FOLDER.glob("true*.toml")) for rule in read(file)]
 UNDECIDED = 0.2
 """The share of true rules for which a case may be left without a proof."""
 
