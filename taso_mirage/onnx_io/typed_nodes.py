@@ -111,8 +111,13 @@ def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -
         found = tuple(rule(AskedNode(call)))
     except (Unsupported, Undecidable, *FAILURES):
         return None
-    negative = any(isinstance(n, int) and n < 0 for _, shape in found for n in shape)
-    return None if negative or len(found) < outputs else found[:outputs]
+    known = all(_is_size(n) for _, shape in found for n in shape)
+    return found[:outputs] if known and len(found) >= outputs else None
+
+
+def _is_size(n: Any) -> bool:
+    """Whether a dim that a rule gives is one: an attribute may be missing, or be no number."""
+    return n >= 0 if isinstance(n, int) else isinstance(n, Symbolic | str)
 
 
 def on_axis(axis: int, rank: int) -> int:
