@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taso_mirage.errors import Undecidable
-from taso_mirage.ir.dims import Dim, DimFactor, Floor, Shape, Symbolic, replaced_factors, symbol
+from taso_mirage.ir.dims import Dim, Floor, Shape, Symbolic
 from taso_mirage.ir.terms import Literal
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.base import Scalar
@@ -94,16 +94,12 @@ def wrapped(a: Array, dtype: str) -> Array:
 
 
 def _positive(a: Dim) -> bool:
-    """Whether a number is nowhere negative: dims are not. A quotient of what may be negative is one
-    less than a count of windows, which is a dim."""
+    """Whether a number is nowhere negative: dims are not."""
     if isinstance(a, int):
         return a >= 0
-    total = replaced_factors(a, lambda factor: symbol(str(factor)) - int(_may_be_negative(factor)))
-    return total >= 0 if isinstance(total, int) else all(c > 0 for _, c in total.terms)
-
-
-def _may_be_negative(factor: DimFactor) -> bool:
-    return isinstance(factor, Floor) and not (_positive(factor.numerator) and _positive(factor.denominator))
+    quotients = [f for m, _ in a.terms for f, _ in m if isinstance(f, Floor)]
+    whole = all(_positive(f.numerator) and _positive(f.denominator) for f in quotients)
+    return whole and all(c > 0 for _, c in a.terms)
 
 
 def _same(a: Dim, b: Dim) -> bool:

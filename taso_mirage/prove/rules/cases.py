@@ -48,7 +48,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class ProofCase:
-    """An instance whose letters stand for every size of at least 1."""
+    """An instance whose letters stand for every size from 1 to the bound of `sizes`."""
 
     instance: Instance
 
