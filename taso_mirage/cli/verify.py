@@ -38,10 +38,12 @@ def verify(
     found = follow(first, last, _read(certificate), CaseJudge(strict))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:
-        say(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))
+        say(json.dumps({**said, "equalities": dict(found.equalities), "alone": found.alone}, indent=2))
         return
     for ground, count in found.equalities.most_common():
         say(f"{count} equalities: {ground}")
+    for name, why in sorted(found.alone.items()):
+        say(f"  without the checker: {name} ({why})")
     say(f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms")
     say(f"the certificate leads from {original} to {optimized}")
 

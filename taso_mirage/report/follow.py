@@ -47,6 +47,8 @@ class Followed:
     """How many equalities stand on what, and at how many places they were used."""
 
     equalities: Counter[str] = field(default_factory=Counter)
+    alone: dict[str, str] = field(default_factory=dict)
+    """The equations that the checker does not decide, by name, and why not."""
     places: int = 0
     computed: int = 0
     terms: int = 0
@@ -175,7 +177,11 @@ class _Reader:
                 if resized_instance(_instance(case["lhs"], case["rhs"]), sizes) != instance:
                     raise CheckFailed(f"equality {index + 1} is not of its case")
                 lhs, rhs = case["lhs"], case["rhs"]
-            self.found.equalities[self.judge(equality["proof"], lhs, rhs)] += 1
+            ground = self.judge(equality["proof"], lhs, rhs)
+            self.found.equalities[ground] += 1
+            if ground != CHECKED:
+                names = " and ".join(map(str, equality.get("equations", ()))) or f"equality {index + 1}"
+                self.found.alone[names] = undecided(lhs, rhs)
             self._sides[index] = instance
         return self._sides[index]
 
@@ -322,6 +328,12 @@ class _Classes:
 
 
 # ---------------------------------------------------------------- what an equality stands on
+
+
+def undecided(lhs: str, rhs: str) -> str:
+    """Why the checker does not decide an equality."""
+    found = checker.check(lhs, rhs)
+    return found.reason.removeprefix("Unsupported: ") if isinstance(found, checker.Refused) else ""
 
 
 class CaseJudge:
