@@ -149,6 +149,10 @@ def multi_head(
     """MultiHeadAttention of ONNX Runtime: the bias has a part for each of q, k and v."""
     need(all(len(t.shape) == 3 for t in (q, k, v)), "packed operands")
     need(mask is None or mask.dtype == q.dtype, "a mask that is not added")
+    need(
+        not unidirectional or q.shape[1] == k.shape[1],
+        "a causal mask of other lengths, which runtimes align each in their way",
+    )
     if bias is not None:
         d, e = q.shape[2], v.shape[2]
         need(bias.shape == (d + d + e,) and k.shape[2] == d, "a bias that does not fit")

@@ -57,10 +57,13 @@ def verify(
     said = {"places": found.places, "computed": found.computed, "terms": found.terms, "runtime": compared}
     kernels = dropped(last.header)
     if as_json:
-        say(json.dumps({**said, "equalities": dict(found.equalities), "kernels": kernels}, indent=2))
+        said |= {"equalities": dict(found.equalities), "alone": found.alone, "kernels": kernels}
+        say(json.dumps(said, indent=2))
         return
     for ground, count in found.equalities.most_common():
         say(f"{count} equalities: {ground}")
+    for name, why in sorted(found.alone.items()):
+        say(f"  without the checker: {name} ({why})")
     say(f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms")
     say(compared)
     if kernels is not None:

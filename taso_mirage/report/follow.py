@@ -31,7 +31,7 @@ from taso_mirage.prove.rules.proofs import emptied
 from taso_mirage.report.border import same_border
 from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.report.classes import MALFORMED_DATA, EqualTerms
-from taso_mirage.report.judge import Judge
+from taso_mirage.report.judge import CHECKED, Judge, undecided
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
 
@@ -40,6 +40,8 @@ class Followed:
     """How many equalities stand on what, and at how many places they were used."""
 
     equalities: Counter[str] = field(default_factory=Counter)
+    alone: dict[str, str] = field(default_factory=dict)
+    """The equations that the checker does not decide, by name, and why not."""
     places: int = 0
     computed: int = 0
     terms: int = 0
@@ -167,11 +169,14 @@ class _Reader:
                     raise CheckFailed(f"equality {index + 1} is not of its case")
                 lhs, rhs = case["lhs"], case["rhs"]
             try:
-                self.found.equalities[self.judge(equality["proof"], lhs, rhs)] += 1
+                ground = self.judge(equality["proof"], lhs, rhs)
                 for empty in filter(_says_something, emptied(instance)):  # a dynamic dim may be 0
                     self.judge(PROOF, *texts(empty))
             except CheckFailed as error:
                 raise CheckFailed(f"equality {index + 1}, {_named(equality)}: {error}") from None
+            self.found.equalities[ground] += 1
+            if ground != CHECKED:
+                self.found.alone[_named(equality)] = undecided(lhs, rhs)
             self._sides[index] = instance
         return self._sides[index]
 

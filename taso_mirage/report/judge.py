@@ -38,6 +38,12 @@ Judge = Callable[[str, str, str], str]
 where it does not hold."""
 
 
+def undecided(lhs: str, rhs: str) -> str:
+    """Why the checker does not decide an equality."""
+    found = checker.check(lhs, rhs)
+    return found.reason.removeprefix("Unsupported: ") if isinstance(found, checker.Refused) else ""
+
+
 class CaseJudge:
     """What an equality stands on.
 

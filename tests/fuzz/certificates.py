@@ -141,7 +141,9 @@ def _borders(original: Model, changed: Model) -> Iterator[str]:
     other = {t.name for t in b.initializer} if changed.ir_version < 4 else set()
     ins = [[v for v in g.input if v.name not in taken] for g, taken in ((a, own), (b, other))]
     for what, first, second in (("an input", *ins), ("an output", a.output, b.output)):
-        if [(v.name, v.type.SerializeToString()) for v in first] != [(v.name, v.type.SerializeToString()) for v in second]:
+        if [(v.name, v.type.SerializeToString()) for v in first] != [
+            (v.name, v.type.SerializeToString()) for v in second
+        ]:
             yield what
     stored = [{t.name: t for t in g.initializer} for g in (a, b)]
     for name in {v.name for v in ins[0]} | {v.name for v in ins[1]}:
