@@ -5,7 +5,7 @@ right side, where the optimizer would apply it: at typings of every dtype, of ra
 dims of 0 and 1. ONNX Runtime runs both on the same inputs, mostly without its own optimizations.
 Results must be equal, floats within the criterion of docs/design.md, section 6, and the left side's
 must be those of our definitions. One `--seed` gives the same comparisons again; an earlier file of
-the same seed is continued. Ends after so many comparisons, or `--minutes`.
+the same seed is continued, and what was wrong there is tried again. Ends after so many comparisons, or `--minutes`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
 COUNT = 100_000
-TYPINGS = 14
-"""Typings of a rule in a round."""
+TYPINGS, RUNS = 14, 6
+"""Typings of a rule in a round, and inputs of each."""
 LIMIT = 300.0
 """Seconds that a rule may take in a round."""
 SAVED = 20
 """Rules between two writings of the results."""
+LOST = "a crash or a hang of the fuzzer"
 COUNTED = ("verdicts", "typings", "dtypes", "ranks", "dims")
 FIRST = ("onnx", "numpy", "fuzz.law_judge")
 
@@ -62,7 +63,7 @@ class Results:
         """Add what came of one rule; a rule whose process ended is wrong."""
         self.done[name] += 1
         if answer is None:
-            self.wrong.append({"name": name, "verdict": "a crash or a hang of the fuzzer"})
+            self.wrong.append({"name": name, "verdict": LOST})
             return
         for each in COUNTED:
             self.total[each].update(answer[each])
@@ -73,6 +74,14 @@ class Results:
         self.why.pop(name, None)
         if not self.by_rule[name]:
             self.why[name] = {**answer["typings"], **answer["verdicts"], **answer["why"]} or "no legal typing was drawn"
+
+    def again(self, workers: Workers) -> None:
+        """Try what was wrong in an earlier run once more; only what still is stays."""
+        tried = {json.dumps(each["job"]): each for each in self.wrong if "job" in each}
+        self.wrong = [each for each in self.wrong if "job" not in each]
+        for each in tried.values():
+            answer = workers(each["job"]).result()
+            self.wrong += [each] if answer is None else answer["wrong"]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -92,14 +101,14 @@ class Results:
             self.path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
 
-def jobs(names: list[str], seed: int, typings: int, done: Counter[str]) -> Iterator[dict[str, Any]]:
+def jobs(names: list[str], options: argparse.Namespace, done: Counter[str]) -> Iterator[dict[str, Any]]:
     """Rounds over all rules without end, each in another order; those that are done are left
     out."""
-    number = 0
+    number, seed = 0, options.seed
     while True:
         for name in Random(f"{seed} {number}").sample(names, len(names)):
             if done[name] <= number:
-                yield {"name": name, "seed": seed + number, "typings": typings}
+                yield {"name": name, "seed": seed + number, "typings": options.typings, "runs": options.runs}
         number += 1
 
 
@@ -109,7 +118,8 @@ def fuzz(options: argparse.Namespace, results: Results, names: list[str]) -> Non
     workers = Workers("fuzz.law_judge:judged", options.workers, LIMIT, FIRST)
     asked: list[tuple[str, Any]] = []
     try:
-        for n, job in enumerate(jobs(names, options.seed, options.typings, Counter(results.done))):
+        results.again(workers)
+        for n, job in enumerate(jobs(names, options, Counter(results.done))):
             asked.append((job["name"], workers(job)))
             if len(asked) <= options.workers:
                 continue
@@ -143,6 +153,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT, help="comparisons after which it ends")
     parser.add_argument("--minutes", type=float, default=600.0, help="time after which it ends")
     parser.add_argument("--typings", type=int, default=TYPINGS, help="typings of a rule in a round")
+    parser.add_argument("--runs", type=int, default=RUNS, help="inputs of each typing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--mutants", type=int, help="so many changed rules instead, each without a proof")
@@ -161,6 +172,7 @@ def main() -> int:
         "seed": options.seed,
         "of": len(names),
         "typings of a rule in a round": options.typings,
+        "inputs of a typing": options.runs,
     }
     results = Results(options.output, head)
     fuzz(options, results, names)

@@ -104,8 +104,8 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
     for x, heads in ((q, q_heads), (k, kv_heads), (v, kv_heads)):
         if xp.rank(x) != 4 or (heads is not None and xp.shape(x)[1] != heads):
             raise IllTyped(f"{heads} heads for a tensor of shape {xp.shape(x)}")
-    if xp.shape(k)[1] != xp.shape(v)[1]:
-        raise IllTyped(f"{xp.shape(k)[1]} heads of keys and {xp.shape(v)[1]} of values")
+    if xp.shape(k)[:2] != xp.shape(v)[:2] or xp.shape(q)[0] != xp.shape(k)[0]:
+        raise IllTyped(f"batches and heads of {xp.shape(q)}, {xp.shape(k)} and {xp.shape(v)} differ")
     past = 0 if past_key is None else xp.shape(past_key)[2]
     k = k if past_key is None else concat(xp, past_key, k, axis=2)
     v = v if past_value is None else concat(xp, past_value, v, axis=2)
@@ -154,7 +154,7 @@ def bias(xp, scores, mask, causal, past):
     """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if
     nothing is."""
     least, zero = xp.literal(-math.inf, scores), xp.literal(0, scores)
-    if mask is not None and xp.shape(mask)[-1:] != xp.shape(scores)[-1:]:
+    if mask is not None and xp.shape(mask)[-2:] != xp.shape(scores)[-2:]:  # the runtime broadcasts neither
         raise IllTyped(f"a mask of shape {xp.shape(mask)} for scores of shape {xp.shape(scores)}")
     found = mask
     if mask is not None and xp.dtype(mask) == "bool":
@@ -194,6 +194,7 @@ def _read(op_: Op, outputs: tuple[int, ...], call: Call) -> Node:
         raise Unsupported("Attention with nonpad_kv_seqlen")
     if call.outputs not in outputs or (op_ is attention and len(call.args) > 4):
         raise Unsupported(f"Attention with {call.outputs} outputs")
+    _check_float64(call.arg(0))
     attrs = {k: v for k, v in call.attrs.items() if k in op_.attributes}
     if unknown := {k for k, v in call.attrs.items() if k not in attrs and k != "qk_matmul_output_mode" and v != -1}:
         raise Unsupported(f"Attention with the attribute {sorted(unknown)[0]}")
@@ -201,8 +202,19 @@ def _read(op_: Op, outputs: tuple[int, ...], call: Call) -> Node:
     return get("item").term(whole, index=0) if call.outputs == 1 and op_ is not attention else whole
 
 
+def _write(op_: Op, node: Node, opset: int) -> Call:
+    _check_float64(node.args[0])
+    return op_._write(node, opset)
+
+
+def _check_float64(q: Node) -> None:
+    if q.dtype == "float64":
+        raise Unsupported("Attention of float64: the runtime scales there by numbers of single precision")
+
+
 for each, outputs in ((attention, (1,)), (attention_cached, (1, 2, 3)), (attention_traced, (4,))):
     each.importer(lambda call, each=each, outputs=outputs: _read(each, outputs, call))
+    each.exporter(lambda node, opset, each=each: _write(each, node, opset))
     each.example("float32[2,2,3,4]", "float32[2,2,5,4]", "float32[2,2,5,4]")
     each.example("float32[2,4,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]", is_causal=1)
     each.example("float32[2,3,8]", "float32[2,5,4]", "float32[2,5,6]", "float32[3,5]", q_num_heads=4, kv_num_heads=2)

@@ -14,6 +14,8 @@ from taso_mirage.operators.ops import Call, Op, op
 @op(onnx="FusedMatMul", domain="com.microsoft", since=1)
 def fused_matmul(xp, a, b, *, alpha: float = 1.0, transA: int = 0, transB: int = 0):
     """(...,m,k), (...,k,n) -> alpha * a b, with the last two axes of a or b swapped first"""
+    if transA and xp.rank(a) > 2 and xp.shape(a)[-2] == 0:
+        raise IllTyped("batches of sums of nothing, which the runtime leaves unset")
     left = _swapped(xp, a) if transA else a
     product = matmul(xp, left, _swapped(xp, b) if transB else b)
     return product if alpha == 1 else mul(xp, product, xp.literal(alpha, product))

@@ -54,7 +54,8 @@ def _added(xp, mask, shape, like, value: float):
         kept = xp.map(np.greater, xp.reshape(mask, (batch, 1, 1, keys)), xp.literal(0, mask))
     else:
         kept = xp.map(np.less, xp.iota(keys, xp.dtype(mask)), xp.reshape(mask, (batch, 1, 1, 1)))
-    return xp.map(np.where, kept, xp.literal(0, like), xp.literal(value, like))
+    each = xp.map(np.where, kept, xp.literal(0, like), xp.literal(value, like))
+    return xp.expand(each, (batch, 1, keys, keys))
 
 
 @qattention.importer

@@ -18,17 +18,18 @@ from onnx import TensorProto, helper
 
 import taso_mirage
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.admitted import admitted
+from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.library import Rule, parse_rules
 from taso_mirage.rewriting.text import parse_type
 
-PARTS, TYPINGS = 3, 3
-"""A day's slice is a part of the laws, each at so many typings; each law has its turn within a few
-days."""
-RULES, LEAST = 90, 450
+RULES, TYPINGS, RUNS = 90, 3, 3
+"""A day's slice: so many rules and laws, each at so many typings, on so many inputs."""
+LEAST = 450
 
 
 def _day() -> int:
@@ -39,9 +40,9 @@ def test_a_slice_of_the_rules_and_laws_gives_the_same_on_both_sides_in_the_runti
     seed, proofs = _day(), Proofs()
     found, verdicts = list[str](), Counter[str]()
     for name in Random(seed).sample(list(subjects()), RULES):
-        tally = compared(subjects()[name], seed, TYPINGS, proofs)
+        tally = compared(subjects()[name], seed, TYPINGS, proofs, runs=RUNS)
         verdicts += tally.verdicts
-        again = f"python bench/law_fuzz.py --only {name} --seed {seed} --typings {TYPINGS} --count 1"
+        again = f"python bench/law_fuzz.py --only {name} --seed {seed} --typings {TYPINGS} --runs {RUNS} --count 1"
         found += [f"{w['name']}: {w['verdict']}: {w['found']}\n{w['left']}{w['right']}{again}" for w in tally.wrong[:1]]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
@@ -123,6 +124,22 @@ REFUSED: dict[str, tuple[str, list[Node], dict[str, Any]]] = {
         operands("float32[2,4,3,8]", "float32[2,1,3,8]", "float32[2,4,3,8]"),
         {},
     ),
+    "one batch of queries for two of keys": (
+        "attention",
+        operands("float32[1,2,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]"),
+        {},
+    ),
+    "a mask for all queries alike": (
+        "attention",
+        operands("float32[2,2,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]", "float32[2,1,1,3]"),
+        {},
+    ),
+    "zeros for more columns than there are": (
+        "matmul_integer",
+        operands("uint8[2,3]", "int8[3,1]", "uint8[()]", "int8[3]"),
+        {},
+    ),
+    "batches of sums of nothing": ("fused_matmul", operands("float32[3,0,2]", "float32[3,0,4]"), {"transA": 1}),
     "a gelu of rank 0": ("fast_gelu", operands("float32[()]"), {}),
     "integers padded by infinity": ("pad", operands("int8[3]"), {"pads": (1, 1), "value": -np.inf}),
     "a size that is not its scale's": (
@@ -146,11 +163,25 @@ def test_what_the_runtime_does_not_compute_as_defined_has_no_type(kind: str) -> 
         get(name).term(*args, **attrs).type  # noqa: B018
 
 
-def test_a_fast_gelu_of_float64_is_not_written_where_the_runtime_has_single_constants() -> None:
-    node = get("fast_gelu").term(variable("x", Tensor("float64", (2, 3))))
+@pytest.mark.parametrize(("name", "count", "shape"), [("fast_gelu", 1, (2, 3)), ("attention", 3, (1, 2, 3, 4))])
+def test_float64_is_not_written_where_the_runtime_has_numbers_of_single_precision(
+    name: str, count: int, shape: tuple[int, ...]
+) -> None:
+    node = get(name).term(*[variable(f"x{i}", Tensor("float64", shape)) for i in range(count)])
     assert not admitted(node)
     with pytest.raises(Unsupported, match="single precision"):
-        get("fast_gelu").to_onnx(node, 21)
+        get(name).to_onnx(node, 23)
+
+
+def test_a_rule_does_not_apply_where_a_dim_that_may_be_empty_leaves_results_unset() -> None:
+    """ONNX Runtime's FusedMatMul of a transposed batch of sums of nothing writes a part of them."""
+    applied = {}
+    for k in (symbol("k"), 5):
+        a, b = variable("a", Tensor("float32", (3, k, 2))), variable("b", Tensor("float32", (3, k, 4)))
+        left = get("matmul").term(get("transpose").term(a, perm=(0, 2, 1)), b)
+        right = get("fused_matmul").term(a, b, transA=1)
+        applied[str(k)] = bool(Proofs().judge(Instance((left,), (right,))))
+    assert applied == {"k": False, "5": True}
 
 
 def test_a_model_with_keepdims_of_2_gives_what_it_gave() -> None:

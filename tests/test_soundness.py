@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
 from taso_mirage.operators.ops import term
@@ -245,4 +246,9 @@ def instance(row: dict[str, Any]) -> Application:
 
 @pytest.mark.parametrize("row", SHIPPED, ids=lambda row: row["name"])
 def test_shipped_rules_do_not_apply_where_they_are_false(row: dict[str, Any]) -> None:
-    assert not Proofs().of(instance(row))
+    try:
+        application = instance(row)
+    except IllTyped:  # the runtime computes something else there than any definition
+        assert row["name"].startswith("attention.multi_head_attention")
+        return
+    assert not Proofs().of(application)

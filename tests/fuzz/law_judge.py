@@ -145,15 +145,18 @@ def _proofs() -> Proofs:
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rule of a job ("name", "seed", "typings") came to, see `Tally.as_dict`."""
-    start = time.process_time()
-    found = compared(subjects()[str(job["name"])], int(job["seed"]), int(job["typings"]), _proofs())
-    return {"name": job["name"], **found.as_dict(), "seconds": round(time.process_time() - start, 3)}
+    """What the rule of a job ("name", "seed", "typings", "runs") came to, see `Tally.as_dict`."""
+    start, rule = time.process_time(), subjects()[str(job["name"])]
+    found = compared(rule, int(job["seed"]), int(job["typings"]), _proofs(), runs=int(job["runs"]))
+    wrong = [{**each, "job": dict(job)} for each in found.wrong]
+    return {**found.as_dict(), "wrong": wrong, "seconds": round(time.process_time() - start, 3)}
 
 
-def compared(rule: Rule, seed: int, count: int, proofs: Proofs | None = None, trusted: bool = False) -> Tally:
-    """A rule at up to `count` typings, each on RUNS inputs. `trusted`: also where it is not proved
-    or would not be applied."""
+def compared(
+    rule: Rule, seed: int, count: int, proofs: Proofs | None = None, trusted: bool = False, runs: int = RUNS
+) -> Tally:
+    """A rule at up to `count` typings, each on so many inputs. `trusted`: also where it is not
+    proved or would not be applied."""
     tally, proofs = Tally(), proofs or Proofs()
     for i, typing in enumerate(typings(rule, seed, count)):
         rng = Random(f"{rule.name} {seed} {i}")
@@ -162,7 +165,7 @@ def compared(rule: Rule, seed: int, count: int, proofs: Proofs | None = None, tr
             tally.note(asked.why)
             continue
         try:
-            _compare(written(rule.name, as_read(typing), rng), rng, tally)
+            _compare(written(rule.name, as_read(typing), rng), rng, runs, tally)
         except BROKEN as error:
             tally.note("cannot be written", f"{type(error).__name__}: {error}"[:300])
         if len(tally.wrong) >= 5:
@@ -203,8 +206,8 @@ def _weights(typing: Typing, rng: Random) -> dict[str, StoredWeight]:
     return {n.attr("name"): StoredWeight(numbers(n, style, own)) for n in leaves(typing) if n.op == "weight"}
 
 
-def _compare(pair: Pair, rng: Random, tally: Tally) -> None:
-    chosen, optimized = styles(pair.typing, rng, RUNS), rng.random() < 0.2
+def _compare(pair: Pair, rng: Random, runs: int, tally: Tally) -> None:
+    chosen, optimized = styles(pair.typing, rng, runs), rng.random() < 0.2
     seeds = [rng.randrange(1 << 30) for _ in chosen]
     inputs = [n for n in leaves(pair.typing) if n.op == "input"]
     feeds = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import cycle, islice
 from random import Random
 from typing import Any
 
@@ -58,7 +58,7 @@ def typings(rule: Rule, seed: int, count: int) -> Iterator[Typing]:
     for wanted in (2 * count, MANY):
         for typing in drawn(statement, rng.randrange(1 << 30), wanted):
             found |= {(*t.lhs, *t.rhs): t for t in (typing, *_others(rule, typing, rng)) if _small(t)}
-            if len(found) >= 3 * count:
+            if len(found) >= 1.5 * count:
                 break
         if len(found) >= count:
             break
@@ -196,8 +196,8 @@ def moves_only(typing: Typing) -> bool:
 
 
 def styles(typing: Typing, rng: Random, count: int) -> list[Style]:
-    """How the numbers of so many runs are drawn."""
-    chosen = list(islice((*rng.sample(STYLES, len(STYLES)),), count))
+    """How the numbers of so many runs are drawn: each way once before any comes again."""
+    chosen = list(islice(cycle(rng.sample(STYLES, len(STYLES))), count))
     return [SPECIAL, *chosen[1:]] if moves_only(typing) else chosen
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -103,8 +104,7 @@ class Proofs:
         if known is None:
             self.asked += 1
             known = self.of_sizes(instance)
-            empty = next((e for e in emptied(instance) if known and not self.of_sizes(e)), None)
-            if empty is not None:
+            if known and not all(e is not None and self.of_sizes(e) for e in emptied(instance)):
                 known = CaseVerdict(known.case, unproved("not proved where a size is 0"))
             self._verdicts[instance] = known
         return known
@@ -180,14 +180,16 @@ def _elements(node: Node) -> int:
     return 1 << 30 if isinstance(size, Symbolic) else size
 
 
-def emptied(instance: Instance) -> Iterator[Instance]:
-    """The instance with each of its letters at 0, where that has a type: a dynamic dim may be
-    empty."""
+def emptied(instance: Instance) -> Iterator[Instance | None]:
+    """The instance with each of its letters at 0, where the left side has a type: a dynamic dim may
+    be empty. None where the right side has none then."""
     for name in sorted(instance.letters):
         try:
             yield resized_instance(instance, {name: 0})
         except ILLEGAL:
-            continue
+            with suppress(*ILLEGAL):
+                resized_instance(Instance(instance.lhs, ()), {name: 0})
+                yield None
 
 
 class _Kept:
