@@ -170,8 +170,7 @@ class _Reader:
                 lhs, rhs = case["lhs"], case["rhs"]
             try:
                 ground = self.judge(equality["proof"], lhs, rhs)
-                for empty in filter(_says_something, emptied(instance)):  # a dynamic dim may be 0
-                    self.judge(PROOF, *texts(empty))
+                self._judge_empty(instance)
             except CheckFailed as error:
                 raise CheckFailed(f"equality {index + 1}, {_named(equality)}: {error}") from None
             self.found.equalities[ground] += 1
@@ -179,6 +178,14 @@ class _Reader:
                 self.found.alone[_named(equality)] = undecided(lhs, rhs)
             self._sides[index] = instance
         return self._sides[index]
+
+    def _judge_empty(self, instance: Instance) -> None:
+        """A dynamic dim may be 0."""
+        for empty in emptied(instance):
+            if empty is None:
+                raise CheckFailed("its right side has no type where a size is 0")
+            if _says_something(empty):
+                self.judge(PROOF, *texts(empty))
 
     # ------------------------------------------------------------ weights
 
