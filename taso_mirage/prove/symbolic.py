@@ -32,9 +32,8 @@ class Proved:
 
 
 def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
-    """Whether every element is equal for all sizes >= 1 of the symbols, within the bounds of `sizes`,
-    and all finite real elements
-    of the leaves.
+    """Whether every element is equal for all sizes >= 1 of the symbols, within the bounds of
+    `sizes`, and all finite real elements of the leaves.
 
     Where a division by zero or a root of a negative number occurs, nothing is claimed.
     """
