@@ -90,7 +90,8 @@ def fold_weights(
 
 
 def _converts_within(node: Node) -> bool:
-    return any(traits(n).converts for n in topological([node]) if n is not node)
+    """Whether something is converted on the way, or to integers at the end."""
+    return any(traits(n).converts and (n is not node or not is_float(node.dtype)) for n in topological([node]))
 
 
 def _as_declared(node: Node, exact: Any, weights: Mapping[str, Weight]) -> bool:
