@@ -68,9 +68,7 @@ class Values:
         for (bound, f), c in p.terms:
             for more in self.places(bound, at):
                 value: Number = 1
-                for a, e in sorted(
-                    f, key=lambda pair: pair[0][0] not in ("ge", "lt", "eq")
-                ):  # 0 before what is nowhere
+                for a, e in sorted(f, key=lambda pair: pair[0][0] != "ge"):  # 0 before what is nowhere
                     value *= self.atom(a, more) ** e if e == int(e) else float(self.atom(a, more)) ** float(e)
                     if value == 0:
                         break

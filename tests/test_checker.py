@@ -183,7 +183,8 @@ PARTS = 8
 def test_share_of_the_library(part: int) -> None:
     """The library's rules at their own typings."""
     some = steps()[part::PARTS]
-    assert sum(check(*pair) == Accepted() for pair in some) >= 0.88 * len(some)
+    refused = [pair for pair in some if check(*pair) != Accepted()]
+    assert len(refused) <= 1, "".join(refused[0])
 
 
 SIMILAR = {

@@ -157,7 +157,8 @@ def multi_head(
         d, e = q.shape[2], v.shape[2]
         need(bias.shape == (d + d + e,) and k.shape[2] == d, "a bias that does not fit")
         q, k, v = (t + bias.cut(0, at, n) for t, at, n in ((q, ZERO, d), (k, d, d), (v, d + d, e)))
-    y, *_ = attend(*(apart(t, num_heads) for t in (q, k, v)), mask, ZERO, Options(unidirectional, scale))
+    q, k, v = (apart(t, num_heads) for t in (q, k, v))
+    y, *_ = attend(q, k, v, mask, ZERO, Options(unidirectional, scale))
     return together(y)
 
 
@@ -171,7 +172,8 @@ def packed(
         need(False, "weights in no thirds")
         return x
     y = matmul(x, w) + b
-    return multi_head(*(y.cut(2, n * i, n) for i in range(3)), None, mask, num_heads=num_heads, scale=scale)
+    q, k, v = (y.cut(2, n * i, n) for i in range(3))
+    return multi_head(q, k, v, None, mask, num_heads=num_heads, scale=scale)
 
 
 # ---------------------------------------------------------------- rotary embedding

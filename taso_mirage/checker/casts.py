@@ -66,12 +66,12 @@ def magnitude(p: Poly, size: int | None) -> Number | None:
         ends = [(largest(a), e) for a, e in f]
         if b or c != int(c):
             return None
-        part = abs(c)
+        part: Number = max(c, -c)
         for end, e in ends:
             if end is None or e < 0 or e != int(e):
                 return None
-            part *= end**e
-        bound += part
+            part = part * int(end) ** int(e)
+        bound = bound + part
     return bound
 
 

@@ -132,8 +132,10 @@ def nothing(x: Tensor, **_: Any) -> Tensor:
     return x.over(lambda p: ZERO, dtype="bool")
 
 
-FUNCTIONS = ("sqrt", "log", "erf", "tanh", "sin", "cos", "floor", "ceil", "round", "sign")
-FUNCTIONS += ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+FUNCTIONS = (
+    *("sqrt", "log", "erf", "tanh", "sin", "cos", "floor", "ceil", "round", "sign"),
+    *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+)
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

@@ -321,9 +321,10 @@ def at_end(term: Term, c: Number) -> Poly | None:
     rest = single((bound, f - ranged - frozenset(quotients))) * c
     if not quotients:
         return ZERO if ranged and c > 0 else multiplied([rest, *((a[2] - 1) ** e for a, e in ranged)])
-    ((_, above, below), e), *more = quotients
+    (quotient, e), *more = quotients
     if more or ranged or e != 1:
         return None
+    above, below = as_polys(quotient)
     n = constant(below)
     share = rest * ratio(1, n) if n else divided(rest, below)
     if share is None:
@@ -331,14 +332,19 @@ def at_end(term: Term, c: Number) -> Poly | None:
     return share * (above - below + 1 if c > 0 else above)
 
 
+def as_polys(a: Atom) -> list[Poly]:
+    """The parts of an atom that has only such."""
+    return [part for part in a[1:] if isinstance(part, Poly)]
+
+
 def reduced(p: Poly, facts: frozenset[Poly]) -> Iterator[Poly]:
     """p // d for sizes d of which p is a multiple and a rest below d: it is negative where p is."""
-    scales = {
-        single((frozenset(), frozenset((a, e) for a, e in f if a[0] == "size"))) * abs(c)
+    found = [
+        single((frozenset(), frozenset((a, e) for a, e in f if a[0] == "size"))) * max(c, -c)
         for (b, f), c in p.terms
         if not b and c == int(c) and all(e > 0 for _, e in f)
-    } - {ONE}
-    for d in sorted(scales, key=key):
+    ]
+    for d in sorted(set(found) - {ONE}, key=key):
         whole, rest = apart(p, d, towards_zero=True)
         for q, r in ((whole, rest), (whole - 1, rest + d)):
             if constant(q) != 0 and follows(r, facts) and follows(d - 1 - r, facts):

@@ -14,7 +14,8 @@ from taso_mirage.checker.elementwise import kinked, sigmoid
 from taso_mirage.checker.forms import FLOATS, INTS, ONE, Poly, bits, floor, just, need, poly
 from taso_mirage.checker.functions import REAL, called, greatest, lifted, valued
 from taso_mirage.checker.moves import concat
-from taso_mirage.checker.products import average_pool, centred, conv, matmul, matmul_integer, per_channel
+from taso_mirage.checker.norms import per_channel
+from taso_mirage.checker.products import average_pool, centred, conv, matmul, matmul_integer
 from taso_mirage.checker.tensors import Tensor
 
 
@@ -94,14 +95,14 @@ def qlinear(name: str, fn: Callable[..., Tensor], count: int = 1, exactly: bool 
 
     def one(*ts: Any, **attributes: Any) -> Tensor:
         operands, scale, zero = ts[: 3 * count], ts[3 * count], [*ts[3 * count + 1 :], None][0]
-        values = [real(*operands[3 * k : 3 * k + 3], "float32") for k in range(count)]
+        values = [real(operands[3 * k], operands[3 * k + 1], operands[3 * k + 2], "float32") for k in range(count)]
         return steps(fn(*values, **attributes), scale, zero, ts[0].dtype, name="round" if exactly else f"round {name}")
 
     return one
 
 
 def qlinear_concat(scale: Tensor, zero: Tensor, *parts: Tensor, axis: int) -> Tensor:
-    values = [real(*parts[k : k + 3], "float32") for k in range(0, len(parts), 3)]
+    values = [real(parts[k], parts[k + 1], parts[k + 2], "float32") for k in range(0, len(parts), 3)]
     return steps(concat(*values, axis=axis), scale, zero, zero.dtype)
 
 
