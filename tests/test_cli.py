@@ -369,7 +369,7 @@ def test_the_text_of_an_unexpected_error_is_one_short_line(monkeypatch: pytest.M
     def failing(path: Path, **options: object) -> None:
         raise ZeroDivisionError("x" * 10_000 + "\nsecond")
 
-    monkeypatch.setattr("taso_mirage.onnx_io.load", failing)
+    monkeypatch.setattr("taso_mirage.onnx_io.files.load_as_data", failing)
     said = one_line(run("inspect", "models/mini_transformer.onnx", check=1))
     assert "ZeroDivisionError: " + "x" * 300 + " (please report it" in said
 

@@ -48,7 +48,7 @@ def test_what_cannot_be_captured_runs_plainly(plain: bool, monkeypatch: pytest.M
     monkeypatch.setattr(session, "inference_session", lambda *given: runtime)
     monkeypatch.setattr(session, "run_session", lambda *given: [])
     monkeypatch.setattr(session, "graph_run", lambda annotation: annotation)
-    opened = session.CudaSession(b"", {}, True, False, {})
+    opened = session.CudaSession(b"", {}, True, {})
     if not plain:
         with pytest.raises(RunFailed, match="CUDA failure 901"):
             opened.bound({})

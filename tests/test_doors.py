@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 import taso_mirage
 from taso_mirage import api
 from taso_mirage.cli.commands import app
-from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.errors import InvalidModel, TasoMirageError, Unsupported
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT, carries_kernels
 from taso_mirage.measure import session as runtime
@@ -284,6 +284,26 @@ def test_a_compiled_plan_is_refused(words: str, name: str, place: Place) -> None
     if words != "inspect":  # which shows what is there
         assert (done.returncode, "compiled for one device" in done.stderr) == (3, True), done.stderr
         assert not (place.folder / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("operator", ["EPContext", "PythonOp"])
+def test_code_is_refused_wherever_it_stands(operator: str, tmp_path: Path) -> None:
+    """In a body, in a function, in a body inside of one."""
+    node = helper.make_node(operator, ["x"], ["y"], domain="com.microsoft")
+    opsets = [helper.make_opsetid(domain, 1) for domain in ("com.microsoft", "f")] + [helper.make_opsetid("", 17)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    flag = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    branch = helper.make_graph([node], "b", [], [y])
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    called = helper.make_node("F", ["x", "c"], ["y"], domain="f")
+    for outer, inner in ((choice, []), (called, [node]), (called, [choice])):
+        functions = [helper.make_function("f", "F", ["x", "c"], ["y"], inner, opsets)] if inner else []
+        graph = helper.make_graph([outer], "g", [x, flag], [y])
+        onnx.save(
+            helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9), tmp_path / "m.onnx"
+        )
+        with pytest.raises(InvalidModel, match=operator):
+            load(tmp_path / "m.onnx")
 
 
 def test_inspect_shows_kernels_and_profiles_their_operators(place: Place) -> None:

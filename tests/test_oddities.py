@@ -56,7 +56,7 @@ def test_a_session_without_optimizations_has_none() -> None:
     content = serialize(model((x(4),), (term("relu", x(4)),)))
     levels = onnxruntime.GraphOptimizationLevel
     for target, level in ((CPU, levels.ORT_ENABLE_ALL), (UNOPTIMIZED, levels.ORT_DISABLE_ALL)):
-        session: Any = target.open(content, False, False, {})
+        session: Any = target.open(content, False, {})
         assert session._session.get_session_options().graph_optimization_level == level
 
 

@@ -231,6 +231,16 @@ def test_a_planted_record_is_compared_with_its_goal(cache: Path, free: FreeSizes
     assert choices.record(goal, free, ()) is None
 
 
+def test_a_planted_record_that_overflows_is_no_choice(cache: Path) -> None:
+    """Equal in exact arithmetic."""
+    x = variable("i0", Tensor("float32", (8, 4)))
+    powers = term("exp", x)
+    unsafe = Graph((x,), (term("div", powers, term("reduce_sum", powers, axes=(1,), keepdims=True)),))
+    goal, choices = Graph((x,), (term("softmax", x, axis=1),)), Choices("cpu", "here")
+    write_file(choices._path(goal, None, ()), json.dumps({"mugraph": to_json(unsafe)}))
+    assert choices.record(goal, None, ()) is None
+
+
 def test_what_this_user_found_is_not_verified_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
     choices.keep({"mugraph": to_json(goal)}, goal, None, ())

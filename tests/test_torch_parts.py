@@ -353,10 +353,10 @@ def test_times_are_rounded_and_comparisons_are_not(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda_session, "check_provider", lambda *_: None)
     monkeypatch.setattr(cuda_session, "run_session", lambda session, *_: session)
     monkeypatch.setattr(cuda_session, "_Bound", lambda session, *_: session)
-    made = CUDA_TF32.open(b"", False, False, {})
+    made = CUDA_TF32.open(b"", False, {})
     assert [each["use_tf32"] for each in opened] == ["1", "0"]
     assert (made.bound({}), made.run({})) == ("session 1", "session 2")
-    CUDA.open(b"", False, False, {})
+    CUDA.open(b"", False, {})
     assert [each["use_tf32"] for each in opened] == ["1", "0", "0"]
     assert {each.plain for each in CUDA_TF32.variants} == {CUDA_TF32}
     assert {each.plain for each in CUDA.variants} == {CUDA}

@@ -31,7 +31,7 @@ from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storabl
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.kernels.tiled_plans import TiledPlan, varied
 from taso_mirage.kernels.tiles import LONG, NEAR, Tiled, TileSizes, fastest, rank
-from taso_mirage.kernels.verify import read_tests, same_in_the_field, tests_json, verified_mugraph
+from taso_mirage.kernels.verify import AGAIN, read_tests, tests_json, verified_mugraph
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.system.files import write_file
@@ -132,7 +132,7 @@ class FoundMuGraph:
         Raises InvalidOption where it computes something else.
         """
         evidence, graph = read_tests(value["evidence"]), from_json(value["graph"])
-        if not same_in_the_field(graph, goal):
+        if isinstance(verified_mugraph(graph, goal, AGAIN), Failure):
             raise InvalidOption(
                 "the checkpoint has a muGraph that does not compute the goal; name another file, or remove it"
             )

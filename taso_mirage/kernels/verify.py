@@ -31,6 +31,8 @@ LARGEST = float(np.finfo(np.float32).max)
 """What a kernel can give; a goal that is larger in float64 asks for nothing."""
 SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
+AGAIN = 2
+"""Tests in the field of what was tested before, at its real sizes."""
 UNDERFLOW = 1e-30
 """An absolute error that float32's smallest numbers excuse."""
 
@@ -53,14 +55,6 @@ def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0)
     if isinstance(measured, Failure):
         return measured
     return tested(tests, passed, (len(leaves) / P) ** tests, measured)
-
-
-def same_in_the_field(mugraph: Graph, goal: Graph, tests: int = 2) -> bool:
-    """Whether `mugraph` computes what `goal` does, for what somebody else says it does: in exact
-    arithmetic alone, which is quick at real sizes too."""
-    leaves, types = _leaves(goal), [[o.type for o in g.outputs] for g in (mugraph, goal)]
-    known = all(n in leaves for n in _leaves(mugraph)) and types[0] == types[1]
-    return known and not isinstance(_in_the_field(mugraph, goal, tests, 0), Failure)
 
 
 def tested(tests: int, undecided: int, bound: float, measured: tuple[MeasuredError, ...]) -> Evidence:

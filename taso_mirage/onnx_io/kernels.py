@@ -12,8 +12,12 @@ from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.functions` writes."""
-PLAN = ("com.microsoft", "EPContext")
-"""The node that holds what a runtime compiled for a device, or the path of a file with it."""
+OPERATORS_OF_CODE = {
+    ("com.microsoft", "EPContext"): "holds code that was compiled for one device",
+    ("com.microsoft", "PythonOp"): "calls a function of Python",
+    ("com.microsoft", "PythonOpGrad"): "calls a function of Python",
+}
+"""Operators of the runtime that are code by themselves, or name a file with it."""
 DROPPED = "taso_mirage.dropped_kernels"
 """Key in `meta` of a header: how many kernels of the file were not taken."""
 
@@ -40,10 +44,9 @@ def without_kernels(old: ir.Model) -> ir.Model:
     for part in graphs_inside(source):
         part.opset_imports.pop(DOMAIN, None)
         for node in part:
-            if _is_plan(node):
+            if (does := _is_code(node)) is not None:
                 raise InvalidModel(
-                    f"the node {node.name or node.op_type!r} holds code that was compiled for one device ({PLAN[1]}); optimize the "
-                    "model that it was made of"
+                    f"the node {node.name or node.op_type!r} {does} ({node.op_type}); optimize the model that it was made of"
                 )
             if node.domain == DOMAIN:
                 raise InvalidModel(
@@ -73,13 +76,14 @@ def carries_code(source: ir.Model) -> bool:
     if DOMAIN in source.opset_imports or any(domain == DOMAIN for domain, *_ in source.functions):
         return True
     return any(
-        DOMAIN in part.opset_imports or any(node.domain == DOMAIN or _is_plan(node) for node in part)
+        DOMAIN in part.opset_imports or any(node.domain == DOMAIN or _is_code(node) is not None for node in part)
         for part in graphs_inside(source)
     )
 
 
-def _is_plan(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) == PLAN
+def _is_code(node: ir.Node) -> str | None:
+    """What a node does, where it is code."""
+    return OPERATORS_OF_CODE.get((node.domain, node.op_type))
 
 
 def dropped(header: ir.Model) -> str | None:

@@ -15,12 +15,13 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.free import FreeSizes, at_sizes_of
-from taso_mirage.kernels.verify import same_in_the_field
+from taso_mirage.kernels.verify import AGAIN, verified_mugraph
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.system.builds import private_folder
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
 from taso_mirage.targets.lowering import Record
+from taso_mirage.verdicts import Failure
 from taso_mirage.version import __version__
 
 Measured = tuple[tuple[str, int], ...]
@@ -65,7 +66,8 @@ class Choices:
 def _computes(record: Record, goal: Graph, free: FreeSizes | None) -> bool:
     """Whether every muGraph of a record computes the goal at the sizes that the goal has."""
     graphs = [from_json(each["mugraph"]) for each in (record, *record.get("before", ()))]
-    return all(same_in_the_field(at_sizes_of(goal, each, free), goal) for each in graphs)
+    verdicts = (verified_mugraph(at_sizes_of(goal, each, free), goal, AGAIN) for each in graphs)
+    return not any(isinstance(each, Failure) for each in verdicts)
 
 
 def _is_own(path: Path, record: Record) -> bool:
