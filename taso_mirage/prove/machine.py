@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from math import isfinite
+from math import isfinite, lcm
 
 import numpy as np
 
@@ -317,6 +317,34 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     if widens(old, new) or representable(algebra, p, new):
         return p
     return algebra.apply(rounding(new), p)
+
+
+def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
+    """A float that was computed from integers alone: the number, if its type surely has it, else a
+    function of it, so that what is lost on the way stays lost. Others are real numbers."""
+    digits = DIGITS.get(dtype)
+    if digits is None or p.number is not None or infinite(p) or not _counted(p):
+        return p
+    common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
+    whole = p.scaled(common)
+    if common & (common - 1) == 0 and integral(whole) and _fits(algebra, whole, dtype):
+        return p
+    return algebra.apply(rounding(dtype), p)
+
+
+def _counted(p: Poly) -> bool:
+    """Whether a polynomial is one of integers that are read or counted, and of no float."""
+    return all(_counts(a) for m in p.terms for a, _ in m)
+
+
+def _counts(a: Atom) -> bool:
+    if a.kind == "read":
+        return limits(a.args[0][0]) is not None
+    if a.kind in ("sum", "prod"):
+        return all(_counts(x) for x, _ in a.args[2])
+    if a.kind == "inv":
+        return _counted(a.args[0])
+    return a.kind in ("size", "floor") or (a.kind == "max" and all(_counted(p) for _, _, p in a.args))
 
 
 def _fits(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
