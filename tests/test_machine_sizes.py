@@ -39,7 +39,7 @@ def sides(text: str, n: Dim, m: Dim = 0, dtype: str = "int8") -> Sides:
     """Both sides where x has the shape (n,), and y (n, m)."""
     equation = parse_equation(text)
     leaves = {"x": variable("x", Tensor(dtype, (n,))), "y": variable("y", Tensor(dtype, (n, m)))}
-    left, right = (instantiate(side, leaves, dtype) for side in (equation.lhs, equation.rhs))
+    left, right = (instantiate(side, leaves, "float64") for side in (equation.lhs, equation.rhs))
     return left, right
 
 
@@ -131,6 +131,34 @@ def test_what_fails_at_large_sizes_is_proved_at_small_ones_alone(text: str, n: i
 @pytest.mark.parametrize("text", TRUE)
 def test_what_digits_hold_is_proved_for_every_size(text: str) -> None:
     assert isinstance(prove_symbolic(*sides(text, symbol("n"), symbol("m"))), Proved)
+
+
+LOST = [
+    ("sub(add({f}, 2048), 2048)", "float16", 101),
+    ("sub(add({f}, 16777216), 16777216)", "float32", 101),
+    ("div(mul({f}, 1000), 1000)", "float16", 101),
+    ("mul(div({f}, 7), 7)", "float32", 31),
+    ("sub(mul({f}, {f}), mul({f}, sub({f}, 1)))", "float16", 101),
+    ("sub(reduce_sum(expand({f}, shape=(40,)), axes=(0,)), mul({f}, 39))", "float16", 101),
+]
+KEPT = [
+    ("sub(add({f}, 1024), 1024)", "float16", 101),
+    ("sub(add({f}, 2048), 2048)", "float32", 101),
+    ("mul(mul({f}, 0.5), 2)", "float16", 101),
+    ("neg(neg({f}))", "bfloat16", 101),
+]
+
+
+@pytest.mark.parametrize(("text", "dtype", "value"), [*LOST, *KEPT])
+def test_what_a_float_loses_on_the_way_stays_lost(text: str, dtype: str, value: int) -> None:
+    """f is an integer of 8 bits as a float; the whole goes back."""
+    whole = text.format(f=f"cast(x, to='{dtype}')")
+    left, right = sides(f"cast({whole}, to='int8') == x", 1)
+    (x,) = set(_leaves(left))
+    found = interpret(left, REALS, {x: np.array([value], np.int8)})[left[0]]
+    kept = (text, dtype, value) in KEPT
+    assert (int(found[0]) == value) == kept
+    assert isinstance(prove_symbolic(left, right), Proved) == kept
 
 
 def test_a_mean_divides_by_a_number_that_no_conversion_rounds() -> None:

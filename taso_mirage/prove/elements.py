@@ -227,7 +227,8 @@ class Elements(Meaning[Element]):
         return tuple((c, machine.wrapped_value(self.algebra, p, dtype)) for c, p in cases)
 
     def _modular(self, cases: Cases, dtype: str) -> Cases:
-        return tuple((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
+        found = ((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
+        return tuple((c, machine.held(self.algebra, p, dtype)) for c, p in found)
 
     def _folded(
         self,

@@ -34,7 +34,8 @@ def normal_form(algebra: Scalars, function: Function, dtypes: list[str], ps: lis
         ps = machine.values(algebra, ps, dtypes)
     if compares is not None:
         return _compared(algebra, compares, ps)
-    return (((), machine.reduced(algebra, _value(algebra, function, dtypes, ps, result), result)),)
+    found = machine.reduced(algebra, _value(algebra, function, dtypes, ps, result), result)
+    return (((), found if function is WHERE else machine.held(algebra, found, result)),)
 
 
 def _modular(function: Function, dtypes: list[str], result: str) -> bool:

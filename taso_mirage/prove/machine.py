@@ -8,10 +8,10 @@ is computed from them wraps, and is rounded as a float, where those bounds do no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from math import isfinite
+from math import isfinite, lcm
 
 import numpy as np
 
@@ -321,6 +321,41 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     if widens(old, new) or representable(algebra, p, new):
         return p
     return algebra.apply(rounding(new), p)
+
+
+def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
+    """A float that was computed from integers alone: the number, if its type surely has it, else a
+    function of it, so that what is lost on the way stays lost. Others are real numbers; so is what
+    floats were rounded to, where it has no bounds."""
+    digits = DIGITS.get(dtype)
+    if digits is None or p.number is not None or infinite(p) or not _counted(p):
+        return p
+    common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
+    whole = p.scaled(common)
+    if common & (common - 1) == 0 and integral(whole) and _fits(algebra, whole, dtype):
+        return p
+    found = value_bounds(algebra, p)
+    if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):
+        return p
+    return algebra.apply(rounding(dtype), p)
+
+
+def _counted(p: Poly) -> bool:
+    return all(_integer(a) for a in _inside_of(p))
+
+
+def _inside_of(p: Poly) -> Iterator[Atom]:
+    """The atoms that sums, maxima and quotients are made of."""
+    for a in (a for m in p.terms for a, _ in m):
+        match a.kind:
+            case "sum" | "prod":
+                yield from _inside_of(Poly({a.args[2]: 1}))
+            case "max":
+                yield from (inner for _, _, q in a.args for inner in _inside_of(q))
+            case "inv":
+                yield from _inside_of(a.args[0])
+            case _:
+                yield a
 
 
 def _fits(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
