@@ -60,6 +60,12 @@ def test_no_true_equation_is_refuted_in_a_few_draws() -> None:
     _not_refuted(15)
 
 
+def test_no_true_equation_of_scalars_is_refuted_in_a_few_draws() -> None:
+    for rule in rules("true_scalars")[::6]:
+        found = examine(rule, draws=12)
+        assert found.counterexample is None, f"{rule.name}\n{found.counterexample}"
+
+
 @pytest.mark.slow
 def test_no_true_equation_is_refuted() -> None:
     _not_refuted(2000)

@@ -16,7 +16,7 @@ from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
-from taso_mirage.prove.symbolic import ELSEWHERE, Proved, decided, elements, undefined, unproved
+from taso_mirage.prove.symbolic import ELSEWHERE, Proved, elements, settled, undefined, unproved
 from taso_mirage.verdicts import Failure, FailureKind, failed
 
 BUDGET = 200_000
@@ -53,7 +53,7 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
         ((_, p),), ((_, q),) = a.at(place), b.at(place)
         if p == q and infinite(p) == infinite(q):
             continue
-        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or decided(matching, p, q, (), a.type.dtype)):
+        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or settled(matching, p, q, (), a.type.dtype)):
             return f"element {place}"
     return None
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 from math import isqrt
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Monomial, Poly, Rational, plain_rational
-from taso_mirage.prove.maxima import surely_positive
+from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Monomial, Poly, Rational, constant_poly, plain_rational
+from taso_mirage.prove.maxima import surely_nonnegative, surely_positive
 
 
 def single_term(p: Poly) -> tuple[Monomial, Rational]:
@@ -79,7 +79,7 @@ def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
     return Poly({algebra.times(other, ((algebra.atom("exp", held[2]), 1),)): c * held[1]})
 
 
-def without(m: Monomial, a: Atom, power: int) -> Monomial:
+def without_factor(m: Monomial, a: Atom, power: int) -> Monomial:
     """A product that has a factor so often, without it."""
     return tuple((x, n - power if x is a else n) for x, n in m if x is not a or n != power)
 
@@ -93,7 +93,7 @@ def cleared(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     powers = [dict(m).get(found, 0) for m in p.terms]
     total = ZERO
     for (m, c), n in zip(p.terms.items(), powers, strict=True):
-        rest = Poly({without(m, found, n) if n else m: c})
+        rest = Poly({without_factor(m, found, n) if n else m: c})
         total = total + algebra.mul(rest, algebra.power(found.args[0], max(powers) - n))
     return total
 
@@ -126,3 +126,55 @@ def _degree(p: Poly, a: Atom) -> int:
 def _whole_root(c: Rational) -> int | None:
     root = isqrt(int(c)) if c > 0 and c.denominator == 1 else 0
     return root if root and root * root == c else None
+
+
+def sqrt(algebra: ScalarAlgebra, p: Poly) -> Poly:
+    """Multiplicative; as a total function it is sqrt(|x|), so sqrt(x)^2 is not x."""
+    if len(p.terms) != 1:
+        c = algebra.content(p) if p.terms else 0
+        root = _rational_root(c)
+        if root is None or root == 0:
+            return _new_root(algebra, p) if p.terms else ZERO
+        p = p.scaled(plain_rational(1 / Fraction(c)))
+        base = square_root(algebra, p)
+        if base is not None:
+            return algebra.largest([((), (), base.scaled(root)), ((), (), base.scaled(-root))])
+        return _new_root(algebra, p).scaled(root)
+    ((monomial, c),) = p.terms.items()
+    root = _rational_root(c)
+    result = constant_poly(root) if root is not None else algebra.poly("sqrt", constant_poly(c))
+    for a, power in monomial:
+        if a.kind == "exp":
+            one, power = algebra.exp(a.args[0].scaled(Fraction(1, 2))), 1
+        elif a.kind == "inv":
+            one = algebra.inverse(algebra.sqrt(algebra.power(a.args[0], power)))
+            power = 1
+        elif power > 1:
+            whole = algebra.power(_magnitude(algebra, Poly({((a, 1),): 1})), power // 2)
+            one, power = (algebra.mul(whole, _new_root(algebra, Poly({((a, 1),): 1}))) if power % 2 else whole), 1
+        else:
+            one = _new_root(algebra, Poly({((a, 1),): 1}))
+        one = algebra.inverse(one) if power < 0 else one
+        result = algebra.mul(result, algebra.power(one, abs(power)))
+    return result
+
+
+def _new_root(algebra: ScalarAlgebra, p: Poly) -> Poly:
+    root = algebra.poly("sqrt", p)
+    if surely_nonnegative(algebra, p):
+        algebra.squares[next(iter(root.terms))[0][0]] = p
+    return root
+
+
+def _magnitude(algebra: ScalarAlgebra, p: Poly) -> Poly:
+    """|p|"""
+    return algebra.largest([((), (), p), ((), (), p.scaled(-1))])
+
+
+def _rational_root(c: Rational) -> Rational | None:
+    """The exact square root of a rational, if it has one."""
+    f = Fraction(c)
+    if f < 0:
+        return None
+    a, b = isqrt(f.numerator), isqrt(f.denominator)
+    return plain_rational(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None

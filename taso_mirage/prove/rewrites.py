@@ -151,7 +151,8 @@ def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
 
 
 def _magnitude(algebra: ScalarAlgebra, p: Poly) -> tuple[Rational, Poly, Poly] | None:
-    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0; |u| of a maximum u has the branches of u and -u."""
+    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0; that of a maximum u has the branches of u
+    and -u."""
     exponent = next((m[0][0].args[0] for m in p.terms if len(m) == 1 and m[0][0].kind == "exp"), None)
     if exponent is None or len(p.terms) != 2 or p.terms.get(()) != 1 or sum(p.terms.values()) != 2:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from math import gcd, isqrt
+from math import gcd
 from typing import Any
 
 from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
@@ -131,7 +131,7 @@ class Scalars:
         """What a product becomes whose factors have a form together; None where they have none."""
         root = next((a for a, power in m if power > 1 and a in self.squares), None)
         if root is not None:
-            return self.mul(self.squares[root], Poly({quotients.without(m, root, 2): 1}))
+            return self.mul(self.squares[root], Poly({quotients.without_factor(m, root, 2): 1}))
         return quotients.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
@@ -236,48 +236,7 @@ class Scalars:
         return (e, self.mul(self.poly("exp", e.scaled(-1)), p)) if e.terms else (ZERO, p)
 
     def sqrt(self, p: Poly) -> Poly:
-        """Multiplicative; as a total function it is sqrt(|x|), so sqrt(x)^2 is not x."""
-        if len(p.terms) != 1:
-            c = self.content(p) if p.terms else 0
-            root = _root(c)
-            if root is None or root == 0:
-                return self._new_root(p) if p.terms else ZERO
-            p = p.scaled(plain_rational(1 / Fraction(c)))
-            base = quotients.square_root(self, p)
-            if base is not None:
-                return self.largest([((), (), base.scaled(root)), ((), (), base.scaled(-root))])
-            return self._new_root(p).scaled(root)
-        ((monomial, c),) = p.terms.items()
-        root = _root(c)
-        result = constant_poly(root) if root is not None else self.poly("sqrt", constant_poly(c))
-        for a, power in monomial:
-            if a.kind == "exp":
-                one, power = self.exp(a.args[0].scaled(Fraction(1, 2))), 1
-            elif a.kind == "inv":
-                one = self.inverse(self.sqrt(self.power(a.args[0], power)))
-                power = 1
-            elif power > 1:
-                whole = self.power(self.magnitude(a), power // 2)
-                one, power = (self.mul(whole, self._root(a)) if power % 2 else whole), 1
-            else:
-                one = self._root(a)
-            one = self.inverse(one) if power < 0 else one
-            result = self.mul(result, self.power(one, abs(power)))
-        return result
-
-    def _root(self, a: Atom) -> Poly:
-        return self._new_root(Poly({((a, 1),): 1}))
-
-    def _new_root(self, p: Poly) -> Poly:
-        root = self.poly("sqrt", p)
-        if maxima.surely_nonnegative(self, p):
-            self.squares[next(iter(root.terms))[0][0]] = p
-        return root
-
-    def magnitude(self, a: Atom) -> Poly:
-        """|a|"""
-        p = Poly({((a, 1),): 1})
-        return self.largest([((), (), p), ((), (), p.scaled(-1))])
+        return quotients.sqrt(self, p)
 
     def largest(self, branches: Sequence[Branch]) -> Poly:
         return maxima.largest(self, branches)
@@ -450,12 +409,3 @@ def _parts(kind: str, args: tuple[Any, ...]) -> tuple[list[Dim], list[Poly], tup
 
 def _boolean(a: Atom) -> bool:
     return a.kind in ("positive", "zero") or (a.kind == "read" and a.args[0][0] == "bool")
-
-
-def _root(c: Rational) -> Rational | None:
-    """The exact square root of a rational, if it has one."""
-    f = Fraction(c)
-    if f < 0:
-        return None
-    a, b = isqrt(f.numerator), isqrt(f.denominator)
-    return plain_rational(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None

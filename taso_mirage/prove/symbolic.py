@@ -148,10 +148,10 @@ def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions,
         p, q = xp.algebra.bind(p, step), xp.algebra.bind(q, step)
         rest = xp.indices.joined((), [xp.indices.bind(e, step) for e in given])
         return rest is None or _same(xp, matching, p, q, rest, dtype)
-    return matching.same(p, q, given) or _impossible(xp, given) or decided(matching, p, q, given, dtype)
+    return matching.same(p, q, given) or _impossible(xp, given) or settled(matching, p, q, given, dtype)
 
 
-def decided(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str) -> bool:
+def settled(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str) -> bool:
     """Whether p = q by cases of signs, or for Z3."""
     cases = same_by_cases(matching.algebra, lambda a, b: matching.same(a, b, given), p, q)
     return cases or equal(matching, p, q, given, dtype)
