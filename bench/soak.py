@@ -3,9 +3,10 @@ bench/results/soak-cpu2.json`.
 
 Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered
 caches and checkpoints, broken texts (rules, certificates, plans), and certificates and models of
-which something was changed (none may be accepted that computes something else). Each case has a seed; `--only
-KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang,
-read, write or start what it should not, leave a process behind, or compute something else.
+which something was changed (none may be accepted that computes something else). Each case has a
+seed; `--only KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash
+or a hang, read, write or start what it should not, leave a process behind, or compute something
+else.
 """
 
 from __future__ import annotations
