@@ -48,12 +48,12 @@ def verify(
     from taso_mirage.onnx_io.kernels import dropped
     from taso_mirage.report.follow import follow
     from taso_mirage.report.judge import CaseJudge
-    from taso_mirage.report.tried import tried
+    from taso_mirage.report.run_alike import run_alike
 
     models = [load(path) for path in (original, optimized)]
     first, last = (without_functions(with_fixed_defaults(m) if fix_defaults else m) for m in models)
     found = follow(first, last, _read(certificate), CaseJudge(strict, float_checks))
-    compared = tried(first, last) if run else "not compared in the runtime: --no-run"
+    compared = run_alike(first, last) if run else "not compared in the runtime: --no-run"
     said = {"places": found.places, "computed": found.computed, "terms": found.terms, "runtime": compared}
     kernels = dropped(last.header)
     if as_json:

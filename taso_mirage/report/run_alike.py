@@ -31,7 +31,7 @@ EDGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
 )
 
 
-def tried(first: Model, second: Model) -> str:
+def run_alike(first: Model, second: Model) -> str:
     """What was compared, in words.
 
     CheckFailed where the second model differs from the first by more than rounding, or does not
