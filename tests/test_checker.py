@@ -198,6 +198,11 @@ SIMILAR = {
     "neg": "exp",
 }
 SIMILAR |= {
+    "instance_norm": "group_norm",
+    "quantize": "dequantize",
+    "gather": "gather_elements",
+    "less": "less_or_equal",
+    "floor": "round",
     "reduce_sum": "reduce_mean",
     "reduce_mean": "reduce_max",
     "max_pool": "average_pool",
@@ -208,7 +213,7 @@ SIMILAR |= {
 
 def tampered(side: str, rng: Random) -> str:
     """The text with one thing changed."""
-    match rng.randrange(6):
+    match rng.randrange(8):
         case 0:  # a number
             spots = list(re.finditer(r"(?<![\w.'])\d+(?![\w.'])", side))
             change = lambda m: str(max(int(m[0]) + rng.choice((-1, 1)), 0))  # noqa: E731
@@ -224,6 +229,12 @@ def tampered(side: str, rng: Random) -> str:
         case 4:  # an operator for another
             spots = [m for m in re.finditer(r"(?<== )\w+(?=\()", side) if m[0] in SIMILAR]
             change = lambda m: SIMILAR[m[0]]  # noqa: E731
+        case 5:  # an operand that may be left out, and another operand
+            spots = list(re.finditer(r"(?<=\w), v\d+(?=, \w+=|\))", side))
+            change = lambda m: rng.choice(("", f", v{rng.randrange(6)}"))  # noqa: E731
+        case 6:  # an attribute
+            spots = list(re.finditer(r"(?<==)(-?\d+\.\d+|[01]|True|False)(?=[,)])", side))
+            change = lambda m: "0.625" if "." in m[0] else str(1 - int(m[0])) if m[0] in "01" else m[0]  # noqa: E731
         case _:  # an operator away
             spots = list(re.finditer(r"= \w+\((v\d+)[^\n]*", side))
             change = lambda m: f"= add({m[1]}, {m[1]})" if rng.random() < 0.2 else f"= neg(neg({m[1]}))"  # noqa: E731

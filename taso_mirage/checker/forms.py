@@ -146,7 +146,9 @@ def variables(x: Any) -> Bound:
 
 @lru_cache(20_000)
 def key(x: Any) -> str:
-    """A text that decides orders."""
+    """A text that decides orders; of variables the newer one is behind."""
+    if isinstance(x, int):
+        return f"{x:09}"
     if isinstance(x, Poly | frozenset):
         return "{" + ";".join(sorted(map(key, x.terms if isinstance(x, Poly) else x))) + "}"
     return "(" + ",".join(map(key, x)) + ")" if isinstance(x, tuple) else repr(x)
