@@ -30,8 +30,14 @@ def _windows(xp, x, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, va
         or not len(strides) == len(dilations) == spatial == len(pads) / 2
     ):
         raise IllTyped(f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {pads} for rank {xp.rank(x)}")
+    _check_channels(xp, x)
     padded = xp.pad(x, (0, 0, *pads[:spatial]), (0, 0, *pads[spatial:]), value)
     return xp.window(padded, range(2, spatial + 2), kernel, strides, dilations)
+
+
+def _check_channels(xp, x) -> None:
+    if xp.shape(x)[1] == 0:
+        raise IllTyped("a pool of no channels, which the runtime refuses")
 
 
 def _last(xp, views, kernel: Ints) -> range:
@@ -238,6 +244,7 @@ lp_pool.example("float32[1,2,6,5]", kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0
 def _spatial(xp, x) -> tuple[int, ...]:
     if xp.rank(x) < 3:
         raise IllTyped(f"pooling over all positions of a tensor of rank {xp.rank(x)}")
+    _check_channels(xp, x)
     return tuple(range(2, xp.rank(x)))
 
 

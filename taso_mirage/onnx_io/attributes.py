@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import Literal
+from taso_mirage.ir.terms import Literal, Tensor
 
 
 def attribute_value(name: str, attribute: ir.Attr) -> Any:
@@ -39,6 +39,17 @@ def meant(name: str, value: Any) -> Any:
     if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
         raise Unsupported(f"the attribute {name} is {value}")
     return value
+
+
+def told(node: ir.Node, type: Tensor) -> Tensor:
+    """What others say of the type of a node's result; of the shape nothing where not all read the
+    node's numbers alike."""
+    try:
+        for name, value in plain_attributes(node).items():
+            meant(name, value)
+    except Unsupported:
+        return Tensor(type.dtype, None)
+    return type
 
 
 def plain_attributes(node: ir.Node) -> dict[str, Any]:

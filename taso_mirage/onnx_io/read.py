@@ -17,7 +17,7 @@ from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecida
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol, symbols
 from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
-from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, what_it_does
+from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, told, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.compared import share_inputs
 from taso_mirage.onnx_io.inference import inferred
@@ -374,7 +374,7 @@ class _Reader:
         if not self._is_call(node):
             found = typed(TYPE_RULES, self._call(node, tuple(args), plain_attributes(node)), len(node.outputs))
         if found is None:
-            return tuple(self._output_type(o) for o in node.outputs)
+            return tuple(told(node, self._output_type(o)) for o in node.outputs)
         names: dict[str, Dim] = {}
         return tuple(self._ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from taso_mirage.errors import Undecidable, Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic
 from taso_mirage.ir.terms import ABSENT, Node, Tensor
+from taso_mirage.onnx_io.attributes import meant
 from taso_mirage.operators.ops import Call, Dims, Floats, known_elements
 
 Size: TypeAlias = "Dim | str"
@@ -59,7 +60,11 @@ class AskedNode:
             return None
 
     def attr(self, name: str, default: Any = None) -> Any:
-        return self.call.attrs.get(name, default)
+        """An attribute's value.
+
+        Raises Unsupported for one that not all read alike.
+        """
+        return meant(name, self.call.attrs.get(name, default))
 
     def axis(self, default: int, rank: int) -> int:
         return on_axis(int(self.attr("axis", default)), rank)

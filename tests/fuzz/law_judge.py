@@ -298,7 +298,7 @@ class Watch:
 
     def __call__(self, node: Node, value: Any, right: bool = False) -> Any:
         self.values[node] = value
-        if not right and traits(node).quantized:
+        if not right and (node.op == "div" or traits(node).quantized):  # also of nothing
             self.undefined |= any(self._is_zero(a) for a in node.args[1:])
         parts = zip(value, node.type, strict=False) if isinstance(value, tuple) else [(value, node.type)]
         for part, type in parts if not selects(node.op) else ():

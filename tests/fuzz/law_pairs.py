@@ -29,7 +29,7 @@ FLOATS = ("float32", "float16", "float64", "bfloat16")
 INTEGERS = ("int64", "int32", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 RANKS = 6
 """The highest rank that is drawn."""
-MANY = 640
+MANY = 160
 """Typings that are asked for where few draws are legal."""
 ELEMENTS = 4096
 """Larger terms are not run: they show nothing that smaller ones do not."""
@@ -50,8 +50,8 @@ class Refusal:
 
 
 def typings(rule: Rule, seed: int, count: int) -> Iterator[Typing]:
-    """Up to `count` typings that the guard admits, in a random order: those that the verifier draws,
-    each with the same one in another dtype, and with more axes in front."""
+    """Up to `count` typings that the guard admits, in a random order: those that the verifier
+    draws, each with the same one in another dtype, and with more axes in front."""
     rng = Random(f"{rule.name} {seed}")
     statement = RuleStatement(rule.equation, rule.given, rule.attributes)
     found: dict[tuple[Node, ...], Typing] = {}
