@@ -28,11 +28,11 @@ def test_a_seed_gives_the_same_model() -> None:
     assert len({hostile(seed) for seed in range(50)}) > 45
 
 
-COUNTS = {"model": 8, "graph": 2, "interrupt": 1, "cache": 8, "text": 6}
+COUNTS = {"model": 8, "graph": 2, "interrupt": 1, "cache": 8, "text": 6, "archive": 6, "fault": 1}
 """Cases of a run of the tests (`bench/soak.py` runs more); caches are warmed first, by searches."""
 
 
-MORE = {"model": 250, "graph": 24, "interrupt": 4, "text": 120}
+MORE = {"model": 250, "graph": 24, "interrupt": 4, "text": 120, "archive": 200, "fault": 6}
 """Those of the slow tests."""
 
 

@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
+from taso_mirage.errors import RuntimeUnavailable
+
 SAFE_PATH = "PYTHONSAFEPATH"
 """The variable that keeps the current folder off the path of modules."""
 
@@ -128,7 +130,11 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
     """
     kept = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"  # as -P; a process is started when there is work for it
-    made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
+    try:
+        made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
+    except OSError as error:  # its semaphores lie in /dev/shm
+        said = f"no processes can be started ({error.strerror or error})"
+        raise RuntimeUnavailable(f"{said}; make room in /dev/shm, or pass --workers 1") from None
     try:
         yield made
     except BaseException:

@@ -65,13 +65,18 @@ _watch: list[Watch] = []
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
     """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the
     list of all that is."""
-    from fuzz import accidents, archives, corpus, texts
+    from fuzz import accidents, archives, corpus, faults, texts
 
     if not _watch:
         _watch.append(Watch())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
     kinds = {"model": _model, "graph": _graph, "interrupt": accidents.interrupted, "cache": accidents.tampered}
-    kinds |= {"text": texts.text_case, "corpus": corpus.kept_case, "archive": archives.archive_case}
+    kinds |= {
+        "text": texts.text_case,
+        "corpus": corpus.kept_case,
+        "archive": archives.archive_case,
+        "fault": faults.fault_case,
+    }
     kind, seed = str(job["kind"]), int(job["seed"])
     folder = Path(job["folder"]) / f"{kind}{seed}"
     folder.mkdir(parents=True)

@@ -163,11 +163,10 @@ class _Stage:
 
     def _none(self) -> str:
         """Why there is no kernel."""
-        if not self.kinds:
-            over = self.mode == SEARCH and child().deadline.left() <= 0
-            return f"no kernels: {'the time was over' if over else 'no part of the model can be one'}"
         if self.ended:
             return f"no kernels: {self.ended}"
+        if not self.kinds:
+            return "no kernels: no part of the model can be one"
         tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
         return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
 
@@ -187,6 +186,7 @@ class _Stage:
             if kinds is not None:
                 made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            self.ended = "the time was over" if not found and late() else ""
             return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
         except Exception as error:
             self._report("the regions", error)
