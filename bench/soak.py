@@ -2,9 +2,10 @@
 bench/results/soak-cpu2.json`.
 
 Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered
-caches and checkpoints, broken texts (rules, certificates, plans), and damaged archives. Each case has a seed; `--only
-KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang,
-read, write or start what it should not, leave a process behind, or compute something else.
+caches and checkpoints, broken texts (rules, certificates, plans), damaged archives, and calls to
+the system that fail. Each case has a seed; `--only KIND --first SEED --count 1` runs one again.
+Nothing may end in a traceback, a crash or a hang, read, write or start what it should not, leave a
+process or a lock behind, or compute something else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
 COUNTS = {
+    "fault": 300,
     "certificate": 2000,
     "replaced": 1000,
     "model": 20000,

@@ -54,8 +54,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a function
-    that is told how much the file would grow, and answers), allow_rounding (a number of
+    explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a
+    function that is told how much the file would grow, and answers), allow_rounding (a number of
     quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule
     files whose rules are added to all others. Of shape, inputs and rules one may stand without a
     list around it.

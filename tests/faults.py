@@ -76,7 +76,8 @@ def main(folder: Path, error: int, lasts: int, step: int, command: list[str]) ->
         said = (folder / "run" / "err").read_text()
         made = int((folder / "run" / "calls").read_text() or 0)
         left = [each.name for each in (folder / "run" / "tmp").iterdir()]
-        print(json.dumps({"call": call, "code": code, "said": said, "files": digests(work), "left": left}), flush=True)
+        found = {"call": call, "code": code, "said": said, "files": digests(work), "left": left}
+        print(json.dumps(found | {"given": digests(folder / "given")}), flush=True)
         if call == 0:
             shutil.copytree(folder / "run" / "cache", folder / "cache", dirs_exist_ok=True)
         shutil.rmtree(folder / "run")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections import Counter
 
+import onnx
 import pytest
+from fuzz.graphs import random_model
+
+import taso_mirage
+from taso_mirage.prove.rules import proofs
 
 FAULTS = """
 import resource
@@ -30,3 +37,30 @@ def test_memory_of_large_arrays_is_used_again() -> None:
         for reused in (False, True)
     ]
     assert seen[1] < 100 < seen[0]
+
+
+def objects() -> Counter[str]:
+    """How many objects there are of each class, once garbage is gone."""
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+def test_calls_of_the_api_leave_no_objects_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the same models, nor of others."""
+    models = [onnx.load_from_string(random_model(seed)) for seed in (0, 1)]
+    monkeypatch.setattr(proofs, "_FOUND", {})
+    monkeypatch.setattr(proofs, "MOST", 8)
+
+    def calls(count: int) -> None:
+        for i in range(count):
+            taso_mirage.optimize(models[i % 2], measure=False, kernels="off", budget=0.2)
+
+    calls(4)
+    before = objects()
+    calls(10)
+    more = objects() - before
+    assert sum(more.values()) < 100, more.most_common(5)
+    for seed in range(2, 8):
+        taso_mirage.optimize(onnx.load_from_string(random_model(seed)), measure=False, kernels="off", budget=0.2)
+    assert 0 < len(proofs._FOUND) <= proofs.MOST
+    assert objects()["Model"] <= before["Model"]

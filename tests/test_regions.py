@@ -20,7 +20,7 @@ from taso_mirage.kernels.codegen.cpu.native import NativeKernel as Compiled
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
-from taso_mirage.kernels.regions import RegionSite, fragments, kernel_regions
+from taso_mirage.kernels.regions import RegionSite, _Growing, fragments, kernel_regions
 from taso_mirage.kernels.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.structures import Limits, plans
 from taso_mirage.kernels.survey import survey
@@ -240,3 +240,39 @@ def test_labels_say_which_term_has_none() -> None:
     with pytest.raises(TasoMirageError, match="it is no single tensor"):
         label(Graph(inputs, (whole,)))
     assert len(label(Graph(inputs, items(whole))).outputs) == 2
+
+
+# ---------------------------------------------------------------- the order that regions are grown in
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_region_has_one_rank_below_all_that_hangs_on_it(seed: int) -> None:
+    """Whatever is merged, as long as no path leaves it and comes back."""
+    rng = np.random.default_rng(seed)
+    values = [x(f"x{i}", 4) for i in range(3)]
+    for _ in range(40):
+        first, second = (values[-1 - int(rng.integers(min(8, len(values))))] for _ in range(2))
+        values.append(term("add", first, term("relu", second)))
+    growing = _Growing([values[-1], term("neg", values[-2])], {}, 1, False, False)
+    free = [n for n in growing.order if n.args]
+    for _ in range(30):
+        start = free[int(rng.integers(len(free)))]
+        members = [start, *[u for u in growing.users.get(start, ()) if u.args][: int(rng.integers(4))]]
+        if any(n in growing.region for n in members) or not growing._convex(set(members)):
+            continue
+        growing._take(members)
+        assert len({growing.rank[n] for n in members}) == 1
+        for node in growing.order:
+            for arg in node.args:
+                same = growing.region.get(arg, [arg]) is growing.region.get(node, [node])
+                assert same or growing.rank[arg] < growing.rank[node]
+    assert len(growing.found) > 3
+
+
+def test_no_region_is_looked_for_once_it_is_late() -> None:
+    node = x("x", 4)
+    for _ in range(200):
+        node = term("tanh", term("exp", term("neg", node)))
+    asked = iter([False] * 5 + [True] * 10_000)
+    few, all_ = fragments(model(node), {}, late=lambda: next(asked)), fragments(model(node), {})
+    assert 0 < sum(map(len, few.values())) <= 5 < sum(map(len, all_.values()))

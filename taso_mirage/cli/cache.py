@@ -54,8 +54,8 @@ def import_command(file: _Archive, as_json: JsonOption = False) -> None:
 
 @cache_app.command()
 def clear(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, as_json: JsonOption = False) -> None:
-    """Remove what the cache has: measured costs, verdicts, kernels, mutants and compiled files. What
-    else lies in its folder stays, and so do compiled files that a running process uses."""
+    """Remove what the cache has: measured costs, verdicts, kernels, mutants and compiled files.
+    What else lies in its folder stays, and so do compiled files that a running process uses."""
     from taso_mirage.measure.cache_clear import clear_cache
     from taso_mirage.measure.cost_cache import cache_path
 

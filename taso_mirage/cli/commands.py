@@ -6,7 +6,6 @@ Commands import what is heavy.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from taso_mirage.cli import cache, interrupt, partial, plugin, schema, substitut
 from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli.optimize import optimize
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption, TrustKernels
-from taso_mirage.errors import OutputError, TasoMirageError
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.system.memory import collect_seldom, reuse_memory
 from taso_mirage.system.streams import steady
 from taso_mirage.system.terminal import one_line, say, say_lines
@@ -190,15 +189,10 @@ def _complain(text: str) -> None:
 
 
 def _unexpected(error: Exception) -> int:
-    """Say what is no error of ours: a disk that takes no more of what is printed, or a bug.
+    """Say that there is a bug.
 
     The exit code.
     """
-    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for what Python itself would write at its end)
-        why = "what was to be printed could not be written"
-        _complain(f"{why} ({error.strerror}); files that were written before stay")
-        return OutputError.exit_code
     if os.environ.get("TASO_MIRAGE_TRACEBACK"):
         raise error
     text = (str(error).splitlines() or [""])[0][:300]

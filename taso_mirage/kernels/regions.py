@@ -106,9 +106,9 @@ def fragments(
     late: Callable[[], bool] = lambda: False,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each
-    with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a free number of rows is in none, as it may
-    get many; unless kernels take `free` sizes, and it is in single precision. What `prepared` has
-    kernels for is a region first."""
+    with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a
+    free number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is
+    in single precision. What `prepared` has kernels for is a region first."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched, free)
     if prepared is not None:
         growing.prepare(prepared)

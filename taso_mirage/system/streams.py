@@ -8,7 +8,13 @@ import os
 import sys
 from typing import Any, TextIO
 
+from taso_mirage.errors import OutputError
+
 NAMES = "stdin", "stdout", "stderr"
+
+
+class CannotPrint(OutputError):
+    """What is printed finds no place any more; it is said once."""
 
 
 class _Output(io.FileIO):
@@ -19,43 +25,41 @@ class _Output(io.FileIO):
     same.
     """
 
+    def __init__(self, number: int, nothing: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._nothing = nothing
+
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if not isinstance(error, BrokenPipeError) and self.fileno() != 2:
-                raise
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self.fileno())
-            os.close(nothing)
-            return memoryview(data).nbytes
+            os.dup2(self._nothing, self.fileno())
+            if isinstance(error, BrokenPipeError) or self.fileno() == 2:
+                return memoryview(data).nbytes
+            why = "what was to be printed could not be written"
+            raise CannotPrint(f"{why} ({error.strerror}); files that were written before stay") from None
 
 
 def steady() -> None:
     """Let this process have all three: one that was closed is /dev/null, as else the next file that
     is opened would take its number and get what is printed; and outputs that end quietly."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    while nothing < len(NAMES):  # it took the number of one that is closed
+        nothing = os.dup(nothing)
     for number, name in enumerate(NAMES):
         try:
             os.fstat(number)
         except OSError:
-            _fill(number)
+            os.dup2(nothing, number)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for name in NAMES[1:]:
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):
-            setattr(sys, name, _quiet_end(stream))
+            setattr(sys, name, _quiet_end(stream, nothing))
 
 
-def _fill(number: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    if nothing != number:
-        os.dup2(nothing, number)
-        os.close(nothing)
-
-
-def _quiet_end(stream: TextIO) -> TextIO:
-    stream.flush()
-    binary = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+def _quiet_end(stream: TextIO, nothing: int) -> TextIO:
+    binary = io.BufferedWriter(_Output(stream.fileno(), nothing))
     buffered = stream.isatty() or stream is sys.stderr
     return io.TextIOWrapper(binary, stream.encoding, "backslashreplace", line_buffering=buffered)

@@ -17,6 +17,16 @@ import psutil
 from fuzz.judge import CODES, ROOT, in_folder, ran
 from fuzz.seeds import contents
 
+SIGNALS = (
+    (signal.SIGINT,),
+    (signal.SIGINT, signal.SIGINT),
+    (signal.SIGTERM,),
+    (signal.SIGTERM, signal.SIGTERM),
+    (signal.SIGHUP,),
+    (signal.SIGINT, signal.SIGTERM),
+    (signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+    (signal.SIGKILL,),
+)
 LATEST = 20.0
 """Seconds that a command may take after an interrupt: it still measures and checks the best that it
 found."""
@@ -38,8 +48,9 @@ def interrupted(seed: int, folder: Path) -> tuple[str, list[str]]:
         env=os.environ | {"PYTHONPATH": path, "TASO_MIRAGE_CACHE": str(folder.parent / "cache")},
     )
     wrong, children = [], []
-    time.sleep(random.uniform(1, 5))  # before a second, Python itself still starts
-    signals = random.choice(((signal.SIGINT,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM,), (signal.SIGKILL,)))
+    _begun(folder, process)
+    time.sleep(random.uniform(0, 4))
+    signals = random.choice(SIGNALS)
     for number in signals:
         if process.poll() is None:
             children = psutil.Process(process.pid).children(recursive=True)
@@ -54,15 +65,21 @@ def interrupted(seed: int, folder: Path) -> tuple[str, list[str]]:
     _, alive = psutil.wait_procs(children, 5)
     wrong += [f"left an orphan: {each}" for each in alive if each.is_running()]
     code = CODES.get(process.returncode, str(-process.returncode))
-    if "Traceback" in errors or code not in ("done", "interrupted", "2", "9", "15"):
+    if "Traceback" in errors or code not in ("done", "interrupted", "1", "2", "9", "15"):
         wrong.append(f"{code}: {errors[-600:]}")
     if output.exists():
         onnx.checker.check_model(onnx.load(output))
     elif code == "done":
         wrong.append("done, and no output")
-    if code in ("done", "interrupted"):
+    if code != "9":
         wrong += [f"left {each.name}" for each in folder.iterdir() if each.name not in ("m.onnx", "out.onnx")]
     return f"interrupt {code}", wrong
+
+
+def _begun(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until the command has its lock: before, Python itself still starts."""
+    while process.poll() is None and not (folder / ".out.onnx.lock").exists():
+        time.sleep(0.02)
 
 
 def tampered(seed: int, folder: Path) -> tuple[str, list[str]]:

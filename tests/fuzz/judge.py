@@ -62,6 +62,7 @@ class Watch:
 
 _watch: list[Watch] = []
 KINDS = {
+    "fault": "faults:fault_case",
     "certificate": "certificates:certificate_case",
     "replaced": "replaced:replaced",
     "model": "judge:mutated_model",

@@ -152,8 +152,7 @@ class _Stage:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
             self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
-        if self.budget.stop:
-            self.notes.append("interrupted: kernels were tried for a part of the regions")
+        self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
         self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
         if model is None:
@@ -163,11 +162,10 @@ class _Stage:
 
     def _none(self) -> str:
         """Why there is no kernel."""
-        if not self.kinds:
-            over = self.mode == SEARCH and child().deadline.left() <= 0
-            return f"no kernels: {'the time was over' if over else 'no part of the model can be one'}"
         if self.ended:
             return f"no kernels: {self.ended}"
+        if not self.kinds:
+            return "no kernels: no part of the model can be one"
         tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
         return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
 
@@ -181,12 +179,13 @@ class _Stage:
                 self.layout = with_convolutions(self.before) if kinds.convolutions else None
                 model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
                 self.base = replace(self.base, model=model)
-            late = (lambda: child().deadline.left() <= 0) if self.mode == SEARCH else (lambda: False)
             regions = free_regions if backend.free else equal_regions
-            found, self.left_out = regions(self.base.model, self.sizes, backend.lanes, backend.batched, kinds, late)
+            asked = self.sizes, backend.lanes, backend.batched, kinds, self._over
+            found, self.left_out = regions(self.base.model, *asked)
             if kinds is not None:
                 made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            self.ended = "the time was over" if not found and self._over() else ""
             return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
         except Exception as error:
             self._report("the regions", error)
@@ -202,14 +201,13 @@ class _Stage:
         return possible_seconds(kind, len(spots), self.prepared.get(kind.goal), self.backend.device)
 
     def _report(self, what: str, error: Exception) -> None:
-        """What has no type at these sizes, or a bug, which must not cost what was found before."""
+        """What has no type at these sizes, or a bug, which costs nothing that was found."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = str(error) if isinstance(error, TasoMirageError) else bug
         self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:
-        """What is faster than the runtime's operators on its own, the largest gain over all places
-        first."""
+        """What is faster alone than the runtime's operators, the largest gain of all places first."""
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
@@ -223,8 +221,7 @@ class _Stage:
         return sorted(found, key=lambda f: -f.saved)
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
-        """That of the forms of a kind that saves most, with its kernel; none where none is faster
-        than the operators."""
+        """The form of a kind that saves most, with its kernel; none where none is faster."""
         found = list[Fused]()
         for form in self.forms[kind]:
             try:
@@ -235,6 +232,9 @@ class _Stage:
             except Exception as error:
                 self._report(" ".join(form.operators), error)
         return [max(found, key=lambda f: f.saved)] if found else []
+
+    def _over(self) -> bool:
+        return self.mode == SEARCH and child().deadline.left() <= 0
 
     def _late(self) -> bool:
         """Whether less time is left than a set of kernels takes, to try and to check."""
