@@ -184,7 +184,7 @@ def test_share_of_the_library(part: int) -> None:
     """The library's rules at their own typings."""
     some = steps()[part::PARTS]
     refused = [pair for pair in some if check(*pair) != Accepted()]
-    assert len(refused) <= 1, "".join(refused[0])
+    assert refused == []
 
 
 SIMILAR = {
@@ -200,7 +200,6 @@ SIMILAR = {
 SIMILAR |= {
     "instance_norm": "group_norm",
     "quantize": "dequantize",
-    "gather": "gather_elements",
     "less": "less_or_equal",
     "floor": "round",
     "reduce_sum": "reduce_mean",
@@ -275,6 +274,7 @@ def agree(left: str, right: str, rng: Random) -> bool | None:
     for name, n in leaves.items():
         shape = [evaluate(d, sizes) for d in n.shape]
         drawn = draws.uniform(0.5, 2.0, shape) * draws.choice([1, 1, 1, -1], shape) * 3
+        drawn = np.abs(drawn) % 3 if n.dtype == "int64" else drawn  # positions that are there
         values[name] = EXACT.load(np.asarray(drawn.astype(numpy_dtype(n.dtype))))
     results = []
     for graph in graphs:

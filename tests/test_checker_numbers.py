@@ -1,5 +1,5 @@
-"""What the checker reads an operator as is what ONNX Runtime computes, at the operators' own uses and
-at random typings of the rules."""
+"""What the checker reads an operator as is what ONNX Runtime computes, at the operators' own uses
+and at random typings of the rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Numbers of one dtype as those of another: what a machine's integers are as whole numbers, and what
-floats have the digits for."""
+"""Numbers of one dtype as those of another: what a machine's integers are as whole numbers, and
+what floats have the digits for."""
 
 from __future__ import annotations
 

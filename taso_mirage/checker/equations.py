@@ -206,7 +206,7 @@ def fixed(a: Atom) -> dict[Atom, Poly] | None:
 
 
 def spelled_out(p: Poly, dtype: str) -> bool:
-    """Whether p is 0 where sums over few positions are spelled out, and at each of few positions."""
+    """Whether p is 0 where sums over few positions are spelled out, and at each of few."""
     work, before = WORK.get(), WORK.get().facts
     few = [v for v in sorted(variables(p), key=key) if v[1][0] == 0 and 0 < (constant(v[2]) or 0) <= FEW]
     if not few:

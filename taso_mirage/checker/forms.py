@@ -314,7 +314,7 @@ def least(p: Poly) -> bool:
 
 
 def at_end(term: Term, c: Number) -> Poly | None:
-    """The least that c times the term can be, in atoms of fewer parts; None if that is not known."""
+    """The least that c times the term can be, in atoms of fewer parts; None if not known."""
     bound, f = term
     if bound or any(e < 0 or a[0] not in (*RANGED, "size", "div") for a, e in f):
         return None
@@ -379,8 +379,8 @@ def divided(p: Poly, d: Poly) -> Poly | None:
 
 
 def apart(p: Poly, d: Poly, towards_zero: bool = False) -> tuple[Poly, Poly]:
-    """p as d * whole + rest, by the multiples of d among its terms; what is left of a coefficient is
-    not negative, or towards 0."""
+    """p as d * whole + rest, by the multiples of d among its terms; what is left of a coefficient
+    is not negative, or towards 0."""
     n, whole, rest = constant(d), [], []
     for t, c in p.terms:
         if n:
