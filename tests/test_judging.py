@@ -3,14 +3,21 @@ case is refused, what is true is not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from commandline import run
 from rule_mutations import falsely_accepted
 
+from taso_mirage.errors import SyntaxProblem
+from taso_mirage.prove.rules.enumerated import enumerated
+from taso_mirage.prove.rules.examine import apart_somewhere
+from taso_mirage.prove.rules.hostile import RuleStatement
 from taso_mirage.prove.rules.recheck import verdict_of
 from taso_mirage.rewriting.library import Rule, read
+from taso_mirage.verdicts import NO_EVIDENCE
 
 FOLDER = Path(__file__).parent / "equations"
 FALSE = [rule for file in sorted(FOLDER.glob("false_*.toml")) for rule in read(file)]
@@ -46,6 +53,45 @@ def accepts(rule: Rule, typings: int = 300) -> bool:
 @pytest.mark.parametrize("rule", FALSE[::70], ids=lambda rule: rule.name)
 def test_false_rules_are_refused(rule: Rule) -> None:
     assert not accepts(rule)
+
+
+MET = [
+    rule
+    for kind in ("enumerated", "unseen")
+    for file in sorted(FOLDER.glob(f"false_{kind}_*.toml"))
+    for rule in read(file)
+]
+
+
+def told_apart(rule: Rule) -> bool:
+    """Whether numbers tell the sides apart at a typing that is enumerated, whatever is drawn."""
+    statement = RuleStatement(rule.equation, rule.given, rule.attributes)
+    return any(apart_somewhere(typing, 1) for typing in islice(enumerated(statement, 1), 960))
+
+
+@pytest.mark.parametrize("rules", [MET[i::4] for i in range(4)], ids=range(4))
+def test_the_enumeration_meets_the_failing_case(rules: list[Rule]) -> None:
+    """Numbers of the right side, axes, high ranks, equal sizes, vectors that broadcast."""
+    assert [rule.name for rule in rules[::5] if not told_apart(rule)] == []
+
+
+@pytest.mark.slow
+def test_the_enumeration_meets_every_failing_case() -> None:
+    assert [rule.name for rule in MET if not told_apart(rule)] == []
+
+
+def test_what_is_enumerated_and_not_proved_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RULES)
+    (_, rule) = read(file)
+    verdict = verdict_of(rule, 1, 16)
+    assert verdict.compared
+    judged = sum(verdict.cases.values())
+    said = f"bounded: {judged} of {judged + verdict.compared} cases, the others compared in numbers"
+    assert verdict.kind == "bounded"
+    assert said in verdict.evidence.proof.bound if verdict.evidence.proof else False
+    command = ("substitutions", "verify", file, "--rule", "mine.right", "--workers", 1, "--typings", 16)
+    assert said in run(*command).stdout
 
 
 @pytest.mark.slow
@@ -124,3 +170,54 @@ def test_the_command_says_why_and_under_which_guard_a_rule_holds(tmp_path: Path)
     assert "a >= 0" in done.stdout.partition("on what was drawn it holds under")[2]
     assert "1 of 2 rules failed" in done.stderr
     assert "cases:" in run("substitutions", "verify", file, "--rule", "mine.right", "--typings", 60).stdout
+
+
+FALSE_WITH_EVIDENCE = """
+[[rule]]
+name = "mine.swish_to_mul"
+operators = 2
+given = "x: (n, m)"
+attributes = "a: 1.0"
+lhs = "relu(leaky_relu(x, alpha=a))"
+rhs = "relu(x)"
+evidence = { cases = 5, typings = 320, proof = "symbolic", bound = "every size of 5 cases", excluded = 1, steps = 1 }
+"""
+
+
+def test_what_a_file_says_of_a_rule_is_no_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(FALSE_WITH_EVIDENCE)
+    (rule,) = read(file)
+    assert verdict_of(rule, 1, 120).problem
+    bare = replace(rule, evidence=NO_EVIDENCE)
+    assert verdict_of(rule, 1, 120).cases == verdict_of(bare, 1, 120).cases
+    assert "1 of 1 rules failed" in run("substitutions", "verify", file, "--workers", 1, check=5).stderr
+
+
+def test_a_rule_may_claim_its_proved_cases_alone(tmp_path: Path) -> None:
+    """What is excluded is counted by the command, not by the file."""
+    file = tmp_path / "mine.toml"
+    file.write_text(FALSE_WITH_EVIDENCE.replace("evidence", 'where = "proved()"\nevidence'))
+    (rule,) = read(file)
+    verdict = verdict_of(rule, 1, 120)
+    assert not verdict.problem
+    assert verdict.cases["excluded"] > 1
+    met = sum(verdict.cases.values())
+    said = run("substitutions", "verify", file, "--workers", 1, "--typings", 120).stdout
+    assert f"mine.swish_to_mul applies in {met - verdict.cases['excluded']} of {met} cases" in said
+
+
+def test_a_rule_whose_own_case_is_not_proved_claims_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        FALSE_WITH_EVIDENCE.replace("a: 1.0", "a: -1.0").replace("evidence", 'where = "proved()"\nevidence')
+    )
+    (rule,) = read(file)
+    assert verdict_of(rule, 1, 120).problem
+
+
+def test_an_attribute_is_no_operand(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RULES.replace('rhs = "relu(x)"', 'rhs = "max(x, a)"', 1))
+    with pytest.raises(SyntaxProblem, match="has a as an operand, which is an attribute's name"):
+        read(file)

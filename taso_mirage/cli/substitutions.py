@@ -167,7 +167,14 @@ def verify(
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or
     refuted. Exit code 5 if one fails."""
     from taso_mirage.generate.readme import recorded_laws, write_laws
-    from taso_mirage.prove.rules.recheck import failures, law_rules, recheck_bar, recheck_rules, verdict_table
+    from taso_mirage.prove.rules.recheck import (
+        exclusions,
+        failures,
+        law_rules,
+        recheck_bar,
+        recheck_rules,
+        verdict_table,
+    )
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
@@ -185,12 +192,11 @@ def verify(
         say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
     else:
         say(verdict_table(verdicts))
-        if laws:
-            names = ", ".join(v.name for v in bad)
-            say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {names}")
-        for verdict in () if laws else bad:
+        for line in exclusions(verdicts):
+            say(line)
+        for verdict in bad:
             say(f"\n{verdict.name} {verdict.problem}")
-    if bad and not laws:
+    if bad:
         raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
 
 

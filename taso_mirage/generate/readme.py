@@ -15,7 +15,7 @@ _Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""
 MEANING = {
     "symbolic": "every case that was met is proved for every size",
-    "bounded": "some cases are proved at their own sizes alone",
+    "bounded": "some cases are proved at their own sizes alone, or only compared in numbers",
 }
 
 

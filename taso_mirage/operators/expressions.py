@@ -147,10 +147,13 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "at": lambda xs, indices: tuple(xs[i] for i in indices),
     "nested": lambda i, j, rank: _nested(i, j, rank),
     "moves_ones": lambda p, shape: _ascending([i for i in p if shape[i] != 1]),
+    "proved": lambda: True,
 }
 """What an expression may call.
 
-Names of functions are reserved: no variable of a rule may be called so.
+Names of functions are reserved: no variable of a rule may be called so. `proved()` says that the
+rule claims no more than its proved cases: the optimizer asks for the proof of each application
+whatever the guard says, so it holds wherever a rule applies.
 """
 
 BITS, ITEMS = 4096, 4096
@@ -314,6 +317,11 @@ def question(source: str) -> str | None:
     """The function of an expression that is one call; None of any other."""
     tree = ast.parse(source, mode="eval").body
     return tree.func.id if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
+
+
+def claims_proved_cases(source: str) -> bool:
+    """Whether a guard has `proved()` as one of its conditions."""
+    return any(question(ast.unparse(part)) == "proved" for part in conjuncts(source))
 
 
 def asks_for_number(source: str, name: str) -> bool:

@@ -68,14 +68,15 @@ def _drawn(spot: AttributeSite, key: str) -> Any:
 
 
 def _from_examples(spot: AttributeSite, key: str) -> Any:
-    choices = _examples(spot.op.name, key)
+    choices = examples_of(spot.op.name, key)
     if spot.given is not None and (not choices or spot.rng.random() < 0.5):
         return spot.given
     return spot.rng.choice(choices)
 
 
 @cache
-def _examples(name: str, key: str) -> tuple[Any, ...]:
+def examples_of(name: str, key: str) -> tuple[Any, ...]:
+    """The values of an attribute in the examples of an operator, and usual numbers."""
     op = get(name)
     found = dict.fromkeys(op.normalise(dict(e.attrs))[key] for e in op.examples)
     kind, _ = op.attributes[key]

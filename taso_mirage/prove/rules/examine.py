@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import traits
+from taso_mirage.prove.rules.enumerated import enumerated, typing_structure
 from taso_mirage.prove.rules.fuzz import Typing
 from taso_mirage.prove.rules.hostile import RuleStatement, drawn
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
@@ -31,7 +32,11 @@ TRIES = 4
 ENOUGH = 24
 """After so many cases that failed no more are looked at."""
 WORK = 400_000
-"""Steps of proofs after which the cases that were looked at are enough."""
+"""Steps of proofs after which cases are compared in numbers alone."""
+COMPARED = 3
+"""So many typings are enumerated for each one that is judged."""
+GLANCES = ((-3.0, 3.0), (0.5, 4.0), (-100.0, 100.0), (-0.05, 0.05))
+"""Where the floats lie in which every enumerated typing is compared."""
 APART = 1e-6
 ROUNDED = 2e-4
 """How far two values must be apart, relative to the larger or 1; and where a conversion rounds."""
@@ -56,10 +61,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """All cases of a rule that were looked at, each once, and how many typings fell into them."""
+    """All cases of a rule that were judged, each once, how many typings fell into them, and of how
+    many kinds of typings beside them only numbers were compared."""
 
     cases: tuple[Judged, ...]
     typings: int
+    compared: int = 0
 
     def of(self, *status: str) -> list[Judged]:
         return [c for c in self.cases if c.status in status]
@@ -71,22 +78,63 @@ class Examined:
 
 
 def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:
-    """Judge the cases of up to `wanted` drawn typings."""
-    found: dict[str, Judged] = {}
-    failed = typings = 0
-    for typing in drawn(statement, seed, wanted):
-        typings += 1
-        verdict = proofs.of(application(statement, typing))
-        known = found.get(verdict.case.key)
-        if known is not None and (known.verdict or known.counterexample is not None):
-            continue
-        wrong = None if verdict else refuted(typing, seed)
-        if known is None or wrong is not None:
-            found[verdict.case.key] = Judged(typing, verdict, wrong)
-            failed += known is None and not verdict
-        if failed >= ENOUGH or proofs.steps > WORK:
+    """Judge the cases of `wanted` typings: half of them enumerated, the others drawn.
+
+    More are enumerated (`COMPARED`) and compared in numbers. Those that differ are judged first,
+    and however many there are; of the others, as many as the half and the work of proofs (`WORK`)
+    leave room for.
+    """
+    judging = _Judging(statement, proofs, seed)
+    kinds = list(_by_structure(statement, islice(enumerated(statement, seed), COMPARED * wanted)))
+    differ = [t for t in kinds if apart_somewhere(t, seed)]
+    apart = {id(typing) for typing in differ}
+    equal = [t for t in kinds if id(t) not in apart][: wanted // 2]
+    for typing in (*differ[: ENOUGH // 2], *equal, *differ[ENOUGH // 2 :]):  # a guard is told by what holds, too
+        if judging.over:
             break
-    return Examined(tuple(found.values()), typings)
+        judging.look(typing)
+    left = len(kinds) - judging.typings
+    for typing in drawn(statement, seed, wanted - wanted // 2):
+        if judging.over:
+            break
+        judging.look(typing)
+    return Examined(tuple(judging.found.values()), judging.typings, left)
+
+
+def _by_structure(statement: RuleStatement, typings: Iterable[Typing]) -> Iterator[Typing]:
+    """One typing of each structure."""
+    seen: set[tuple[Any, ...]] = set()
+    for typing in typings:
+        key = typing_structure(statement, typing)
+        if key not in seen:
+            seen.add(key)
+            yield typing
+
+
+class _Judging:
+    """Cases of a rule that were judged so far, by their keys."""
+
+    def __init__(self, statement: RuleStatement, proofs: Proofs, seed: int) -> None:
+        self.statement, self.proofs, self.seed = statement, proofs, seed
+        self.found: dict[str, Judged] = {}
+        self.failed = self.typings = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether enough cases failed, or the proofs were as much work as one rule may be."""
+        return self.failed >= ENOUGH or self.proofs.steps > WORK
+
+    def look(self, typing: Typing) -> None:
+        """Judge the case of a typing, unless it is known."""
+        self.typings += 1
+        verdict = self.proofs.of(application(self.statement, typing))
+        known = self.found.get(verdict.case.key)
+        if known is not None and (known.verdict or known.counterexample is not None):
+            return
+        wrong = None if verdict else refuted(typing, self.seed)
+        if known is None or wrong is not None:
+            self.found[verdict.case.key] = Judged(typing, verdict, wrong)
+            self.failed += known is None and not verdict
 
 
 def application(statement: RuleStatement, typing: Typing) -> Application:
@@ -120,6 +168,30 @@ def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
                 output, index, left, right = found
                 return Counterexample(output, *texts, named, index, left, right)
     return None
+
+
+def apart_somewhere(typing: Typing, seed: int = 0) -> bool:
+    """Whether the sides differ at a glance: `refuted` on few inputs that are drawn at once."""
+    leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
+    rng = np.random.default_rng(seed)
+    for i, (low, high) in enumerate(GLANCES):
+        arrays = {n: EXACT.load(_drawn_array(n, rng, low, high, i)) for n in leaves}
+        if _difference(typing, arrays, EXACT, APART) is not None:
+            return True
+    return False
+
+
+def _drawn_array(node: Node, rng: np.random.Generator, low: float, high: float, i: int) -> Array:
+    shape, dtype = tuple(int(n) for n in node.shape), numpy_dtype(node.dtype)
+    if node.dtype == "bool":
+        return rng.random(shape) < 0.5
+    if is_float(node.dtype):
+        values = rng.uniform(low, high, shape)
+        return (np.round(values) if i == 0 else values).astype(dtype)
+    limits = np.iinfo(dtype)
+    if i < 2:  # legal indices of most tables, then small numbers
+        return rng.integers(0 if i == 0 or limits.min == 0 else -5, 2 if i == 0 else 6, shape).astype(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
 def _array(node: Node, rng: Random, low: float, high: float, i: int) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, islice
 from random import Random
 from typing import Any
@@ -29,11 +28,12 @@ from taso_mirage.ir.terms import (
     variable,
 )
 from taso_mirage.prove.rules.admitted import admitted
+from taso_mirage.prove.rules.edges import defined_numbers, stated_numbers
 from taso_mirage.prove.rules.fuzz import ILLEGAL, Typing, pools, typings, windows_meet_data
 from taso_mirage.rewriting.equation import Equation, instantiate
 
-FLOATS = ("float16", "float64", "bfloat16")
-INTEGERS = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
+OTHER_FLOATS = ("float16", "float64", "bfloat16")
+INTEGER_DTYPES = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
 TURNS = 6
 """So many changes are tried for each typing that is wanted."""
 Names = dict[str, Any]
@@ -53,7 +53,7 @@ def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
     """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, and
     what a random walk makes of them."""
     rng = Random(seed)
-    edges = _edges(statement.equation)
+    edges = (*stated_numbers(statement.equation), *defined_numbers(statement.equation))
     seen: set[tuple[Node, ...]] = set()
     pool: list[Typing] = []
     base = islice(typings(statement.equation, seed, wanted, statement.given, statement.attributes), max(wanted // 4, 1))
@@ -121,7 +121,8 @@ def _operands(names: Mapping[str, Any]) -> list[str]:
     return [n for n, v in names.items() if isinstance(v, Node) and v is not ABSENT]
 
 
-def _typed(node: Node, dtype: str, shape: Sequence[Any]) -> Node:
+def typed_leaf(node: Node, dtype: str, shape: Sequence[Any]) -> Node:
+    """A leaf of another type; a constant keeps its number."""
     if node.op == "constant":
         value = node.attr("value").numpy().astype(np.float64)
         flat = value.flat[0] if value.size else 0.0
@@ -142,10 +143,10 @@ def _dtype(names: Names, rng: Random, edges: Sequence[float]) -> None:
     if old == "bool":
         new = rng.choice(("bool", "int32"))
     else:
-        new = rng.choice((*FLOATS, *INTEGERS, "bool") if is_float(old) else (*INTEGERS, "float32"))
+        new = rng.choice((*OTHER_FLOATS, *INTEGER_DTYPES, "bool") if is_float(old) else (*INTEGER_DTYPES, "float32"))
     for name in _operands(names):
         if names[name].dtype == old:
-            names[name] = _typed(names[name], new, names[name].shape)
+            names[name] = typed_leaf(names[name], new, names[name].shape)
 
 
 def _shape(names: Names, rng: Random, edges: Sequence[float]) -> None:
@@ -174,7 +175,7 @@ def _shape(names: Names, rng: Random, edges: Sequence[float]) -> None:
             shape[at] = 0
         elif shape:
             shape[at] = size + 1
-        names[name] = _typed(names[name], names[name].dtype, shape)
+        names[name] = typed_leaf(names[name], names[name].dtype, shape)
 
 
 def _level(names: Names, rng: Random, edges: Sequence[float]) -> None:
@@ -182,7 +183,7 @@ def _level(names: Names, rng: Random, edges: Sequence[float]) -> None:
     size = rng.choice((2, 2, 3))
     for name in _operands(names):
         shape = [n if n in (0, 1) else size for n in names[name].shape]
-        names[name] = _typed(names[name], names[name].dtype, shape)
+        names[name] = typed_leaf(names[name], names[name].dtype, shape)
 
 
 def _collapse(names: Names, rng: Random, edges: Sequence[float]) -> None:
@@ -194,7 +195,7 @@ def _collapse(names: Names, rng: Random, edges: Sequence[float]) -> None:
         if rng.random() < 0.45:
             shape = list(names[name].shape)
             shape = shape[len(shape) - min(kept, len(shape)) :]
-            names[name] = _typed(names[name], names[name].dtype, [1] * len(shape) if ones else shape)
+            names[name] = typed_leaf(names[name], names[name].dtype, [1] * len(shape) if ones else shape)
 
 
 def _places(names: Names) -> list[tuple[str, int]]:
@@ -219,7 +220,7 @@ def _write(names: Names, place: tuple[str, int], size: Any) -> None:
         return  # an axis from the end is no size
     sizes = list(value.shape if isinstance(value, Node) else value)
     sizes[i] = size
-    names[name] = _typed(value, value.dtype, sizes) if isinstance(value, Node) else tuple(sizes)
+    names[name] = typed_leaf(value, value.dtype, sizes) if isinstance(value, Node) else tuple(sizes)
 
 
 def _balance(names: Names, rng: Random, edges: Sequence[float]) -> None:
@@ -312,15 +313,3 @@ CHANGES: tuple[Change, ...] = (
         _constants,
     ),
 )
-
-
-@lru_cache(maxsize=1 << 14)
-def _edges(equation: Equation) -> tuple[float, ...]:
-    """The numbers of the guard: what it tells apart lies at them."""
-    import ast
-
-    if equation.where is None:
-        return ()
-    tree = ast.parse(equation.where.source, mode="eval")
-    numbers = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
-    return tuple(dict.fromkeys(float(n) for n in numbers if isinstance(n, int | float)))

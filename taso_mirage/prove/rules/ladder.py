@@ -12,7 +12,7 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import LEAVES, Node, topological
-from taso_mirage.operators.expressions import question
+from taso_mirage.operators.expressions import claims_proved_cases, question
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.counterexample import find_counterexample
@@ -56,7 +56,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
         own = proofs.of_sizes(Instance(*sides))
         others = [c for c in found.cases if c.verdict.case.key != own.case.key]
         names = {**dict(rule.attributes), **{name: rule.operand(name, type) for name, type in rule.given}}
-        found = Examined((Judged(Typing(*sides, names), own), *others), found.typings)
+        found = replace(found, cases=(Judged(Typing(*sides, names), own), *others))
     return found
 
 
@@ -67,7 +67,9 @@ def evidence(found: Examined, proofs: Proofs) -> Evidence:
     if bounded:
         bound += f", {bounded} at {'its' if bounded == 1 else 'their'} own sizes"
     excluded = len(found.of("refuted", "unproved"))
-    proof = Proof("bounded" if bounded else "symbolic", bound, proofs.steps)
+    if found.compared:
+        bound += f"; bounded: {len(found.cases)} of {len(found.cases) + found.compared} cases, the others compared in numbers"
+    proof = Proof("bounded" if bounded or found.compared else "symbolic", bound, proofs.steps)
     return Evidence(every + bounded, found.typings, proof, bounded, excluded)
 
 
@@ -87,7 +89,7 @@ def failure(rule: Rule, found: Examined) -> Failure:
 def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Failure:
     """The rule under the guard under which every case is proved, and its evidence.
 
-    Where no readable guard says so, some are excluded.
+    Where no readable guard says so, it claims its proved cases alone.
     """
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
@@ -96,9 +98,21 @@ def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidenc
             return rule, evidence(found, proofs)
         chosen = missing_guard(rule, found)
         if chosen is None or attempt == GUARDS:
-            return (rule, evidence(found, proofs)) if excludes(found) else failure(rule, found)
+            return (where_proved(rule), evidence(found, proofs)) if excludes(found) else failure(rule, found)
         rule = replace(rule, equation=guarded(rule.equation, chosen))
     raise AssertionError
+
+
+def claims_proved(rule: Rule) -> bool:
+    """Whether the guard says `proved()`: then the rule claims its proved cases alone."""
+    return rule.equation.where is not None and claims_proved_cases(rule.equation.where.source)
+
+
+def where_proved(rule: Rule) -> Rule:
+    """The rule that claims its proved cases alone."""
+    if claims_proved(rule):
+        return rule
+    return replace(rule, equation=guarded(rule.equation, (Condition("proved()"),)))
 
 
 def excludes(found: Examined) -> bool:

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 class RuleVerdict:
     """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the
     evidence if it holds as it is stated, else why not: a counterexample for each class of cases
-    that fail, and the guard that would be right. Seconds it took."""
+    that fail, and the guard that would be right. Seconds it took, and how many cases that were
+    enumerated beside them only numbers were compared in."""
 
     name: str
     found: Evidence | Failure
     seconds: float
     cases: Mapping[str, int] = field(default_factory=dict)
+    compared: int = 0
 
     @property
     def evidence(self) -> Evidence:
@@ -59,6 +61,7 @@ class RuleVerdict:
             "proof": self.kind,
             "bound": bound,
             "cases": dict(self.cases),
+            "compared": self.compared,
             "typings": found.typings,
             "problem": self.problem or None,
             "seconds": round(self.seconds, 3),
@@ -96,21 +99,24 @@ def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[RuleVerdic
 
 
 def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
-    """Judge one rule as it is stated. One without a proof of every case has failed."""
-    from taso_mirage.prove.rules.ladder import evidence, examined, excludes
+    """Judge one rule as it is stated. One without a proof of every case has failed.
+
+    Nothing that its file says of it (`evidence`) is read. A rule whose guard says `proved()` claims
+    its proved cases alone: the others are counted as excluded.
+    """
+    from taso_mirage.prove.rules.ladder import claims_proved, evidence, examined, excludes
     from taso_mirage.prove.rules.proofs import Proofs
 
     start, proofs = time.perf_counter(), Proofs()
     try:
         found = examined(rule, proofs, seed, typings)
         cases = dict(Counter(c.status for c in found.cases))
-        if rule.evidence.excluded and excludes(found):
+        if claims_proved(rule) and excludes(found):
             cases = {"proved": cases.get("proved", 0), "bounded": cases.get("bounded", 0)}
             cases["excluded"] = len(found.cases) - cases["proved"] - cases["bounded"]
-            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
-        if found.holds:
-            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
-        return RuleVerdict(rule.name, _failed(rule, found), _since(start), cases)
+            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases, found.compared)
+        judged = evidence(found, proofs) if found.holds else _failed(rule, found)
+        return RuleVerdict(rule.name, judged, _since(start), cases, found.compared)
     except (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         why = f"cannot be verified: {type(error).__name__}: {error}"
         return RuleVerdict(rule.name, Failure(FailureKind.EXCLUDED, why), _since(start))
@@ -158,8 +164,13 @@ CLASSES = 6
 
 
 def law_rules() -> list[Rule]:
-    """The laws beside the operators, with the typings that are stated below them."""
-    return [law_rule(law) for law in stated_laws().values()]
+    """The laws beside the operators, with the typings that are stated below them.
+
+    Laws claim their proved cases alone.
+    """
+    from taso_mirage.prove.rules.ladder import where_proved
+
+    return [where_proved(law_rule(law)) for law in stated_laws().values()]
 
 
 def law_rule(law: StatedLaw) -> Rule:
@@ -170,6 +181,15 @@ def law_rule(law: StatedLaw) -> Rule:
 
 def failures(verdicts: Sequence[RuleVerdict]) -> list[RuleVerdict]:
     return [v for v in verdicts if isinstance(v.found, Failure)]
+
+
+def exclusions(verdicts: Sequence[RuleVerdict]) -> Iterator[str]:
+    """For each rule that claims its proved cases alone: in how many of those that were met it
+    applies."""
+    for verdict in verdicts:
+        if excluded := verdict.cases.get("excluded"):
+            met = sum(verdict.cases.values())
+            yield f"{verdict.name} applies in {met - excluded} of {met} cases: the others are not proved"
 
 
 def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
@@ -189,6 +209,9 @@ def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
         cases.update(verdict.cases)
     words = {"proved": "proved for every size"}
     lines.append("cases: " + ", ".join(f"{n} {words.get(status, status)}" for status, n in cases.most_common()))
+    if compared := sum(verdict.compared for verdict in verdicts):
+        judged = sum(cases.values())
+        lines.append(f"bounded: {judged} of {judged + compared} cases, the others compared in numbers")
     seconds = [v.seconds for v in verdicts]
     lines.append(f"median {median(seconds):.3f} s, slowest {max(seconds):.2f} s, all {sum(seconds):.1f} s")
     return "\n".join(lines)
