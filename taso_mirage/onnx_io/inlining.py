@@ -21,9 +21,9 @@ def without_functions(model: Model) -> Model:
     source: ir.Model = model.header
     if not any(map(_may_go, source.functions.values())):
         return model
-    copy = source.clone()
-    copy.meta.update(source.meta)
     try:
+        copy = source.clone()  # which refuses what uses a value that nothing gives
+        copy.meta.update(source.meta)
         InlinePass(criteria=_may_go)(copy)
     except (PassError, ValueError, LookupError, RuntimeError):
         return model
