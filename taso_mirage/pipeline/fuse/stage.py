@@ -207,7 +207,7 @@ class _Stage:
         self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:
-        """What is faster alone than the runtime's operators, the largest gain of all places first."""
+        """What is faster alone than the operators, the largest gain of all places first."""
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
