@@ -38,7 +38,6 @@ OPEN = {
     "second.relu_to_sub": "a logarithm of a sum of which one term is known",
     "second.clip_to_softmax": "a term is at most the sum",
     "second.sqrt_to_reciprocal": "a root of a quotient that is a square",
-    "second.bitwise_xor_to_operand": "and distributes over exclusive or",
     **dict.fromkeys(("second.equal_to_equal", "second.less_to_greater"), "the two neighbours of what is not whole"),
 }
 """True equations of scalars without a proof, and why."""

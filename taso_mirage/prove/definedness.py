@@ -14,10 +14,8 @@ import numpy as np
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Tensor
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
-from taso_mirage.meanings.conditions import Unprovable
-from taso_mirage.meanings.functions import DIVIDE, MULTIPLY, RECIPROCAL, SCALAR_FUNCTIONS, WHERE, Function, function_of
+from taso_mirage.meanings.functions import DIVIDE, MULTIPLY, RECIPROCAL, SCALAR_FUNCTIONS, WHERE, function_of
 from taso_mirage.meanings.polynomials import ZERO, Poly, infinite
-from taso_mirage.prove import machine
 from taso_mirage.prove.cases import Cases, broadcast_index
 from taso_mirage.prove.elements import Element, Elements
 
@@ -99,7 +97,7 @@ class Definedness(Meaning[Partial]):
     def map(self, fn: Scalar, *xs: Partial) -> Partial:
         function = function_of(fn)
         value = self.xp.map(fn, *[x.value for x in xs])
-        outside = self._outside(function, value.shape, [x.value for x in xs])
+        outside = self.xp.outside(function, value.shape, [x.value for x in xs])
         if function in (*_QUOTIENTS, *_PRODUCTS):  # what is divided by an infinite number is 0
             above = xs[:-1] if function in _QUOTIENTS else xs
             undefined, poles = [x.undefined for x in xs], [outside, *[x.pole for x in above]]
@@ -109,35 +107,6 @@ class Definedness(Meaning[Partial]):
             chosen = self.xp.map(WHERE, xs[0].value, *map(self._or_nowhere, xs[1:]))
             return self._without(value, [flags[0], chosen])
         return self._without(value, [*flags, outside])
-
-    def _outside(self, function: Function, whole: Shape, xs: Sequence[Element]) -> Element | None:
-        """Where a function is taken outside of its domain."""
-        undefined = function.undefined
-        if undefined is None:
-            return None
-        xs = [xs[i] for i in function.decisive or range(len(xs))]
-        dtypes = [x.type.dtype for x in xs]
-
-        def flag(ps: list[Poly]) -> Cases:
-            if any(infinite(p) for p in ps):
-                return (((), ZERO),)
-            return (((), undefined(self.xp.algebra, *machine.values(self.xp.algebra, ps, dtypes))),)
-
-        def read(index: tuple[Dim, ...]) -> Cases:
-            return self.xp.combined([x.at(broadcast_index(index, whole, x.shape)) for x in xs], flag)
-
-        found = Element(Tensor(FLAGS, whole), read)
-        return None if self._clear(found) else found
-
-    def _clear(self, flag: Element) -> bool:
-        """Whether it is surely 0 everywhere: most divisors are sizes, and most roots of sums of
-        squares."""
-        try:
-            return 0 in flag.shape or all(
-                not p.terms for _, p in flag.at(tuple(map(self.xp.indices.fresh, flag.shape)))
-            )
-        except Unprovable:  # at fixed sizes a fold over cases has no form for a symbolic index
-            return False
 
     def cast(self, a: Partial, dtype: str) -> Partial:
         return Partial(self.xp.cast(a.value, dtype), self.unsettled(a))

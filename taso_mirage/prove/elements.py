@@ -19,7 +19,7 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.terms import Literal, Tensor, is_float
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.conditions import Conditions, Unprovable, index_names
-from taso_mirage.meanings.functions import function_of
+from taso_mirage.meanings.functions import Function, function_of
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.shapes import SHAPES
@@ -125,7 +125,7 @@ class Elements(Meaning[Element]):
     def map(self, fn: Scalar, *xs: Element) -> Element:
         type = SHAPES.map(fn, *[x.type for x in xs])
         function, whole = function_of(fn), type.shape or ()
-        self.partial |= function.undefined is not None
+        self.partial = self.partial or self.outside(function, whole, xs) is not None
 
         def read(index: _Index) -> Cases:
             operands = [x.at(broadcast_index(index, whole, x.shape)) for x in xs]
@@ -133,6 +133,30 @@ class Elements(Meaning[Element]):
 
         x_types = [machine.modelled_dtype(x.type.dtype) for x in xs]
         return Element(type, read)
+
+    def outside(self, function: Function, whole: Shape, xs: Sequence[Element]) -> Element | None:
+        """1 where a function is taken outside of its domain, else 0; None where that is nowhere:
+        most divisors are sizes, and most roots of sums of squares."""
+        undefined = function.undefined
+        if undefined is None or 0 in whole:
+            return None
+        decisive = [xs[i] for i in function.decisive or range(len(xs))]
+        dtypes = [x.type.dtype for x in decisive]
+
+        def flag(ps: list[Poly]) -> Cases:
+            if any(infinite(p) for p in ps):
+                return (((), ZERO),)
+            return (((), undefined(self.algebra, *machine.values(self.algebra, ps, dtypes))),)
+
+        def read(index: _Index) -> Cases:
+            return self.combined([x.at(broadcast_index(index, whole, x.shape)) for x in decisive], flag)
+
+        try:
+            everywhere = read(tuple(map(self.indices.fresh, whole)))
+        except Unprovable:  # at fixed sizes a fold over cases has no form for a symbolic index
+            everywhere = (((), ONE),)
+        clear = all(not p.terms for _, p in everywhere)
+        return None if clear else Element(Tensor("float32", whole), read)
 
     def combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
         """`fn` on every combination of cases that can hold together."""
