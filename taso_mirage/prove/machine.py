@@ -294,9 +294,23 @@ def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
         return p
     if wide is not None and narrow is not None:
         return reduced(algebra, p if narrow <= wide else wrapped_value(algebra, p, old), new)
-    if integral(p) and _inside(algebra, p, new, DIGITS.get(old, 0)):
+    came = _integer_in_float(algebra, p)
+    if came is not None:
+        return to_integer(algebra, *came, new)
+    if integral(p) and algebra.as_dim(p) in (None, p.number) and _inside(algebra, p, new, DIGITS.get(old, 0)):
         return reduced(algebra, p, new)
     return algebra.poly(conversion(old, new), p)
+
+
+def _integer_in_float(algebra: ScalarAlgebra, p: Poly) -> tuple[Poly, str] | None:
+    """The size or position, and its dtype, that became the float p without a loss."""
+    ((monomial, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
+    if c != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+        return None
+    kind, inner = atom_kind(monomial[0][0].kind), monomial[0][0].args
+    if not kind.converts or limits(kind.operands[0]) is None or not representable(algebra, inner[0], kind.result):
+        return None
+    return inner[0], kind.operands[0]
 
 
 def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
@@ -309,26 +323,29 @@ def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
 
 def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     """To a float: exact where the type surely holds the number, else a function of it (rounding,
-    the same from all floats)."""
+    the same from all floats). So are sizes: the counts of definitions are real numbers."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
-        exact = old == "bool" or representable(algebra, p, new)
+        counts = p.number is None and algebra.as_dim(p) is not None
+        exact = old == "bool" or (not counts and representable(algebra, p, new))
         return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):
         return p
     return algebra.apply(rounding(new), p)
 
 
-def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
+def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """A float that was computed from integers alone: the number, if its type surely has it, else a
-    function of it, so that what is lost on the way stays lost. Others are real numbers; so is what
-    floats were rounded to, where it has no bounds."""
+    function of it, so that what is lost on the way stays lost.
+
+    Others are real numbers: products with fractions, counts of the definitions (of sizes alone),
+    and what floats were rounded to, where it has no bounds.
+    """
     digits = DIGITS.get(dtype)
-    if digits is None or p.number is not None or infinite(p) or not _counted(p):
+    if digits is None or p.number is not None or infinite(p) or not _counted(algebra, p):
         return p
     common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
-    whole = p.scaled(common)
-    if common & (common - 1) == 0 and integral(whole) and _fits(algebra, whole, dtype):
+    if common & (common - 1) == 0 and (common > 1 or representable(algebra, p, dtype)):
         return p
     found = value_bounds(algebra, p)
     if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):
@@ -336,8 +353,12 @@ def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     return algebra.apply(rounding(dtype), p)
 
 
-def _counted(p: Poly) -> bool:
-    return all(_integer(a) for a in _inside_of(p))
+def _counted(algebra: ScalarAlgebra, p: Poly) -> bool:
+    """Whether it is made of integers, some of which are data or were converted."""
+    atoms = list(_inside_of(p))
+    if not any(a.kind not in ("size", "floor", "sum") for a in atoms):
+        return False
+    return all(_integer(a) or _integer_in_float(algebra, Poly({((a, 1),): 1})) is not None for a in atoms)
 
 
 def _inside_of(p: Poly) -> Iterator[Atom]:
