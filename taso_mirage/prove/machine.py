@@ -338,14 +338,17 @@ def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """A float that was computed from integers alone: the number, if its type surely has it, else a
     function of it, so that what is lost on the way stays lost.
 
-    Others are real numbers: products with fractions, counts of the definitions (of sizes alone),
-    and what floats were rounded to, where it has no bounds.
+    Others are real numbers: products with fractions, quotients of what is cut between bounds (they
+    are rounded to quantized numbers), counts of the definitions (of sizes alone), and what floats
+    were rounded to, where it has no bounds.
     """
     digits = DIGITS.get(dtype)
     if digits is None or p.number is not None or infinite(p) or not _counted(algebra, p):
         return p
     common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
     if common & (common - 1) == 0 and (common > 1 or representable(algebra, p, dtype)):
+        return p
+    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # what is cut by numbers
         return p
     found = value_bounds(algebra, p)
     if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):
