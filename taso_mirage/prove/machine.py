@@ -154,10 +154,22 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
     if a.kind == "sum":
         return _of_sum(algebra, a)
     result = atom_kind(a.kind).result
+    if atom_kind(a.kind).converts and is_float(result):
+        found = value_bounds(algebra, a.args[0])
+        return Interval(_rounded(found.low, result), _rounded(found.high, result))
     if result:
         found, span = algebra.span(a.kind, a.args), limits(result)
         return span if span is not None and found == Interval() else found
     return Interval()
+
+
+def _rounded(bound: Rational | None, dtype: str) -> Rational | None:
+    """A bound of what is rounded, which keeps order; None where that is infinite, or rounded twice."""
+    if bound is None or abs(bound) >= 2**1000 or Fraction(float(bound)) != bound:
+        return None
+    with np.errstate(all="ignore"):
+        found = float(np.float64(bound).astype(numpy_dtype(dtype)))
+    return plain_rational(Fraction(found)) if isfinite(found) else None
 
 
 def _of_read(dtype: str, of: object) -> Interval:
