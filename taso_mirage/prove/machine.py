@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from math import isfinite, lcm
+from math import inf, isfinite, lcm, nextafter
 
 import numpy as np
 
@@ -156,19 +156,22 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
     result = atom_kind(a.kind).result
     if atom_kind(a.kind).converts and is_float(result):
         found = value_bounds(algebra, a.args[0])
-        return Interval(_rounded(found.low, result), _rounded(found.high, result))
+        return Interval(_rounded(found.low, result, -inf), _rounded(found.high, result, inf))
     if result:
         found, span = algebra.span(a.kind, a.args), limits(result)
         return span if span is not None and found == Interval() else found
     return Interval()
 
 
-def _rounded(bound: Rational | None, dtype: str) -> Rational | None:
-    """A bound of what is rounded, which keeps order; None where that is infinite, or rounded twice."""
-    if bound is None or abs(bound) >= 2**1000 or Fraction(float(bound)) != bound:
+def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
+    """A bound of what is rounded, which keeps order; None where that is infinite."""
+    if bound is None or abs(bound) >= 2**1000:
         return None
+    double, exact = float(bound), Fraction(bound)
+    if Fraction(double) != exact and (Fraction(double) < exact) == (outward > 0):
+        double = nextafter(double, outward)
     with np.errstate(all="ignore"):
-        found = float(np.float64(bound).astype(numpy_dtype(dtype)))
+        found = float(np.float64(double).astype(numpy_dtype(dtype)))
     return plain_rational(Fraction(found)) if isfinite(found) else None
 
 
