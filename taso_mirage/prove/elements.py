@@ -252,7 +252,7 @@ class Elements(Meaning[Element]):
 
     def _modular(self, cases: Cases, dtype: str) -> Cases:
         found = ((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
-        return tuple((c, machine.held(self.algebra, p, dtype)) for c, p in found)
+        return tuple((c, machine.counted_float(self.algebra, p, dtype)) for c, p in found)
 
     def _folded(
         self,

@@ -35,7 +35,7 @@ def normal_form(algebra: Scalars, function: Function, dtypes: list[str], ps: lis
     if compares is not None:
         return _compared(algebra, compares, ps)
     found = machine.reduced(algebra, _value(algebra, function, dtypes, ps, result), result)
-    return (((), found if function is WHERE else machine.held(algebra, found, result)),)
+    return (((), found if function is WHERE else machine.counted_float(algebra, found, result)),)
 
 
 def _modular(function: Function, dtypes: list[str], result: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from math import isfinite, lcm
+from math import inf, isfinite, lcm, nextafter
 
 import numpy as np
 
@@ -154,10 +154,25 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
     if a.kind == "sum":
         return _of_sum(algebra, a)
     result = atom_kind(a.kind).result
+    if atom_kind(a.kind).converts and is_float(result):
+        found = value_bounds(algebra, a.args[0])
+        return Interval(_rounded(found.low, result, -inf), _rounded(found.high, result, inf))
     if result:
         found, span = algebra.span(a.kind, a.args), limits(result)
         return span if span is not None and found == Interval() else found
     return Interval()
+
+
+def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
+    """A bound of what is rounded, which keeps order; None where that is infinite."""
+    if bound is None or abs(bound) >= 2**1000:
+        return None
+    double, exact = float(bound), Fraction(bound)
+    if Fraction(double) != exact and (Fraction(double) < exact) == (outward > 0):
+        double = nextafter(double, outward)
+    with np.errstate(all="ignore"):
+        found = float(np.float64(double).astype(numpy_dtype(dtype)))
+    return plain_rational(Fraction(found)) if isfinite(found) else None
 
 
 def _of_read(dtype: str, of: object) -> Interval:
@@ -296,9 +311,23 @@ def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
         return p
     if wide is not None and narrow is not None:
         return reduced(algebra, p if narrow <= wide else wrapped_value(algebra, p, old), new)
-    if integral(p) and _inside(algebra, p, new, DIGITS.get(old, 0)):
+    came = _integer_in_float(algebra, p)
+    if came is not None:
+        return to_integer(algebra, *came, new)
+    if integral(p) and algebra.as_dim(p) in (None, p.number) and _inside(algebra, p, new, DIGITS.get(old, 0)):
         return reduced(algebra, p, new)
     return algebra.poly(conversion(old, new), p)
+
+
+def _integer_in_float(algebra: ScalarAlgebra, p: Poly) -> tuple[Poly, str] | None:
+    """The size or position, and its dtype, that became the float p without a loss."""
+    ((monomial, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
+    if c != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+        return None
+    kind, inner = atom_kind(monomial[0][0].kind), monomial[0][0].args
+    if not kind.converts or limits(kind.operands[0]) is None or not representable(algebra, inner[0], kind.result):
+        return None
+    return inner[0], kind.operands[0]
 
 
 def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
@@ -311,11 +340,12 @@ def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
 
 def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     """To a float: exact where the type surely holds the number, else a function of it (rounding,
-    the same from all floats)."""
+    the same from all floats). So are sizes: the counts of definitions are real numbers."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
-        exact = old == "bool" or representable(algebra, p, new)
-        if not exact and new in ("float32", "float64"):  # one rounding, as from a float
+        counts = p.number is None and algebra.as_dim(p) is not None
+        exact = old == "bool" or (not counts and representable(algebra, p, new))
+        if not exact and not counts and new in ("float32", "float64"):  # one rounding, as from a float
             return algebra.apply(rounding(new), p)
         return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):
@@ -323,16 +353,21 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     return algebra.apply(rounding(new), p)
 
 
-def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
+def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """A float that was computed from integers alone: the number, if its type surely has it, else a
-    function of it, so that what is lost on the way stays lost. Others are real numbers; so is what
-    floats were rounded to, where it has no bounds."""
+    function of it, so that what is lost on the way stays lost.
+
+    Others are real numbers: products with fractions, quotients of what is cut between bounds (they
+    are rounded to quantized numbers), counts of the definitions (of sizes alone), and what floats
+    were rounded to, where it has no bounds.
+    """
     digits = DIGITS.get(dtype)
-    if digits is None or p.number is not None or infinite(p) or not _counted(p):
+    if digits is None or p.number is not None or infinite(p) or not _counted(algebra, p):
         return p
     common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
-    whole = p.scaled(common)
-    if common & (common - 1) == 0 and integral(whole) and _fits(algebra, whole, dtype):
+    if common & (common - 1) == 0 and (common > 1 or representable(algebra, p, dtype)):
+        return p
+    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # what is cut by numbers
         return p
     found = value_bounds(algebra, p)
     if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):
@@ -340,8 +375,12 @@ def held(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     return algebra.apply(rounding(dtype), p)
 
 
-def _counted(p: Poly) -> bool:
-    return all(_integer(a) for a in _inside_of(p))
+def _counted(algebra: ScalarAlgebra, p: Poly) -> bool:
+    """Whether it is made of integers, some of which are data or were converted."""
+    atoms = list(_inside_of(p))
+    if not any(a.kind not in ("size", "floor", "sum") for a in atoms):
+        return False
+    return all(_integer(a) or _integer_in_float(algebra, Poly({((a, 1),): 1})) is not None for a in atoms)
 
 
 def _inside_of(p: Poly) -> Iterator[Atom]:
