@@ -16,8 +16,7 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 class Reals(Meaning[Array]):
     """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
-    hold. Floats of 8 bits are what they are in both, and integers become those that a float type
-    has: to make one is a decision of rounding."""
+    hold. Floats of 8 bits are what they are in both: to make one is a decision of rounding."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact
@@ -48,10 +47,8 @@ class Reals(Meaning[Array]):
             return result.astype(xs[0].dtype) if narrow else result
 
     def cast(self, a: Array, dtype: str) -> Array:
-        if self.exact and is_computed(dtype) and a.dtype.kind not in "iu":
+        if self.exact and is_computed(dtype):
             return a.astype(np.float64)
-        if self.exact and is_computed(dtype):  # which integers a float type has is no rounding of a result
-            return self.load(REALS.cast(a, dtype))
         with np.errstate(all="ignore"):
             return a.astype(numpy_dtype(dtype))
 
