@@ -100,8 +100,8 @@ def test_every_false_rule_is_refused(rule: Rule) -> None:
 
 
 def test_true_rules_are_accepted() -> None:
-    sample = TRUE[::42]
-    assert sum(accepts(rule, 120) for rule in sample) >= (1 - UNDECIDED) * len(sample)
+    sample = TRUE[::75]
+    assert sum(accepts(rule, 48) for rule in sample) >= (1 - UNDECIDED) * len(sample)
 
 
 @pytest.mark.slow
@@ -218,5 +218,5 @@ def test_a_rule_whose_own_case_is_not_proved_claims_nothing(tmp_path: Path) -> N
 def test_an_attribute_is_no_operand(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(RULES.replace('rhs = "relu(x)"', 'rhs = "max(x, a)"', 1))
-    with pytest.raises(SyntaxProblem, match="has a as an operand, which is an attribute's name"):
+    with pytest.raises(SyntaxProblem, match="a is an operand and the attribute alpha of leaky_relu"):
         read(file)

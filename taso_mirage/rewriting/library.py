@@ -347,10 +347,8 @@ def _check_names(equation: Equation, given: Iterable[str], attributes: Iterable[
             raise SyntaxProblem(
                 f"the {kind} of the left side are {_listed(wanted)}, but types and values are given for {_listed(have)}"
             )
-    operands = {n.attr("name") for n in equation.rhs if n.op == "input"}
-    if numbers := operands & bound:
-        raise SyntaxProblem(f"the right side has {_listed(numbers)} as an operand, which is an attribute's name")
-    right = operands | {v.source for n in equation.rhs for _, v in n.attrs if isinstance(v, Expr)}
+    right = {n.attr("name") for n in equation.rhs if n.op == "input"}
+    right |= {v.source for n in equation.rhs for _, v in n.attrs if isinstance(v, Expr)}
     guard = {equation.where.source} if equation.where is not None else set()
     for source in sorted(right | guard | {v.source for v in values}):
         if loose := names_in_expression(source) - variables - bound:
