@@ -165,9 +165,10 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
 
 def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
     """A bound of what is rounded, which keeps order; None where that is infinite."""
-    if bound is None or abs(bound) >= 2**1000:
+    exact = Fraction(bound or 0)
+    if bound is None or abs(exact) >= 2**1000:
         return None
-    double, exact = float(bound), Fraction(bound)
+    double = float(exact)
     if Fraction(double) != exact and (Fraction(double) < exact) == (outward > 0):
         double = nextafter(double, outward)
     with np.errstate(all="ignore"):
