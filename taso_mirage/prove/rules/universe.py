@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import evaluate, fixed, symbols
+from taso_mirage.ir.dims import Symbolic, evaluate, fixed, symbols
 from taso_mirage.ir.terms import Node, Tensor, constant, integer_limits, is_float, numpy_dtype, variable, weight
 from taso_mirage.operators.expressions import asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import get
@@ -30,6 +30,13 @@ LARGE = 4096
 GUARD_TRIES = 400
 """So many numbers are tried for the constants that a guard reads."""
 FIRST_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
+
+
+def _letters(value: Any) -> set[str]:
+    """The names of sizes in a dim or an attribute."""
+    if isinstance(value, tuple):
+        return {name for each in value for name in _letters(each)}
+    return set(symbols(value)) if isinstance(value, Symbolic) else set()
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Universe:
     def stated(self) -> Mapping[Any, int]:
         """The letters and slots, each with its size at the typing that comes first."""
         slots = dict.fromkeys(d for _, _, dims in self.given for d in dims if isinstance(d, tuple))
-        letters = sorted({s for _, _, dims in self.given for d in dims if not isinstance(d, tuple) for s in symbols(d)})
+        dims = [d for _, _, shape in self.given for d in shape if not isinstance(d, tuple)]
+        letters = sorted(_letters((*dims, *(value for _, value in self.statement.attributes))))
         free = (n for n in FIRST_SIZES if n not in {size for _, size in slots})
         return {slot: slot[1] for slot in slots} | dict(zip(letters, free, strict=False))
 
