@@ -3,9 +3,9 @@ mistake, and true ones.
 
     python bench/judging.py [CLASS ...] [--typings 320] [--workers 2]
 
-`tests/equations` has the rules: of each class `false_CLASS.toml` those that are false somewhere, and
-`true.toml`, `true_CLASS.toml` those that hold for every typing. Prints a line a class and writes
-bench/results/judging-cpu2.json.
+`tests/equations` has the rules: of each class `false_CLASS.toml` those that are false somewhere,
+and `true.toml`, `true_CLASS.toml` those that hold for every typing. Prints a line a class and
+writes bench/results/judging-cpu2.json.
 """
 
 from __future__ import annotations

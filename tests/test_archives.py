@@ -17,7 +17,7 @@ from test_folder import relus
 from taso_mirage.errors import InvalidOption
 from taso_mirage.measure.cache_file import import_cache
 from taso_mirage.system import archives
-from taso_mirage.system.archives import BadArchive, opened, read_arrays
+from taso_mirage.system.archives import BadArchive, opened_archive, read_arrays
 
 HUGE = 2**40
 
@@ -98,7 +98,7 @@ def test_nothing_is_read_of_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for count in (1, 20):
         made = packed({f"{i}.npy": bytes((1 << 24) // count) for i in range(count)}, zipfile.ZIP_DEFLATED)
         (tmp_path / "a.zip").write_bytes(made)
-        with pytest.raises(BadArchive, match="it holds 16777"), opened(tmp_path / "a.zip", archives.LARGEST):
+        with pytest.raises(BadArchive, match="it holds 16777"), opened_archive(tmp_path / "a.zip", archives.LARGEST):
             pass
 
 
@@ -110,7 +110,7 @@ def test_an_archive_that_wants_what_is_not_read(tmp_path: Path, place: int, valu
     start = content.index(b"PK\x01\x02")
     content[start + place] = value
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(BadArchive, match=said), opened(tmp_path / "a.zip") as archive:
+    with pytest.raises(BadArchive, match=said), opened_archive(tmp_path / "a.zip") as archive:
         archive.read("x.npy")
 
 

@@ -184,6 +184,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cache import": ("cache.zip",),
     "cache export": ("exported.zip",),
     "cache show": (),
+    "cache clear": ("--yes",),
     "doctor": (),
     "schema": ("kernels",),
     "": ("--version",),

@@ -142,7 +142,7 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"x": [[1.0] * 8]}}, "'x' is of type list and no array"),
     ({"rules": 3}, "rules=3: give a RuleSet, or paths of rule files"),
     ({"rules": "none.toml"}, "cannot read none.toml"),
-    ({"kernels": True}, "--kernels True is not known; it is one of off"),
+    ({"kernels": True}, "kernels=True: give a text like 'off'"),
 ]
 
 

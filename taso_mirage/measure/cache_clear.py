@@ -12,7 +12,7 @@ from typing import Any
 
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.system.builds import in_use
-from taso_mirage.system.store import emptied
+from taso_mirage.system.store import empty_table
 
 _DIGEST = re.compile(r"[0-9a-f]{32}\.json|\.[0-9a-f]{16}\.tmp")
 _BUILD = re.compile(r"((taso_mirage|kernels)_)?[0-9a-f]+\.built|[0-9a-f]{64}\.\w+|\.[0-9a-f]{16}\.tmp")
@@ -72,7 +72,7 @@ def _cleared(kind: str, entry: Path, dry: bool) -> Cleared:
 
 def _emptied(kind: str, path: Path, dry: bool) -> Cleared:
     size = path.stat().st_size
-    count = emptied(path, TABLES[path.name], dry)
+    count = empty_table(path, TABLES[path.name], dry)
     return Cleared(kind, 1, size, "it is no such table, or busy") if count is None else Cleared(kind, count, size)
 
 

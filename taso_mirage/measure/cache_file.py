@@ -22,7 +22,7 @@ from typing import Any
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.measure.cost_cache import CostCache, cache_path
-from taso_mirage.system.archives import BadArchive, opened
+from taso_mirage.system.archives import BadArchive, opened_archive
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
@@ -83,7 +83,7 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
     if not source.is_file():
         raise InvalidOption(f"{source}: no such file")
     try:
-        with opened(source, LARGEST) as archive:
+        with opened_archive(source, LARGEST) as archive:
             costs, files = _checked(archive)
     except BadArchive as error:
         raise InvalidOption(f"{source} is no cache that `taso-mirage cache export` wrote: {error}") from None

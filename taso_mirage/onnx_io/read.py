@@ -274,8 +274,8 @@ class _Reader:
             raise Unsupported("a call of a function of the model")
         if node.device_configurations:
             raise Unsupported("the model places the node on devices")
-        if node.domain == "" and node.op_type == "Constant":
-            return self._constant(node)
+        if node.domain == "" and node.op_type in ("Constant", "Identity"):  # which values of any type have
+            return self._constant(node) if node.op_type == "Constant" else self.value(node.inputs[0])
         candidates = by_onnx().get((node.domain, node.op_type), ())
         if not candidates:
             raise Unsupported("no operator specification")

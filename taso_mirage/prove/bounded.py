@@ -16,7 +16,7 @@ from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
-from taso_mirage.prove.symbolic import ELSEWHERE, Proved, elements, settled, undefined, unproved
+from taso_mirage.prove.symbolic import ELSEWHERE, Proved, denoted_elements, settled, undefined, unproved
 from taso_mirage.verdicts import Failure, FailureKind, failed
 
 BUDGET = 200_000
@@ -34,7 +34,7 @@ def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
     xp = Elements(budget, unroll=True)
     try:
         matching = Matching(xp.algebra)
-        for i, (a, b) in enumerate(elements(xp, lhs, rhs)):
+        for i, (a, b) in enumerate(denoted_elements(xp, lhs, rhs)):
             why = _differ(xp, matching, a, b)
             if why is not None:
                 return _judged(lhs, rhs, unproved(f"output {i}, {why}", xp.indices.steps))

@@ -55,7 +55,7 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:
     try:
-        pairs = elements(xp, lhs, rhs)
+        pairs = denoted_elements(xp, lhs, rhs)
         matching = Matching(xp.algebra)
         for i, (a, b) in enumerate(pairs):
             why = _differ(xp, matching, a, b)
@@ -88,7 +88,7 @@ def unproved(why: str, steps: int = 0) -> Failure:
     return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 
-def elements(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
+def denoted_elements(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
     """The elements of the outputs of both sides, by sizes whose products are numbers of elements of
     their tensors."""
     for n in topological([*lhs, *rhs]):

@@ -87,7 +87,7 @@ def _content(tensor: Any) -> str:
 def _of_model(header: Any) -> dict[str, Any]:
     return {
         "domain": header.domain or None,
-        "version": header.model_version,
+        "version": header.model_version or None,
         **{f"metadata {key!r}": text for key, text in header.metadata_props.items()},
         **{f"metadata of the graph {key!r}": text for key, text in header.graph.metadata_props.items()},
     }

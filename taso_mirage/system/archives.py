@@ -28,7 +28,7 @@ class BadArchive(ValueError):
 
 
 @contextmanager
-def opened(path: Path, largest: int = LARGEST) -> Iterator[zipfile.ZipFile]:
+def opened_archive(path: Path, largest: int = LARGEST) -> Iterator[zipfile.ZipFile]:
     """A zip archive whose members are listed once, unencrypted, packed as `METHODS` say, and hold
     together no more than the file or `largest` bytes.
 
@@ -63,7 +63,7 @@ def read_arrays(path: Path) -> Mapping[str, Any]:
     Raises BadArchive, also for an array of Python objects, and for one whose header gives another
     size than its file has: it is compared before memory is taken.
     """
-    with opened(path) as archive:
+    with opened_archive(path) as archive:
         members = archive.infolist()
         found = {each.filename.removesuffix(".npy"): _array(archive, each) for each in members}
         if len(found) < len(members):

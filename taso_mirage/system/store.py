@@ -110,7 +110,7 @@ class Store:
             self._database = None
 
 
-def emptied(path: Path, table: str, dry: bool = False) -> int | None:
+def empty_table(path: Path, table: str, dry: bool = False) -> int | None:
     """Remove all rows of the table of a file, or with `dry` none; how many there are.
 
     None for what is no database that has this table alone, and for one that another process writes

@@ -39,6 +39,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.folder: str | None = None
+        self.cache = ""
         self.seen: list[str] = []
         own = (sys.prefix, sys.base_prefix, str(ROOT), "/proc/", "/sys/", "/dev/null", "/usr/", "/lib", "/etc/ld.so")
         dask = os.path.join(tempfile.gettempdir(), "dask-scratch-space")  # of tests that run beside this one
@@ -51,7 +52,7 @@ class Watch:
             return
         if event == "open" and isinstance(args[0], str | bytes):
             path = os.path.realpath(os.fsdecode(args[0]))
-            if not path.startswith((self.folder, *self.own)):
+            if not path.startswith((self.folder, self.cache, *self.own)):
                 self.seen.append(f"opened {path} ({args[1]})")
         elif event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"):
             if os.fsdecode(args[0]) not in self.programs:
@@ -102,7 +103,7 @@ def in_folder(folder: Path, cache: Path) -> Iterator[list[str]]:
     (folder / "tmp").mkdir(exist_ok=True)
     os.environ["TASO_MIRAGE_CACHE"], tempfile.tempdir = str(cache), str(folder / "tmp")
     os.chdir(folder)
-    watch.seen, watch.folder = [], os.path.realpath(folder.parent)
+    watch.seen, watch.folder, watch.cache = [], os.path.realpath(folder.parent), os.path.realpath(cache)
     try:
         yield watch.seen
     finally:
