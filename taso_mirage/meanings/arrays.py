@@ -68,7 +68,8 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
     inner_size = int(np.prod(right.shape[n : n + k]))
     left = left.reshape(*left.shape[:n], int(np.prod(rows_shape)), inner_size)
     right = right.reshape(*right.shape[:n], inner_size, int(np.prod(columns_shape)))
-    product = np.matmul(left, right)
+    with np.errstate(all="ignore"):
+        product = np.matmul(left, right)
     product = product.reshape((*product.shape[:n], *rows_shape, *columns_shape))
     order = [*batch, *rows, *columns]
     moved: Array = product.transpose([order.index(c) for c in result])
