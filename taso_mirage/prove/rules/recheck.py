@@ -208,7 +208,7 @@ def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
     for verdict in verdicts:
         cases.update(verdict.cases)
     words = {"proved": "proved for every size"}
-    lines.append("cases: " + ", ".join(f"{n} {words.get(status, status)}" for status, n in cases.most_common()))
+    lines.append("cases: " + ", ".join(f"{n} {words.get(status, status)}" for status, n in cases.most_common() if n))
     if compared := sum(verdict.compared for verdict in verdicts):
         judged = sum(cases.values())
         lines.append(f"bounded: {judged} of {judged + compared} cases, the others compared in numbers")
