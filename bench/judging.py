@@ -33,10 +33,10 @@ EQUATIONS = ROOT / "tests" / "equations"
 
 
 def ended(verdict: RuleVerdict) -> str:
-    """How a rule fared: accepted (`proved` or `bounded`), `refuted` with numbers, or without a
-    proof."""
+    """How a rule fared: accepted (`proved`, or `bounded`: not all that was enumerated is proved),
+    `refuted` with numbers, or without a proof."""
     if not verdict.problem:
-        return "bounded" if verdict.cases.get("bounded") else "proved"
+        return "bounded" if verdict.kind == "bounded" else "proved"
     return "refuted" if verdict.cases.get("refuted") else "unproved"
 
 
