@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from taso_mirage.system import locks
+from taso_mirage.system import locks, streams
 from taso_mirage.system.terminal import say
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class CtrlC(BaseException):
     """
 
 
-_WHOLE = frozenset({"<frozen importlib._bootstrap>", locks.__file__})
+_WHOLE = frozenset({"<frozen importlib._bootstrap>", locks.__file__, streams.__file__})
 """Files of code that no signal cuts in two. In an import a module in C++ would make an ImportError
-of it, or end the process; a lock would stay."""
+of it, or end the process; a lock would stay; a line would be printed twice."""
 
 
 def _cuts(frame: FrameType | None) -> bool:
