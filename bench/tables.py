@@ -351,7 +351,7 @@ TABLES = {
     "torch-H200-captured": from_torch,
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
-    "soak-cpu2": soak,
+    "soak-cpu2-surfaces": soak,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
 }

@@ -49,6 +49,8 @@ def resample(
         n = shape[axis]
         if isinstance(n, Symbolic) or n < 1 or m < 1:
             raise IllTyped(f"dimension {axis} of size {n} cannot be resampled to {m}")
+        if m > LONGEST:
+            raise IllTyped(f"dimension {axis} of size {n} to {m}: up to {LONGEST} positions are resampled")
         if scales and m != _scaled(n, scales[i]):
             raise IllTyped(f"dimension {axis} of size {n}, scaled by {scales[i]}, is {_scaled(n, scales[i])}, not {m}")
         at = _positions(n, m, Fraction(scales[i]) if scales else Fraction(m, n), coordinates)
@@ -70,6 +72,8 @@ def _positions(n: int, m: int, scale: Fraction, coordinates: str) -> list[Fracti
     return [offset + (i + Fraction(1, 2)) / scale - Fraction(1, 2) for i in range(m)]
 
 
+LONGEST = 1 << 16
+"""Positions of a result along one axis, each of which is a fraction; more are left to the runtime."""
 Tap = tuple[list[int], list[Fraction]]
 """Positions of the operand and their weights, which add up to 1."""
 

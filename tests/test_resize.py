@@ -117,3 +117,9 @@ def test_a_coordinate_between_two_positions_is_left_to_the_runtime() -> None:
     (found,) = model.graph.outputs
     assert "between two positions" in model.opaque[found] or "from 3 to 5" in model.opaque[found]
     assert str(found.type) == "float32[1, 2, 5, 10]"
+
+
+def test_an_image_of_billions_of_rows_is_left_to_the_runtime() -> None:
+    """Scales of a damaged file; a position of each row took minutes and all memory."""
+    made = read(proto("Resize", 13, ["x", "", "s"], np.array([1, 1, 1e9, 1], np.float32), **NEAREST))
+    assert "resample" not in [n.op for n in made.nodes()]
