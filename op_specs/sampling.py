@@ -73,7 +73,7 @@ def _positions(n: int, m: int, scale: Fraction, coordinates: str) -> list[Fracti
 
 
 LONGEST = 1 << 16
-"""Positions of a result along one axis, each of which is a fraction; more are left to the runtime."""
+"""Positions of a result along one axis, each of which is a fraction; more are the runtime's."""
 Tap = tuple[list[int], list[Fraction]]
 """Positions of the operand and their weights, which add up to 1."""
 

@@ -44,9 +44,10 @@ def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
     if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
         return None
     condition = reader.value(node.inputs[0])
-    if len(bodies(node)) != 2 or condition.dtype != "bool":
+    named = [node.attributes[name] for name in ("else_branch", "then_branch") if name in node.attributes]
+    if len(bodies(node)) != 2 or len(named) != 2 or condition.dtype != "bool":
         return None
-    branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
+    branches = [each.as_graph() for each in named]
     if any(len(branch.outputs) != len(node.outputs) for branch in branches):
         return None
     if condition.op == "constant":

@@ -73,8 +73,8 @@ class Examined:
 
     @property
     def holds(self) -> bool:
-        """Whether every case is proved, and there is one."""
-        return bool(self.cases) and not self.of("refuted", "unproved")
+        """Whether every case is proved, and there is one beside that of the rule's own typing."""
+        return bool(self.cases) and self.typings > 0 and not self.of("refuted", "unproved")
 
 
 def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:

@@ -137,7 +137,7 @@ def problem(rule: Rule, found: Examined) -> str:
     from taso_mirage.prove.rules.guards import guarded
     from taso_mirage.prove.rules.ladder import missing_guard
 
-    if not found.cases:
+    if not found.cases or not found.typings:
         return "has no proof: no legal typing was found"
     counts = Counter(c.status for c in found.cases)
     shown = ", ".join(
