@@ -24,7 +24,8 @@ def soak(found: dict[str, Any]) -> list[str]:
         codes: Counter[str] = Counter()
         for name, cases in found["ended"].items():
             if name.startswith(f"{kind}: "):
-                codes[name.split()[-1]] += cases
+                code = name.split()[-1]
+                codes[f"by signal {code}" if code.isdecimal() else code] += cases
         ended = ", ".join(f"{cases} {code}" for code, cases in codes.most_common())
         wrong = sum(each["kind"] == kind for each in found["wrong"])
         lines.append(f"| {kind} | {count} | {ended} | {wrong} |")
