@@ -69,9 +69,9 @@ class Universe:
     def numbers(self) -> tuple[float, ...]:
         """What a number of the rule may be: at, beside and far from those that are stated or
         defined."""
-        stated = stated_numbers(self.statement.equation)
+        stated = dict.fromkeys(n for e in stated_numbers(self.statement.equation) for n in (e, -e))
         near = [e + d for e in stated for d in (0.0, 0.5, -0.5, 1.0, -1.0)]
-        far = [f for e in stated for f in (-e, 2 * e, 3 * e + 1, e / 2, 1 / e if e else 0.0)]
+        far = [f for e in stated for f in (2 * e, 3 * e + 1, e / 2, 1 / e if e else 0.0)]
         usual = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1e-3, 10.0, -10.0, 1000.0)
         defined = defined_numbers(self.statement.equation)
         return tuple(dict.fromkeys(float(np.float32(n)) for n in (*near, *usual, *far, *defined)))
