@@ -22,6 +22,7 @@ from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
 from taso_mirage.report.result import Result
 from taso_mirage.search.search import SearchStatistics
+from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
 from taso_mirage.targets.stamp import PROVIDERS
@@ -151,6 +152,24 @@ class MutantsData(TypedDict):
     paying: list[MutantData]
 
 
+class StageSpendingData(TypedDict):
+    """The seconds of a stage, and what they were spent on."""
+
+    stage: str
+    seconds: float
+    spent: dict[str, float]
+
+
+class SpendingData(TypedDict):
+    """What the seconds of a command were spent on: each second is in one stage, and for one
+    purpose."""
+
+    seconds: float
+    """All: from the start of the process to the last file."""
+    spent: dict[str, float]
+    stages: list[StageSpendingData]
+
+
 class ResultData(TypedDict):
     """What `optimize` did with a model."""
 
@@ -178,7 +197,8 @@ class ResultData(TypedDict):
     search: SearchData
     partial: MutantsData
     seconds: dict[str, float]
-    """What each stage took."""
+    """What each stage of the pipeline took."""
+    spending: SpendingData
     notes: list[str]
     version: str
     changes: NotRequired[list[ChangeData]]
@@ -213,8 +233,20 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
         "search": _search_data(result.statistics),
         "partial": _mutants_data(result),
         "seconds": dict(result.seconds),
+        "spending": _spending_data(result.spending),
         "notes": list(result.notes),
         "version": __version__,
+    }
+
+
+def _spending_data(spending: Spending) -> SpendingData:
+    return {
+        "seconds": spending.seconds,
+        "spent": spending.purposes,
+        "stages": [
+            {"stage": stage, "seconds": sum(each.values()), "spent": dict(each)}
+            for stage, each in spending.stages.items()
+        ],
     }
 
 

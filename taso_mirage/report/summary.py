@@ -4,7 +4,7 @@ data."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +22,7 @@ from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
+from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 
 
@@ -105,8 +106,8 @@ def _mutants_fact(made: Mutations) -> str:
     )
 
 
-def show(result: Result, source: Path, written: Sequence[Path]) -> None:
-    """The table at the end of `optimize`."""
+def show(result: Result, source: Path, written: Sequence[Path], spending: bool = False) -> None:
+    """The table at the end of `optimize`; with `spending` that of its seconds."""
     console = Console()
     table = Table(title=source.name, title_justify="left")
     made = "optimized" if result.failure is None else "without what failed"
@@ -137,6 +138,30 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         plain = "" if result.target.stamp.options else "; any ONNX Runtime opens it, too"
         said = f"open it with {opened_with(result, written)}{plain}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
+    if spending:
+        show_spending(result.spending)
+
+
+def show_spending(spending: Spending) -> None:
+    """The table of `--timing`: the seconds of every stage, and of all, by what they were spent on,
+    the most first."""
+    table = Table(title="seconds spent", title_justify="left", show_footer=True)
+    table.add_column("stage", footer="all")
+    table.add_column("seconds", justify="right", footer=f"{spending.seconds:.2f}")
+    table.add_column("on", overflow="fold", footer=_spent_on(spending.purposes))
+    for stage, each in spending.stages.items():
+        if sum(each.values()) >= SHOWN:
+            table.add_row(escape(stage), f"{sum(each.values()):.2f}", _spent_on(each))
+    Console().print(table, highlight=False)
+
+
+def _spent_on(seconds: Mapping[str, float]) -> str:
+    parts = sorted(seconds.items(), key=lambda each: -each[1])
+    return ", ".join(f"{purpose} {spent:.2f}" for purpose, spent in parts if spent >= SHOWN)
+
+
+SHOWN = 0.005
+"""Seconds that are shown: less would be 0.00."""
 
 
 def _times(timing: Timing | None) -> tuple[str, ...]:

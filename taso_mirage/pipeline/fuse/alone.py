@@ -21,6 +21,7 @@ from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
+from taso_mirage.system.spending import Purpose, spent
 
 SECONDS = 0.2
 """For running it both ways."""
@@ -32,6 +33,7 @@ LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 none here finds there; and that a file has."""
 
 
+@spent(Purpose.TUNING)
 def region_seconds(
     graph: Graph,
     spot: RegionSite,

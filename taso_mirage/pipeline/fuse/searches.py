@@ -14,6 +14,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
 
@@ -64,8 +65,9 @@ class Searches:
         future = self.futures.get((goal, free))
         if future is None:
             return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
-        while not wait([future], ASKED).done:
-            progress("search", 0, 0)
+        with spent(Purpose.WAITING):
+            while not wait([future], ASKED).done:
+                progress("search", 0, 0)
         return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
 
     def close(self) -> None:
