@@ -68,19 +68,24 @@ class Searches:
         with spent(Purpose.WAITING):
             while not wait([future], ASKED).done:
                 progress("search", 0, 0)
-        return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
+        answer = future.result() or ()
+        if isinstance(answer, str):
+            raise RuntimeError(f"in a process that searches: {answer}")
+        return [FoundMuGraph.of_json(each, goal) for each in answer]
 
     def close(self) -> None:
         if self.workers is not None:
             self.workers.close()
 
 
-def searched(job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a process does for a goal."""
+def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+    """What a process does for a goal; the text of an error that is none of ours."""
     free = None if job["free"] is None else FreeSizes.of_json(job["free"])
     try:
         search = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"]), free=free)
         found = search.run(job["best"], job["seconds"])
     except TasoMirageError:
         return []
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return [each.as_json() for each in found]
