@@ -20,6 +20,7 @@ from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
+from taso_mirage.report.leftover import Leftover
 from taso_mirage.report.result import Result
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.spending import Spending
@@ -152,6 +153,28 @@ class MutantsData(TypedDict):
     paying: list[MutantData]
 
 
+class LeftRegionData(TypedDict):
+    """A kind of regions that was not tried."""
+
+    operators: list[str]
+    places: int
+    gain: float
+    """How many times as fast a kernel may make the whole model, at most, by an estimate."""
+
+
+class LeftoverData(TypedDict):
+    """What the search of kernels had no time for."""
+
+    said: str
+    """In one line."""
+    tuned: int
+    kinds: int
+    """Of regions, all together."""
+    seconds: float
+    """That the others would take, about."""
+    regions: list[LeftRegionData]
+
+
 class StageSpendingData(TypedDict):
     """The seconds of a stage, and what they were spent on."""
 
@@ -200,6 +223,8 @@ class ResultData(TypedDict):
     """What each stage of the pipeline took."""
     spending: SpendingData
     notes: list[str]
+    left: LeftoverData | None
+    """Null where the kernels of all kinds of regions were tried, or none at all."""
     version: str
     changes: NotRequired[list[ChangeData]]
     """With `--explain`."""
@@ -235,8 +260,14 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
         "seconds": dict(result.seconds),
         "spending": _spending_data(result.spending),
         "notes": list(result.notes),
+        "left": None if result.left is None else _left_data(result.left),
         "version": __version__,
     }
+
+
+def _left_data(left: Leftover) -> LeftoverData:
+    regions = [LeftRegionData(operators=[*r.operators], places=r.places, gain=r.gain) for r in left.regions]
+    return {"said": str(left), "tuned": left.tuned, "kinds": left.kinds, "seconds": left.seconds, "regions": regions}
 
 
 def _spending_data(spending: Spending) -> SpendingData:

@@ -74,6 +74,7 @@ def page(
         facts=_facts(result, explained),
         standing=_standing(result),
         notes=result.notes,
+        left=result.left,
         **_times(result, pairs),
         **_changes(result, explained),
         **_roofline(result, pairs),

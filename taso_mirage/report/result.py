@@ -16,6 +16,7 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.leftover import Leftover
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.rewriter import ModelCandidate
@@ -65,7 +66,7 @@ class Result:
     passes, if they change it and it was measured no slower. `let_through`: rules that turn
     decisions of quantizers, which the user allowed, with their errors; the cases then have the
     model's results as the original's. `seconds` are those of each stage; `spending` says what all
-    seconds were spent on; `written`: the files.
+    seconds were spent on; `left`: kernels that there was no time for; `written`: the files.
     """
 
     original: Model
@@ -99,6 +100,7 @@ class Result:
     written: tuple[Path, ...] = ()
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     unfused: Model | None = field(default=None, repr=False, compare=False)
+    left: Leftover | None = None
     spending: Spending = field(default_factory=Spending, repr=False, compare=False)
 
     @property

@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import islice
 
-from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
+from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions
@@ -42,7 +43,8 @@ from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, rounding_nothing, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, rounding_nothing, shipped, trials, where_they_run
+from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
@@ -126,6 +128,7 @@ class _Stage:
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.kept, self.tried = list[Fused](), list[Fused]()
+        self.untried = set[EqualRegions]()
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
@@ -146,8 +149,9 @@ class _Stage:
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
             self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
-        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
-        self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
+        spent = time.monotonic() - self.budget.start
+        seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
+        self.result, self.base = (replace(each, seconds=seconds, left=left) for each in (self.result, self.base))
         if model is None:
             return self.result.noted(*self.notes, self._none())
         self.notes += [self.ended] if self.ended else []
@@ -187,10 +191,17 @@ class _Stage:
             self.progress("kernels", i, len(self.kinds))
             if self._late():
                 self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
+                self.untried |= {*islice(self.kinds, i, None)}
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
         return sorted(found, key=lambda f: -f.saved)
+
+    def _left(self, spent: float) -> Leftover | None:
+        """What there was no time for."""
+        estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
+        untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried]
+        return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
         """The form of a kind that saves most, with its kernel; none where none is faster."""
@@ -199,7 +210,9 @@ class _Stage:
             try:
                 fused = self._tried(form, seconds / len(self.forms[kind]))
                 found += [fused] if fused is not None else []
-            except (_Ended, TasoMirageError):
+            except _Ended:
+                self.untried.add(kind)
+            except TasoMirageError:
                 continue  # it has no kernel: the operators stay
             except Exception as error:
                 self._report(" ".join(form.operators), error)
@@ -330,7 +343,7 @@ class _Stage:
                 kept += trial
         if session is not None:
             kept = self._joined(kept, session)
-        self.kept = kept = self._shipped(kept) if self.config.elsewhere else kept
+        self.kept = kept = shipped(kept, self.backend, self._report) if self.config.elsewhere else kept
         return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
@@ -369,19 +382,6 @@ class _Stage:
                 if trial is made:
                     break
         return kept
-
-    def _shipped(self, kept: list[Fused]) -> list[Fused]:
-        """The kinds with kernels for all machines, without those that have none."""
-        try:
-            shipped = self.backend.shipped([kind.record for kind in kept])
-            return [replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]
-        except OutOfTime:
-            raise
-        except Exception as error:
-            if len(kept) > 1:
-                return [each for kind in kept for each in self._shipped([kind])]
-            self._report(" ".join(" ".join(kind.operators) for kind in kept), error)
-            return []
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
         made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
