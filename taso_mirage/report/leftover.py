@@ -15,7 +15,7 @@ whatever the estimates of each sum up to."""
 EACH = 5.0
 """Seconds that a region takes, where none was tuned to tell."""
 
-Estimate = tuple[tuple[str, ...], int, float]
+RegionEstimate = tuple[tuple[str, ...], int, float]
 """Of a kind of regions the operators, the places, and the seconds that it may save in all of
 them."""
 
@@ -56,7 +56,7 @@ class Leftover:
         return f"{done}; about {max(self.seconds, 1):.0f} s more (--budget) would try: {said}{others}"
 
 
-def leftover(estimates: Sequence[Estimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:
+def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:
     """Of the kinds of regions those of these numbers were not tried; None where all were. `now`:
     seconds of a run of the model; `spent`: those that the others took."""
     if not untried:
