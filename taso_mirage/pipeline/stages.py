@@ -39,7 +39,7 @@ from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.system.spending import Purpose, accounting, spent
+from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.targets.lowering import Backend, here
 from taso_mirage.targets.packaging import stamped
 
@@ -253,8 +253,9 @@ def _optimized(model: Model, config: Config, progress: Progress, stop: Stop, out
                     config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model, backend=backend
                 )
                 values: Values = run(SEARCH, job, {"model": model})
-                known: Values = values if "problem" in values else {"problem": pose(job, model)}
-                result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
+                with staged("conclude"):
+                    known: Values = values if "problem" in values else {"problem": pose(job, model)}
+                    result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
             loaded = {name: values[name] for name in ("original",) if name in values}
             result = run(KERNELS, job, {"result": result, **loaded})["result"]
     finally:
