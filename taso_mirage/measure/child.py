@@ -57,6 +57,7 @@ class Child:
         self._ready = False
         self._dropped: deque[tuple[int, int]] = deque()
 
+    @spent(Purpose.RUNS, usual=True)
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """What a function of a module gives there.
 

@@ -39,6 +39,9 @@ class Purpose(StrEnum):
     """Runs of whole models in turn."""
     CHECKS = "checks"
     """Runs whose outputs are compared."""
+    RUNS = "runs"
+    """All other calls of the runtime: first runs, which choose algorithms, and runs at other
+    sizes."""
     TUNING = "tuning"
     """Measurements of kernels, and of their regions."""
     COMPILING = "compiling"
@@ -99,8 +102,10 @@ class Account:
             self._stage = BETWEEN
 
     @contextmanager
-    def purpose(self, purpose: Purpose) -> Iterator[None]:
-        """Seconds for this, but for those that something inside has another purpose for."""
+    def purpose(self, purpose: Purpose, usual: bool = False) -> Iterator[None]:
+        """Seconds for this, but for those that something inside has another purpose for. A `usual`
+        purpose is for what has none yet."""
+        purpose = self._purposes[-1] if usual and self._purposes[-1] is not Purpose.OWN else purpose
         self._charge()
         self._purposes.append(purpose)
         try:
@@ -139,14 +144,14 @@ def accounting(before: float = 0.0, clock: Callable[[], float] = time.perf_count
 
 
 @contextmanager
-def spent(purpose: Purpose) -> Iterator[None]:
+def spent(purpose: Purpose, usual: bool = False) -> Iterator[None]:
     """Around what takes seconds (or as a decorator of a function): they are for this purpose, if
-    this thread has an account."""
+    this thread has an account; if `usual` only where they have no other."""
     account = _account()
     if account is None:
         yield
         return
-    with account.purpose(purpose):
+    with account.purpose(purpose, usual):
         yield
 
 
