@@ -135,6 +135,18 @@ def test_an_error_of_the_last_check_leaves_the_model_without_kernels(
     assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes
 
 
+def test_a_model_that_does_not_open_is_left_without_kernels(
+    before: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_cache(monkeypatch, tmp_path)
+    quick(monkeypatch)
+    child().stop()
+    monkeypatch.setattr(stage._Stage, "_opened", planted(stage._Stage._opened, lambda value: True))
+    found = fused(before, CONFIG, "search")
+    assert found.model is before.model
+    assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes
+
+
 # ---------------------------------------------------------------- sizes that are tried
 
 

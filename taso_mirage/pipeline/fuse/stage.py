@@ -142,7 +142,8 @@ class _Stage:
         self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
-        with closing(self.backend), closing(self._searches()) as self.searches:
+        model = None
+        with closing(self.backend), closing(self._searches()) as self.searches, contained("the model", self._report):
             model = self._placed(self._worth())
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
