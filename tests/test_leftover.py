@@ -12,7 +12,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.report import html, summary
 from taso_mirage.report.data import result_data
-from taso_mirage.report.leftover import Leftover, LeftRegion, leftover
+from taso_mirage.report.leftover import Leftover, LeftRegion, leftover, region_name
 from taso_mirage.report.result import Result
 
 ATTENTION, NORM, ADD = ("matmul", "softmax", "matmul"), ("layer_norm",), ("add", "relu")
@@ -23,8 +23,24 @@ def test_the_line() -> None:
     assert found is not None
     assert str(found) == (
         "1 of 3 kinds of regions tuned; about 40 s more (--budget) would try: "
-        "matmul softmax matmul (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
+        "attention (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
     )
+
+
+@pytest.mark.parametrize(
+    ("operators", "name"),
+    [
+        ("mul add matmul softmax matmul transpose", "attention"),
+        ("layer_norm matmul matmul", "norm and 2 products"),
+        ("pow reduce_mean sqrt matmul sigmoid mul matmul", "norm and 2 products"),
+        ("layer_norm matmul matmul softmax matmul", "attention, norm and product"),
+        ("packed_attention", "attention"),
+        ("conv relu", "convolution"),
+        ("softmax add", "softmax add"),
+    ],
+)
+def test_regions_have_the_names_of_the_field(operators: str, name: str) -> None:
+    assert region_name(operators.split()) == name
 
 
 def test_nothing_is_said_where_all_were_tried() -> None:

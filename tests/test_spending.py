@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -181,3 +182,14 @@ def test_a_model_that_cannot_be_checked_has_no_operators_measured(
     found = optimize_model(load(layer), Config(budget=20, cache=tmp_path / "costs"))
     assert not found.changed
     assert "operators" not in found.spending.purposes
+
+
+def test_of_a_folder_each_model_has_its_table(tmp_path: Path, layer: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a.onnx", "b.onnx"):
+        shutil.copy(layer, folder / name)
+    shown = run("optimize", folder, "-o", tmp_path / "out", "--no-measure", "--budget", "2", "--timing").stdout
+    assert shown.count("seconds spent") == 2
+    totals = [float(each) for each in re.findall(r"│ all +│ +(\d+\.\d\d) │ ", shown)]
+    assert len(totals) == 2
