@@ -160,6 +160,18 @@ def single(rows: int, inner: int, columns: int) -> Graph:
     return Graph(leaves, (term("relu", term("matmul", *leaves)),))
 
 
+def blocks(rows: int, inner: int, columns: int, block: int = 32) -> Graph:
+    """x times weights of 4 bits in blocks with scales and zeros."""
+    count = inner // block
+    leaves = [
+        variable("x", Tensor("float16", (rows, inner))),
+        variable("b", Tensor("uint8", (columns, count, block // 2))),
+        variable("s", Tensor("float16", (columns, count))),
+        variable("z", Tensor("uint8", (columns, count // 2))),
+    ]
+    return Graph(tuple(leaves), (term("matmul_nbits", *leaves, K=inner, N=columns, bits=4, block_size=block),))
+
+
 def _workload(name: str, **sizes: int) -> Graph:
     return {**PAPER, **BEYOND}[name](**sizes).graph()
 
@@ -227,6 +239,9 @@ GOALS: Mapping[str, Callable[[], Graph]] = {
     "int8 product 256": lambda: IntegerProduct(256, left="int8").goal(),
     "single 128": lambda: single(128, 1024, 1024),
     "single 1024": lambda: single(1024, 2048, 2048),
+    "blocks 1": lambda: blocks(1, 4096, 4096),
+    "blocks 1 long": lambda: blocks(1, 4096, 11008, 128),
+    "blocks 16": lambda: blocks(16, 4096, 4096),
     "convolution 56": lambda: convolution_peer.goal(side=56, channels=128, group=32),
     "convolution 14": lambda: convolution_peer.goal(side=14, channels=512, group=32),
     "convolution 28": lambda: convolution_peer.goal(side=28, channels=64, group=1, batch=1),
