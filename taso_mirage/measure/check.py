@@ -58,6 +58,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, original
 from taso_mirage.measure.target import CPU, Target
+from taso_mirage.system.spending import Purpose, spent
 
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
@@ -234,6 +235,7 @@ class Runs(Protocol):
         """The outputs, in the order of the model. Raises RunFailed."""
 
 
+@spent(Purpose.CHECKS)
 def compare(
     model: Model, session: Runs, prepared: Sequence[CheckCase], fine: Runs | None = None, share: float = 0.0
 ) -> list[Difference]:
@@ -359,6 +361,7 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
+@spent(Purpose.CHECKS)
 def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)

@@ -32,6 +32,7 @@ from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.selection import steps_without
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
+from taso_mirage.system.spending import Purpose, spent
 
 SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
@@ -151,6 +152,7 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     return prepared, feeds
 
 
+@spent(Purpose.CHECKS)
 def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
     """Seconds of a run; `checked` are those of one whose outputs are compared here. Of large arrays
     a GPU's runs take less than their way there and back."""
@@ -161,6 +163,7 @@ def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
     return min(checked, run(), run())
 
 
+@spent(Purpose.CHECKS)
 def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
     """The cases on which the original runs, at every set of sizes; where their float64 references
     have no room or no time, at smaller ones."""
