@@ -1,0 +1,213 @@
+"""The check of a large model: each patch on the values that one run of the original gives it.
+
+A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
+one of equal ones, and cut to few rows and batches where it is independent along them; then the
+optimized terms are compared at full size with what the original's run gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.ir.dims import learn
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
+from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
+from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.magnitudes import most_of, rounds
+from taso_mirage.measure.patches import Claims, Patch, patches
+from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.session import open_in_child
+from taso_mirage.measure.target import Target
+from taso_mirage.onnx_io.build import excerpt, observing
+from taso_mirage.operators.work import size, sized
+
+CHEAP, DEAR = 0.02, 20.0
+"""Seconds of a float64 evaluation below which a patch is not cut, and above which it has none."""
+RUNS = 2
+"""Input sets whose values patches are compared on."""
+GIVEN = 1 << 30
+"""Bytes of values that one run of the original gives."""
+BESIDE = "the original's run"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedModel:
+    """An optimized model with the claims that its rewrites make, and what its new weights were
+    computed from."""
+
+    model: Model
+    target: Target
+    claims: Claims
+    made: Mapping[Node, Node]
+
+
+class RegionalCheck:
+    """The patches of any optimized models of one original; equal ones are compared once.
+
+    `step` is called between evaluations and may raise to end them.
+    """
+
+    def __init__(self, model: Model, cases: Sequence[CheckCase], step: Callable[[], None] = lambda: None) -> None:
+        self.model, self.step = model, step
+        base = cases[0].inputs
+        self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
+        self.values: dict[Node, list[Any]] = {}
+        self.known: dict[Any, list[Difference]] = {}
+        self.alone: dict[str, None] = {}
+        """Why patches were compared in the whole model only."""
+
+    def differences(self, optimized: ClaimedModel) -> list[Difference]:
+        """Of every output of every kind of patch."""
+        found: dict[Any, Patch] = {}
+        for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
+            found.setdefault((optimized.target, patch.key(optimized.made)), patch)
+        self._observe([patch for key, patch in found.items() if key not in self.known], optimized.target)
+        for key, patch in found.items():
+            if key not in self.known:
+                self.step()
+                self.known[key] = list(self._compared(patch, optimized))
+        return [each for key in found for each in self.known[key]]
+
+    # ------------------------------------------------------------ values
+
+    def _observe(self, wanted: Sequence[Patch], target: Target) -> None:
+        """The values that patches read and give, in runs of the original."""
+        terms = {n: None for patch in wanted for n in (*patch.values.values(), *patch.terms)}
+        given = {n: [c.inputs[n.attr("name")] for c in self.cases] for n in self.model.graph.inputs}
+        self.values |= given
+        missing = [n for n in terms if n not in self.values]
+        while missing:
+            now, rest = self._fitting(missing)
+            session = open_in_child(observing(self.model, now), target)
+            runs = [session.run(case.inputs) for case in self.cases]
+            self.values |= {n: [run[i] for run in runs] for i, n in enumerate(now)}
+            missing = rest
+
+    def _fitting(self, terms: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+        """As many of the terms as there is room for, and the others."""
+        total = 0
+        for i, node in enumerate(terms):
+            try:
+                total += size(sized(node.tensor, self.model.sizes))
+            except (LookupError, ArithmeticError):
+                continue
+            if total > GIVEN and i:
+                return list(terms[:i]), list(terms[i:])
+        return list(terms), []
+
+    # ------------------------------------------------------------ one patch
+
+    def _compared(self, patch: Patch, optimized: ClaimedModel) -> Iterator[Difference]:
+        try:
+            for i in range(len(self.cases)):
+                yield from self._on(patch, optimized, i)
+        except OutOfTime:
+            raise
+        except TasoMirageError as error:  # it is no model of its own
+            self.alone[str(error)] = None
+
+    def _on(self, patch: Patch, optimized: ClaimedModel, run: int) -> Iterator[Difference]:
+        """The differences of one patch on the values of one run."""
+        whole = self._sides(patch, run)
+        name = f"{self.cases[run].name}, in the region of {self._name(patch)}"
+        weights = {**self.model.weights, **optimized.model.weights}
+        found = self._reference(whole, weights)
+        if found is None:
+            yield from self._beside(name, whole, optimized, weights, None)
+            return
+        sides, reference = found
+        before, after = (self._excerpt(sides, side, weights) for side in (sides.before, sides.after))
+        case = case_on(name, before, sides.inputs, list(sides.found), reference)
+        fine, finely = Fine.of(before), None
+        if fine is not None:
+            case = replace(case, fine=fine.opened(before, optimized.target).run(sides.inputs))
+            finely = fine.opened(after, optimized.target)
+        yield from self._named(patch, compare(after, open_in_child(after, optimized.target), [case], finely))
+        if sides is not whole:
+            yield from self._named(patch, self._beside(name, whole, optimized, weights, case))
+
+    def _sides(self, patch: Patch, run: int) -> Sides:
+        inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
+        sizes = dict(self.model.sizes)
+        met: dict[str, int] = {}
+        for leaf in patch.values:
+            learn(leaf.tensor.shape, np.shape(inputs[leaf.attr("name")]), met)
+        before, after = fixed_sides(patch.before, patch.after, sizes | met)
+        return Sides(before, after, inputs, tuple(self.values[n][run] for n in patch.terms))
+
+    def _reference(self, whole: Sides, weights: Mapping[str, Any]) -> tuple[Sides, list[Any]] | None:
+        """The float64 evaluation of the original's side, at the smallest sizes at which it gives
+        the values of the run; None where it takes too long at any."""
+        if whole.seconds() > CHEAP:
+            for sides in fewer_rows(whole):
+                reference = self._evaluated(sides, weights)
+                if plausible(sides.found, reference):
+                    return sides, reference
+        return (whole, self._evaluated(whole, weights)) if whole.seconds() <= DEAR else None
+
+    def _evaluated(self, sides: Sides, weights: Mapping[str, Any]) -> list[Any]:
+        return FloatReference(self._excerpt(sides, sides.before, weights))(sides.inputs, self.step)
+
+    def _beside(
+        self, name: str, whole: Sides, optimized: ClaimedModel, weights: Mapping[str, Any], cut: CheckCase | None
+    ) -> list[Difference]:
+        """The optimized side at full size against the original's run: it may be as far from it as
+        the cut shows that both may be from float64."""
+        after = self._excerpt(whole, whole.after, weights)
+        old = list(whole.found)
+        scales = [
+            1.0 if cut is None else _scale(a, b)
+            for a, b in zip(old, old if cut is None else cut.reference, strict=True)
+        ]
+        own = [0.0 if cut is None else (FACTOR + 1) * each for each in ([0.0] * len(old) if cut is None else cut.own())]
+        allowed = [a * b for a, b in zip(own, scales, strict=True)]
+
+        def resolution() -> list[float]:
+            found = [0.0] * len(old) if cut is None or cut.resolution is None else cut.resolution()
+            return [2 * a * b for a, b in zip(found, scales, strict=True)]
+
+        case = CheckCase(
+            f"{name}, at full size",
+            whole.inputs,
+            old,
+            old,
+            lambda ways: [0.0] * len(old),
+            resolution,
+            None,
+            allowed,
+            BESIDE,
+        )
+        return compare(after, open_in_child(after, optimized.target), [case])
+
+    def _excerpt(self, sides: Sides, terms: Sequence[Node], weights: Mapping[str, Any]) -> Model:
+        inputs = tuple(n for n in sides.leaves if n.op == "input")
+        return excerpt(self.model, Graph(inputs, tuple(terms)), weights)
+
+    # ------------------------------------------------------------ names
+
+    def _named(self, patch: Patch, differences: Sequence[Difference]) -> list[Difference]:
+        names = {f"value_{i}": self._called(n) for i, n in enumerate(patch.terms)}
+        return [replace(each, output=names.get(each.output, each.output)) for each in differences]
+
+    def _name(self, patch: Patch) -> str:
+        return repr(self._called(patch.terms[-1]))
+
+    def _called(self, term: Node) -> str:
+        outputs = dict(zip(self.model.graph.outputs, self.model.output_names, strict=True))
+        return outputs.get(term) or self.model.names.get(term) or term.op
+
+
+def _scale(whole: Any, cut: Any) -> float:
+    """How much larger the numbers are at full size."""
+    if not rounds(whole):
+        return 1.0
+    few = most_of(np.asarray(cut, np.float64)[np.isfinite(cut)])
+    many = most_of(np.asarray(whole, np.float64)[np.isfinite(whole)])
+    return max(many / few, 1.0) if few else 1.0
