@@ -1,8 +1,7 @@
 """Transformers of many layers with one wrong rewrite deep inside of them, and right ones.
 
-A mutant is a name and what puts a wrong term in the place of one of a layer's terms. `Mutants` finds
-the place at any depth, so that the tests have them in a model of few numbers, and
-`bench/regional.py` in large ones.
+A mutant is a name and what puts a wrong term in the place of one of a layer's terms, at any depth:
+the tests have them in a model of few numbers, and `bench/regional.py` in large ones.
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ class Difference:
     bound: float
     against: str = "float64"
     moved: float = 0.0
+    region: str = ""
+    """Where the output is a value inside of the model, of which region."""
 
     @property
     def passed(self) -> bool:
@@ -121,7 +123,7 @@ class Difference:
         relation = "within" if self.passed else "above"
         turned = f", and rounding moves it by {self.moved:.3g}" if self.moved else ""
         return (
-            f"output {self.output!r} on {self.case}: error {self.error:.3g} against {self.against}, "
+            f"output {self.output!r} on {self.case}{self.region}: error {self.error:.3g} against {self.against}, "
             f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g}{turned})"
         )
 
@@ -169,7 +171,7 @@ def check_cases(
 def case_on(
     name: str, model: Model, inputs: Arrays, outputs: list[Any], reference: list[Any], fine: list[Any] | None = None
 ) -> CheckCase:
-    """The case of a model's float64 reference, and of its outputs in the runtime, on some inputs."""
+    """The case of a model's float64 reference and of its outputs in the runtime."""
     moved = _moving(model, inputs, reference)
     return CheckCase(
         name, inputs, outputs, reference, moved, cache(partial(_resolution, model, inputs, reference)), fine

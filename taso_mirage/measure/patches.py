@@ -94,8 +94,8 @@ class _Patching:
             yield self._patch(tuple(dict.fromkeys([*terms, *behind])), read)
 
     def _behind(self, old: Node) -> Node | None:
-        """The only term that reads a value, if that reads no weights: scores beside a mask are small
-        numbers beside large ones, and shares are not."""
+        """The only term that reads a value, if that reads no weights: scores beside a mask are
+        small numbers beside large ones, and shares are not."""
         read = self.users.get(old, [])
         if len(read) != 1 or old in self.outputs or read[0] not in self.alive or not _observable(read[0]):
             return None

@@ -43,8 +43,9 @@ class Perturbed:
         self.session: Session | None = None
 
     def __call__(self, inputs: Arrays, outputs: Sequence[Any]) -> list[float]:
-        """How far a rounding of all results moves each output; 0 where it jumps, but in a model that
-        quantizes: its decisions are those of roundings. Also 0 where the runtime refuses it."""
+        """How far a rounding of all results moves each output; 0 where it jumps, but in a model
+        that quantizes: its decisions are those of roundings. Also 0 where the runtime refuses
+        it."""
         try:
             near, far = (self._moved(inputs, outputs, part) for part in PARTS)
         except TasoMirageError:
@@ -79,7 +80,7 @@ class Perturbed:
         return excerpt(self.model, Graph(inputs, tuple([done[o] for o in graph.outputs])))
 
     def _sign(self, node: Node, count: int) -> Node:
-        """The factor of a result: one for each element of its last axis, where its size is known."""
+        """The factor of a result: one for each element of its last axis, if its size is known."""
         last = tuple(d if isinstance(d, int) else 1 for d in node.shape[-1:])
         key = (node.dtype, last, count % VARIANTS)
         if key not in self.signs:

@@ -22,6 +22,7 @@ from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import most_of, rounds
 from taso_mirage.measure.patches import Claims, Patch, patches
+from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import Target
@@ -34,7 +35,7 @@ RUNS = 2
 """Input sets whose values patches are compared on."""
 GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
-BESIDE = "the original's run"
+BESIDE, FULL = "the original's run", " at full size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +69,41 @@ class RegionalCheck:
         found: dict[Any, Patch] = {}
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
             found.setdefault((optimized.target, patch.key(optimized.made)), patch)
-        self._observe([patch for key, patch in found.items() if key not in self.known], optimized.target)
-        for key, patch in found.items():
-            if key not in self.known:
+        wanted = [key for key in found if key not in self.known]
+        while wanted:
+            now, wanted = self._fitting(wanted, found)
+            self._observe([found[key] for key in now], optimized.target)
+            for key in now:
                 self.step()
-                self.known[key] = list(self._compared(patch, optimized))
+                self.known[key] = list(self._compared(found[key], optimized))
+            self.values.clear()
         return [each for key in found for each in self.known[key]]
 
     # ------------------------------------------------------------ values
 
     def _observe(self, wanted: Sequence[Patch], target: Target) -> None:
-        """The values that patches read and give, in runs of the original."""
-        terms = {n: None for patch in wanted for n in (*patch.values.values(), *patch.terms)}
-        given = {n: [c.inputs[n.attr("name")] for c in self.cases] for n in self.model.graph.inputs}
-        self.values |= given
-        missing = [n for n in terms if n not in self.values]
-        while missing:
-            now, rest = self._fitting(missing)
-            session = open_in_child(observing(self.model, now), target)
+        """The values that patches read and give, in one run of the original on each input set."""
+        self.values |= {n: [c.inputs[n.attr("name")] for c in self.cases] for n in self.model.graph.inputs}
+        terms = [n for n in _values(wanted) if n not in self.values]
+        if terms:
+            session = open_in_child(observing(self.model, terms), target)
             runs = [session.run(case.inputs) for case in self.cases]
-            self.values |= {n: [run[i] for run in runs] for i, n in enumerate(now)}
-            missing = rest
+            self.values |= {n: [run[i] for run in runs] for i, n in enumerate(terms)}
 
-    def _fitting(self, terms: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-        """As many of the terms as there is room for, and the others."""
+    def _fitting(self, keys: Sequence[Any], found: Mapping[Any, Patch]) -> tuple[list[Any], list[Any]]:
+        """As many patches as there is room for the values of, and the others."""
         total = 0
-        for i, node in enumerate(terms):
-            try:
-                total += size(sized(node.tensor, self.model.sizes))
-            except (LookupError, ArithmeticError):
-                continue
+        for i, key in enumerate(keys):
+            total += sum(self._bytes(n) for n in _values([found[key]]))
             if total > GIVEN and i:
-                return list(terms[:i]), list(terms[i:])
-        return list(terms), []
+                return list(keys[:i]), list(keys[i:])
+        return list(keys), []
+
+    def _bytes(self, term: Node) -> int:
+        try:
+            return size(sized(term.tensor, self.model.sizes))
+        except (LookupError, ArithmeticError):  # only a run can tell
+            return 0
 
     # ------------------------------------------------------------ one patch
 
@@ -115,23 +118,26 @@ class RegionalCheck:
 
     def _on(self, patch: Patch, optimized: ClaimedModel, run: int) -> Iterator[Difference]:
         """The differences of one patch on the values of one run."""
-        whole = self._sides(patch, run)
-        name = f"{self.cases[run].name}, in the region of {self._name(patch)}"
+        whole, case = self._sides(patch, run), self.cases[run]
         weights = {**self.model.weights, **optimized.model.weights}
+        full = self._excerpt(whole, whole.after, weights)
         found = self._reference(whole, weights)
         if found is None:
-            yield from self._beside(name, whole, optimized, weights, None)
+            perturbed = Perturbed(self._excerpt(whole, whole.before, weights), optimized.target)
+            beside = _beside(case.name, whole, [0.0] * len(whole.found), lambda: perturbed(whole.inputs, whole.found))
+            yield from self._named(patch, compare(full, open_in_child(full, optimized.target), [beside]), FULL)
             return
         sides, reference = found
         before, after = (self._excerpt(sides, side, weights) for side in (sides.before, sides.after))
-        case = case_on(name, before, sides.inputs, list(sides.found), reference)
+        exact = case_on(case.name, before, sides.inputs, list(sides.found), reference)
         fine, finely = Fine.of(before), None
         if fine is not None:
-            case = replace(case, fine=fine.opened(before, optimized.target).run(sides.inputs))
+            exact = replace(exact, fine=fine.opened(before, optimized.target).run(sides.inputs))
             finely = fine.opened(after, optimized.target)
-        yield from self._named(patch, compare(after, open_in_child(after, optimized.target), [case], finely))
+        yield from self._named(patch, compare(after, open_in_child(after, optimized.target), [exact], finely))
         if sides is not whole:
-            yield from self._named(patch, self._beside(name, whole, optimized, weights, case))
+            beside = _scaled(exact, whole)
+            yield from self._named(patch, compare(full, open_in_child(full, optimized.target), [beside]), FULL)
 
     def _sides(self, patch: Patch, run: int) -> Sides:
         inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
@@ -155,53 +161,45 @@ class RegionalCheck:
     def _evaluated(self, sides: Sides, weights: Mapping[str, Any]) -> list[Any]:
         return FloatReference(self._excerpt(sides, sides.before, weights))(sides.inputs, self.step)
 
-    def _beside(
-        self, name: str, whole: Sides, optimized: ClaimedModel, weights: Mapping[str, Any], cut: CheckCase | None
-    ) -> list[Difference]:
-        """The optimized side at full size against the original's run: it may be as far from it as
-        the cut shows that both may be from float64."""
-        after = self._excerpt(whole, whole.after, weights)
-        old = list(whole.found)
-        scales = [
-            1.0 if cut is None else _scale(a, b)
-            for a, b in zip(old, old if cut is None else cut.reference, strict=True)
-        ]
-        own = [0.0 if cut is None else (FACTOR + 1) * each for each in ([0.0] * len(old) if cut is None else cut.own())]
-        allowed = [a * b for a, b in zip(own, scales, strict=True)]
-
-        def resolution() -> list[float]:
-            found = [0.0] * len(old) if cut is None or cut.resolution is None else cut.resolution()
-            return [2 * a * b for a, b in zip(found, scales, strict=True)]
-
-        case = CheckCase(
-            f"{name}, at full size",
-            whole.inputs,
-            old,
-            old,
-            lambda ways: [0.0] * len(old),
-            resolution,
-            None,
-            allowed,
-            BESIDE,
-        )
-        return compare(after, open_in_child(after, optimized.target), [case])
-
     def _excerpt(self, sides: Sides, terms: Sequence[Node], weights: Mapping[str, Any]) -> Model:
         inputs = tuple(n for n in sides.leaves if n.op == "input")
         return excerpt(self.model, Graph(inputs, tuple(terms)), weights)
 
     # ------------------------------------------------------------ names
 
-    def _named(self, patch: Patch, differences: Sequence[Difference]) -> list[Difference]:
+    def _named(self, patch: Patch, differences: Sequence[Difference], how: str = "") -> list[Difference]:
+        region = f", in the region of {self._called(patch.terms[-1])!r}{how}"
         names = {f"value_{i}": self._called(n) for i, n in enumerate(patch.terms)}
-        return [replace(each, output=names.get(each.output, each.output)) for each in differences]
-
-    def _name(self, patch: Patch) -> str:
-        return repr(self._called(patch.terms[-1]))
+        return [replace(each, output=names.get(each.output, each.output), region=region) for each in differences]
 
     def _called(self, term: Node) -> str:
         outputs = dict(zip(self.model.graph.outputs, self.model.output_names, strict=True))
         return outputs.get(term) or self.model.names.get(term) or term.op
+
+
+def _values(patches: Sequence[Patch]) -> list[Node]:
+    """The original's terms of which patches need the values."""
+    return list(dict.fromkeys(n for patch in patches for n in (*patch.values.values(), *patch.terms)))
+
+
+def _beside(name: str, whole: Sides, allowed: Sequence[float], resolution: Callable[[], list[float]]) -> CheckCase:
+    """The case of the original's run at full size, where so large errors are no fault."""
+    still = [0.0] * len(whole.found)
+    found = list(whole.found)
+    return CheckCase(name, whole.inputs, found, found, lambda ways: still, resolution, None, allowed, BESIDE)
+
+
+def _scaled(exact: CheckCase, whole: Sides) -> CheckCase:
+    """The same at full size: both models may be as far from float64 as the criterion allows on few
+    rows, by how much larger the numbers are."""
+    scales = [_scale(*each) for each in zip(whole.found, exact.reference, strict=True)]
+    allowed = [(FACTOR + 1) * own * scale for own, scale in zip(exact.own(), scales, strict=True)]
+
+    def resolution() -> list[float]:
+        found = [0.0] * len(scales) if exact.resolution is None else exact.resolution()
+        return [2 * each * scale for each, scale in zip(found, scales, strict=True)]
+
+    return _beside(exact.name, whole, allowed, resolution)
 
 
 def _scale(whole: Any, cut: Any) -> float:

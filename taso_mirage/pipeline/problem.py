@@ -23,7 +23,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.whole import cases_by_runs
+from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline.shares import REFERENCE, load_seconds
 from taso_mirage.pipeline.stage import Job, Kept
@@ -153,7 +153,8 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     same = repeatable(original, prepared[0])
     checked = (time.monotonic() - start) / 2
     job.running = running_seconds(original, prepared[0], checked)
-    job.checking = load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    loads = 1 if prepared[0].against != BY_RUNS else 2  # once more for the values of regions
+    job.checking = loads * load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
     return prepared, feeds
