@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import bind, evaluate, learn, symbols
+from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
 from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
 from taso_mirage.measure.native import Arrays
@@ -64,6 +64,8 @@ def fewer_rows(sides: Sides) -> Iterator[Sides]:
         if leaf.attr("name") in sides.inputs and isinstance(leaf.type, Tensor):
             learn(leaf.shape, np.shape(sides.inputs[leaf.attr("name")]), now)
     kept = {s for n in _leaves((*lifted[0], *lifted[1])) if n.op == "weight" for d in n.shape for s in symbols(d)}
+    if any(s not in now for n in topological((*lifted[0], *lifted[1])) for s in _named(n)):
+        return  # a product of sizes, of which none is known
     free = [name for name, size in now.items() if name not in kept and size > ROWS]
     tried: list[dict[str, int]] = []
     for some in ([free] if len(free) > 1 else []) + [[name] for name in sorted(free, key=lambda n: -now[n])]:
@@ -100,6 +102,14 @@ def _first(array: Any, shape: Sequence[int]) -> Any:
     if len(shape) != np.ndim(array) or any(n > m for n, m in zip(shape, np.shape(array), strict=True)):
         raise ValueError(f"{shape} of {np.shape(array)}")
     return np.ascontiguousarray(array[tuple(slice(n) for n in shape)])
+
+
+def _named(node: Node) -> Iterator[str]:
+    """The sizes that a leaf or an attribute has."""
+    dims = node.shape if node.op in ("input", "weight") and isinstance(node.type, Tensor) else ()
+    for value in (*dims, *(each for _, each in node.attrs)):
+        for part in value if isinstance(value, tuple) else (value,):
+            yield from symbols(part) if isinstance(part, Symbolic) else ()
 
 
 def _leaves(terms: Sequence[Node]) -> tuple[Node, ...]:

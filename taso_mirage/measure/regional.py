@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
 from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
+from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import most_of, rounds
 from taso_mirage.measure.patches import Claims, Patch, patches
@@ -113,31 +114,24 @@ class RegionalCheck:
                 yield from self._on(patch, optimized, i)
         except OutOfTime:
             raise
-        except TasoMirageError as error:  # it is no model of its own
+        except WRONG as error:  # it is no model of its own
             self.alone[str(error)] = None
 
     def _on(self, patch: Patch, optimized: ClaimedModel, run: int) -> Iterator[Difference]:
-        """The differences of one patch on the values of one run."""
-        whole, case = self._sides(patch, run), self.cases[run]
-        weights = {**self.model.weights, **optimized.model.weights}
-        full = self._excerpt(whole, whole.after, weights)
-        found = self._reference(whole, weights)
-        if found is None:
-            perturbed = Perturbed(self._excerpt(whole, whole.before, weights), optimized.target)
-            beside = _beside(case.name, whole, [0.0] * len(whole.found), lambda: perturbed(whole.inputs, whole.found))
-            yield from self._named(patch, compare(full, open_in_child(full, optimized.target), [beside]), FULL)
-            return
-        sides, reference = found
-        before, after = (self._excerpt(sides, side, weights) for side in (sides.before, sides.after))
-        exact = case_on(case.name, before, sides.inputs, list(sides.found), reference)
-        fine, finely = Fine.of(before), None
-        if fine is not None:
-            exact = replace(exact, fine=fine.opened(before, optimized.target).run(sides.inputs))
-            finely = fine.opened(after, optimized.target)
-        yield from self._named(patch, compare(after, open_in_child(after, optimized.target), [exact], finely))
-        if sides is not whole:
-            beside = _scaled(exact, whole)
-            yield from self._named(patch, compare(full, open_in_child(full, optimized.target), [beside]), FULL)
+        """The differences of one patch on the values of one run: on few rows and then beside the
+        run; on all rows where it is not independent along them, or wrong on few, which may be no
+        operands of its own."""
+        whole, name = self._sides(patch, run), self.cases[run].name
+        compared = _Compared(self.model, optimized, self.step)
+        dear = whole.seconds() > DEAR
+        cut = compared.on_few_rows(name, whole) if whole.seconds() > CHEAP else None
+        if cut is not None and (dear or all(each.passed for each in cut[1])):
+            yield from self._named(patch, cut[1])
+            yield from self._named(patch, compared.beside(_scaled(cut[0], whole), whole), FULL)
+        elif dear:
+            yield from self._named(patch, compared.beside(compared.perturbed(name, whole), whole), FULL)
+        else:
+            yield from self._named(patch, compared.exactly(compared.case(name, whole), whole))
 
     def _sides(self, patch: Patch, run: int) -> Sides:
         inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
@@ -147,23 +141,6 @@ class RegionalCheck:
             learn(leaf.tensor.shape, np.shape(inputs[leaf.attr("name")]), met)
         before, after = fixed_sides(patch.before, patch.after, sizes | met)
         return Sides(before, after, inputs, tuple(self.values[n][run] for n in patch.terms))
-
-    def _reference(self, whole: Sides, weights: Mapping[str, Any]) -> tuple[Sides, list[Any]] | None:
-        """The float64 evaluation of the original's side, at the smallest sizes at which it gives
-        the values of the run; None where it takes too long at any."""
-        if whole.seconds() > CHEAP:
-            for sides in fewer_rows(whole):
-                reference = self._evaluated(sides, weights)
-                if plausible(sides.found, reference):
-                    return sides, reference
-        return (whole, self._evaluated(whole, weights)) if whole.seconds() <= DEAR else None
-
-    def _evaluated(self, sides: Sides, weights: Mapping[str, Any]) -> list[Any]:
-        return FloatReference(self._excerpt(sides, sides.before, weights))(sides.inputs, self.step)
-
-    def _excerpt(self, sides: Sides, terms: Sequence[Node], weights: Mapping[str, Any]) -> Model:
-        inputs = tuple(n for n in sides.leaves if n.op == "input")
-        return excerpt(self.model, Graph(inputs, tuple(terms)), weights)
 
     # ------------------------------------------------------------ names
 
@@ -175,6 +152,60 @@ class RegionalCheck:
     def _called(self, term: Node) -> str:
         outputs = dict(zip(self.model.graph.outputs, self.model.output_names, strict=True))
         return outputs.get(term) or self.model.names.get(term) or term.op
+
+
+class _Compared:
+    """Both sides of patches, as models of their own."""
+
+    def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None]) -> None:
+        self.model, self.optimized, self.step = model, optimized, step
+        self.weights = {**model.weights, **optimized.model.weights}
+
+    def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
+        """The differences at the smallest sizes at which the original's side gives in float64 the
+        values of the run; None where it does so at none."""
+        for sides in fewer_rows(whole):
+            try:
+                case = self.case(name, sides)
+            except OutOfTime:
+                raise
+            except WRONG:  # indices into what was cut
+                continue
+            if plausible(sides.found, case.reference):
+                return case, self.exactly(case, sides)
+        return None
+
+    def case(self, name: str, sides: Sides) -> CheckCase:
+        """That of the original's side in float64, and as it ran."""
+        before = self._excerpt(self.model, sides, sides.before)
+        reference = FloatReference(before)(sides.inputs, self.step)
+        return case_on(name, before, sides.inputs, list(sides.found), reference)
+
+    def exactly(self, case: CheckCase, sides: Sides) -> list[Difference]:
+        """The differences of the optimized side from float64."""
+        before, after = self._excerpt(self.model, sides, sides.before), self._after(sides)
+        fine, finely = Fine.of(before), None
+        if fine is not None:
+            case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
+            finely = fine.opened(after, self.optimized.target)
+        return compare(after, open_in_child(after, self.optimized.target), [case], finely)
+
+    def perturbed(self, name: str, whole: Sides) -> CheckCase:
+        """The case of the original's run, where roundings of its side are no fault."""
+        moved = Perturbed(self._excerpt(self.model, whole, whole.before), self.optimized.target)
+        return _beside(name, whole, [0.0] * len(whole.found), lambda: moved(whole.inputs, whole.found))
+
+    def beside(self, case: CheckCase, whole: Sides) -> list[Difference]:
+        """The differences of the optimized side from the original's run."""
+        after = self._after(whole)
+        return compare(after, open_in_child(after, self.optimized.target), [case])
+
+    def _after(self, sides: Sides) -> Model:
+        return self._excerpt(self.optimized.model, sides, sides.after)
+
+    def _excerpt(self, model: Model, sides: Sides, terms: Sequence[Node]) -> Model:
+        inputs = tuple(n for n in sides.leaves if n.op == "input")
+        return excerpt(model, Graph(inputs, tuple(terms)), self.weights)
 
 
 def _values(patches: Sequence[Patch]) -> list[Node]:
