@@ -30,6 +30,7 @@ from taso_mirage.report import html
 from taso_mirage.report.result import Result
 from taso_mirage.search.arrays import fitting, read_inputs
 from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet, unseen
+from taso_mirage.search.effort import USUAL_EFFORT, effort_named
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.system.locks import locked
@@ -51,24 +52,24 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     written to `output` (`MODEL.optimized.onnx` if left out), and its path is returned. The options
     have the names of the command line's:
 
-    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
-    shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
-    run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a
-    function that is told how much the file would grow, and answers), allow_rounding (a number of
-    quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule
-    files whose rules are added to all others. Of shape, inputs and rules one may stand without a
-    list around it.
+    effort ("quick", "default" or "thorough": it sets those of the others that are not given),
+    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first", "saturate" or
+    "both"), shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays),
+    budget and run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure,
+    scheduler, explain, report and certificate (paths), trust_kernels, fix_defaults, in_place,
+    may_grow (or a function that is told how much the file would grow, and answers), allow_rounding
+    (a number of quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or
+    paths of rule files whose rules are added to all others. Of shape, inputs and rules one may
+    stand without a list around it.
+
+    With effort="quick" it is what an exporter may call on every model: it takes seconds, gives the
+    same bytes every time, prints nothing, and writes no file of a model in memory.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
     which, and without `return_result` a warning does. Raises TasoMirageError.
     """
-    if unknown := options.keys() - Options.__dataclass_fields__.keys():
-        name = min(unknown)
-        near = get_close_matches(name, Options.__dataclass_fields__, 1)
-        raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
-    found = _run(model, Options(**options))
+    found = _run(model, options_of(options))
     if isinstance(model, str | Path):
         written: Any = type(model)(found.written[0])
     else:
@@ -95,6 +96,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("target", TARGET, "a text like 'cpu'"),
     ("strategy", str, "a text like 'best-first'"),
     ("kernels", str | None, "a text like 'off'"),
+    ("effort", str, "'quick', 'default' or 'thorough'"),
     ("scheduler", str | None, "a text like 'tcp://host:8786'"),
     ("allow_rounding", str | int | float | None, "a number of steps, or a text like '1:add.3'"),
     ("progress", Callable, "a function"),
@@ -123,6 +125,7 @@ class Options:
     strategy: str = "best-first"
     shape: str | Sequence[str] = ()
     inputs: _Inputs | Sequence[_Inputs] = ()
+    effort: str = "default"
     budget: float = 60.0
     run_limit: float = LIMIT
     kernels: str | None = None
@@ -178,6 +181,7 @@ class Options:
             run_limit=self.run_limit,
             rules=None if self.rules is None else _to_be_proved(self.rules),
             kernels=self.kernels or "off",
+            effort=effort_named(self.effort),
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
             candidates=self.candidates,
@@ -185,6 +189,18 @@ class Options:
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The options of `optimize` by their names, with what their effort sets of those that are not
+    given. InvalidOption where one is not known, or of a wrong kind."""
+    if unknown := given.keys() - Options.__dataclass_fields__.keys():
+        name = min(unknown)
+        near = get_close_matches(name, Options.__dataclass_fields__, 1)
+        raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
+    name = given.get("effort", "default")
+    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the options say what is wrong with it
+    return Options(**{**effort.options, **given})
 
 
 def _is_number(value: Any, least: float) -> bool:

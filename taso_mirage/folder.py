@@ -99,7 +99,7 @@ class Folder:
         self._digest = _digest_of(self.options)
         if self.source.resolve().is_relative_to(self.output.resolve()):
             raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
-        api.Options(**self.options).config()
+        self._budget = self._asked().budget
         self.rows: dict[str, ModelRow] = {}
         try:
             self._look()
@@ -108,6 +108,12 @@ class Folder:
                 raise
             with locked(self.output):  # it may be what another run is writing: that is said then
                 self._look()
+
+    def _asked(self) -> api.Options:
+        """The options, if they are right whatever the model; else InvalidOption."""
+        asked = api.options_of(self.options)
+        asked.config()
+        return asked
 
     def _look(self) -> None:
         """What models there are, and what earlier runs did of them."""
@@ -295,7 +301,7 @@ class Folder:
     @property
     def budget(self) -> float:
         """Seconds for each model."""
-        return float(self.options.get("budget", api.Options.__dataclass_fields__["budget"].default))
+        return float(self._budget)
 
     @property
     def plan(self) -> str:

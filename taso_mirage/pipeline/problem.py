@@ -168,13 +168,13 @@ def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckC
     given = job.config.inputs
     others = [sizes for sizes, _ in problem.workloads[1:]]
     seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
-    why = ""
+    why, most = "", max(job.config.effort.draws, len(given))
     for sizes in _affordable(problem.model, problem.sizes):
         first = sizes == problem.sizes
         remarks: list[str] = []
         try:
             more = others if first else []
-            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds))
+            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds, most))
         except OutOfTime as late:
             why = str(late)
             given = ()
