@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet,
 from taso_mirage.search.effort import USUAL_EFFORT, effort_named
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.locks import locked
 from taso_mirage.system.terminal import one_line
 
@@ -69,7 +71,9 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
     which, and without `return_result` a warning does. Raises TasoMirageError.
     """
-    found = _run(model, options_of(options))
+    began = time.monotonic()
+    asked = options_of(options)
+    found = _run(model, asked, Deadline(asked.budget, began=began if asked.began is None else asked.began))
     if isinstance(model, str | Path):
         written: Any = type(model)(found.written[0])
     else:
@@ -82,6 +86,11 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
+FILE = 0.04
+"""Of the budget, for the report, and for the certificate."""
+NO_KERNELS = (
+    "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
+)
 TARGET = str | Target
 """A protocol, which no class is an instance of."""
 HUGE = 1e300
@@ -103,6 +112,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("candidates", Callable, "a function"),
     ("stop", Stop | None, "a Stop"),
     ("command", Sequence, "a list of texts"),
+    ("began", float | None, "a time of time.monotonic"),
 )
 """What an option is, and how it is said."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
@@ -115,7 +125,8 @@ class Options:
 
     `elsewhere`: the model is also for other machines; else its kernels are for this GPU alone, and
     nothing was checked or measured without their library. `command` is what a report says to
-    repeat; `progress` is called with what is going on, `candidates` with every model that is tried;
+    repeat; `began` is when the budget did, by `time.monotonic`: with the call, if left out;
+    `progress` is called with what is going on, `candidates` with every model that is tried;
     `stop` ends the searches.
     """
 
@@ -147,6 +158,7 @@ class Options:
     candidates: Candidates = unseen
     stop: Stop | None = None
     command: Sequence[str] = ()
+    began: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
@@ -241,8 +253,9 @@ def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, An
     return fitting(model, given, "inputs") if isinstance(given, Mapping) else read_inputs(model, Path(given))
 
 
-def _run(given: Any, options: Options) -> Result:
+def _run(given: Any, options: Options, deadline: Deadline) -> Result:
     """The result of a model as the user has it, with all files that were asked for."""
+    opened = time.monotonic()
     if isinstance(given, str | Path):
         path = Path(given)
         model = load(path, options.trust_kernels)
@@ -251,6 +264,7 @@ def _run(given: Any, options: Options) -> Result:
         model = from_memory(given, options.trust_kernels)
         path = Path(given.graph.name or "model")
         output = _in_memory(options)
+    reading = time.monotonic() - opened
     model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
     read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
@@ -261,7 +275,11 @@ def _run(given: Any, options: Options) -> Result:
         options.in_place,
     )
     with locked(*(each for each in (output, page, certified) if each is not None)):
-        result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
+        config, heard = options.config(model), (options.progress, options.stop)
+        files = deadline.earlier(FILE * deadline.seconds * sum(each is not None for each in (page, certified)))
+        result = stages.optimize_model(model, config, *heard, output, files, reading)
+        if options.kernels is None and usual_mode(config) != usual_mode(replace(config, scheduler=None)):
+            result = result.noted(NO_KERNELS)
         if certified is not None:
             certificates.write_certificate(certified, result, Proofs(proofs_path()))
         if page is not None:

@@ -159,6 +159,7 @@ _RuleFiles = Annotated[
 
 
 def optimize(
+    context: typer.Context,
     model: _Given,
     output: _Output = None,
     target: _TargetName = "cpu",
@@ -190,7 +191,8 @@ def optimize(
     The result computes the same, is never slower, and is checked before it is written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
-    del options["model"], options["as_json"]
+    del options["context"], options["model"], options["as_json"]
+    options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
     options = {name: each for name, each in options.items() if each is not None}  # the effort says what these are
     log = _log(model) if as_json else None

@@ -45,6 +45,7 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     effort = job.config.effort
     budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha)
     problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
+    problem.rewriter.known.over = lambda: job.deadline.last() <= job.deadline.closing
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
     alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()

@@ -23,7 +23,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.pipeline.shares import REFERENCE, load_seconds
+from taso_mirage.pipeline.shares import REFERENCE, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
@@ -124,6 +124,7 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     target = job.config.target
+    job.deadline.demand("to load a model takes about as long as to read it", job.reading)
     session = runtime.original(model, target)
     if session.target != target:
         job.remarks.append(WITHOUT)
@@ -146,6 +147,7 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     checked = (time.monotonic() - start) / 2
     job.running = running_seconds(original, prepared[0], checked)
     job.checking = load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    job.deadline.closing = 2 * load_seconds(job) + slow_seconds(job) + job.checking
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
     return prepared, feeds
