@@ -19,7 +19,7 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
+from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.steps import BODIES
@@ -29,6 +29,8 @@ KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
+INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
+UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 LOOKS = 3
 """A gain that may be chance is measured so often, at most."""
 PROMISING = 0.98
@@ -69,7 +71,12 @@ def choose(
         job.kept = job.kept if start.looked else UNSEARCHED
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
-    return choosing.fastest(candidates, original) if job.config.measure else choosing.predicted(candidates)
+    if not job.config.measure:
+        return choosing.predicted(candidates)
+    if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
+        job.remarks.append(UNMEASURED)
+        return choosing.predicted(candidates)
+    return choosing.fastest(candidates, original)
 
 
 class Choosing:
@@ -115,6 +122,9 @@ class Choosing:
             return Choice(alive[best], timings[best], normal)
         timing = self._sure(alive[best], timings[best], [[each[0], each[1 + best]] for each in times])
         candidate, timing = self._what_pays(alive[best], timing, pace)
+        if self.job.stop.asked and self._unclear(candidate, timing):
+            self.job.remarks.append(INTERRUPTED)
+            return Choice(candidate, timing, normal)
         if not gains(timing) and original.target == self.problem.target:  # else it does not load
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
@@ -166,6 +176,11 @@ class Choosing:
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
+
+    def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
+        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
+        is slower."""
+        return not gains(timing) and not timing.slower and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether it costs less than the original by the prediction; what happened inside of nodes

@@ -223,7 +223,7 @@ class _Stage:
 
     def _late(self) -> bool:
         """Whether less time is left than a set of kernels takes, to try and to check."""
-        return child().deadline.room() < FIRST * self.trial
+        return child().deadline.last() < FIRST * self.trial
 
     def _in_time(self) -> None:
         """Raise _Ended where a kernel would be measured that nobody has the time to try."""
