@@ -55,10 +55,11 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
     explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a
-    function that is told how much the file would grow, and answers), allow_rounding (a number of
-    quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule
-    files whose rules are added to all others. Of shape, inputs and rules one may stand without a
-    list around it.
+    function that is told how much the file would grow, and answers), elsewhere (whether the file
+    may be opened where its kernels do not run, and is to be no slower there), allow_rounding (a
+    number of quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or
+    paths of rule files whose rules are added to all others. Of shape, inputs and rules one may
+    stand without a list around it.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
