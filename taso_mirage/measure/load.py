@@ -43,11 +43,18 @@ class Load:
     def said(self, target: Target) -> str:
         """The line for the user."""
         who = "1 other process" if self.others == 1 else f"{self.others} other processes"
-        decides = "CPU time decided" if target.serial is not None else "times vary more"
-        return f"{who} used the cores: {decides}"
+        if target.serial is None:
+            return f"{who} used the cores: times vary more"
+        return f"{who} used the cores: CPU time decided"
 
 
-def observed_load() -> Load:
-    """What a look in the child process says, once the threads of its sessions sleep."""
-    time.sleep(SPINNING)
-    return Load(*in_child(native.cores_got, LOOK))
+def observed_load(fresh: float = 0.0) -> Load:
+    """What a look in the child process says, once the threads of its sessions sleep; the last look
+    holds for `fresh` seconds."""
+    if not _LAST or time.monotonic() > _LAST[0][0] + fresh:
+        time.sleep(SPINNING)
+        _LAST[:] = [(time.monotonic(), Load(*in_child(native.cores_got, LOOK)))]
+    return _LAST[0][1]
+
+
+_LAST: list[tuple[float, Load]] = []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.load import Load, observed_load
+from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.target import Target
@@ -28,7 +26,7 @@ SLOWER_ELSEWHERE = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparisons:
     """Comparisons of models at sets of sizes, whose inputs `feeds` are and which the shares weigh,
     each in so many seconds, by the clock that the load asks for."""
@@ -37,15 +35,11 @@ class Comparisons:
     feeds: Sequence[Arrays]
     shares: Sequence[float]
     seconds: float
-    load: Load = field(default_factory=Load)
-    looked: float = -math.inf
 
     def clock(self) -> Target:
         """The target that sessions are to be opened on now: a look at the load holds for some
         seconds."""
-        if time.monotonic() > self.looked + FRESH:
-            self.load, self.looked = observed_load(), time.monotonic()
-        return self.load.clock(self.target)
+        return observed_load(FRESH).clock(self.target)
 
     def opened(self, model: Model) -> Session:
         """A session by that clock."""
