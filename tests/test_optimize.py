@@ -26,6 +26,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, var
 from taso_mirage.measure import check, magnitudes
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import NUDGES, difference, first_bad
+from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, CUDA, Target
 from taso_mirage.measure.timing import Timing, Verdict
@@ -218,6 +219,68 @@ def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """The one that had begun is the last."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, False, Stop())
+
+
+def test_beside_other_processes_cpu_time_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the wall all would be slower. What is written is for the threads that users have."""
+    seen: list[Target] = []
+
+    def clock(sessions: list[Session], *_: object) -> list[list[float]]:
+        seen.extend(each.target for each in sessions)
+        gain = 1.2 if sessions[0].target == CPU.serial else 0.9
+        return [[gain if each is sessions[0] else 1.0] * 9 for each in sessions]
+
+    a = x(8, 8)
+    slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
+    config = Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1)
+    monkeypatch.setattr(runtime, "interleaved", clock)
+    assert not optimize_model(slow, config).changed
+    assert set(seen) == {CPU}
+    seen.clear()
+    monkeypatch.setattr(choice, "observed_load", lambda: Load(0.5, 2))
+    result = optimize_model(slow, config)
+    assert result.changed
+    assert set(seen) == {CPU.serial}
+    assert result.target == CPU
+    assert result.timing is not None
+    assert result.timing.works
+    assert "2 other processes used the cores: CPU time decided" in result.notes
+
+
+def test_who_comes_while_models_run_changes_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Target] = []
+
+    def clock(sessions: list[Session], *_: object) -> list[list[float]]:
+        seen.append(sessions[0].target)
+        return [[1.2 if each is sessions[0] else 1.0] * 9 for each in sessions]
+
+    loads = iter([Load()])
+    monkeypatch.setattr(runtime, "interleaved", clock)
+    monkeypatch.setattr(choice, "observed_load", lambda: next(loads, Load(0.5, 2)))
+    monkeypatch.setattr(choice.Choosing, "_what_pays", lambda self, best, timing, pace, target: (best, timing))
+    a = x(8, 8)
+    slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
+    result = optimize_model(slow, Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1))
+    assert seen == [CPU, CPU.serial]
+    assert result.changed
+
+
+@pytest.mark.parametrize("order", [(1.0, 1.1), (1.1, 1.0)])
+def test_of_candidates_that_take_as_long_the_one_is_taken_that_is_predicted_to_be_faster(
+    order: tuple[float, float],
+) -> None:
+    """Whichever was measured to be faster, by what may be luck."""
+    a = x(8, 8)
+    first, second = (ModelCandidate(str(cost), model((a,), (term("relu", a),)), (), cost, CPU) for cost in order)
+    choosing = object.__new__(choice.Choosing)
+    choosing.problem, choosing.load = SimpleNamespace(workloads=[({}, 1.0)], target=CPU), Load()  # type: ignore[assignment]
+    for times in ([1.0, 0.9, 0.91], [1.0, 0.91, 0.9]):
+        found = choosing._champion([first, second], [[[t] * 16 for t in times]])
+        assert (first, second)[found].cost == 1.0
+    slower = order.index(1.0)
+    times = [1.0, 0.7, 0.7]
+    times[1 + slower] = 0.9
+    assert choosing._champion([first, second], [[[t] * 16 for t in times]]) == 1 - slower
 
 
 def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
