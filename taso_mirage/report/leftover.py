@@ -69,7 +69,7 @@ class Leftover:
         more = len(self.regions) - len(named)
         others = f", and {more} more" if more else ""
         said = ", ".join(map(str, named))
-        return f"{done}; about {max(self.seconds, 1):.0f} s more (--budget) would try: {said}{others}"
+        return f"{done}; --effort thorough or {max(self.seconds, 1):.0f} s more would try: {said}{others}"
 
 
 def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:
