@@ -22,7 +22,7 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, slow_seconds
+from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, parts_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.steps import BODIES
@@ -202,7 +202,7 @@ class Choosing:
     def _for_parts(self) -> float:
         """Seconds to look for parts that do not pay: what is left but for a comparison, which
         follows."""
-        return max(self._left() - comparison_seconds(self.job), 0.0)
+        return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""
