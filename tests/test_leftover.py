@@ -97,7 +97,9 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     left = Leftover(2, 9, 40.0, (LeftRegion(ATTENTION, 12, 1.4),))
     result = replace(before, left=left)
     summary.show(result, Path("m.onnx"), [])
-    assert "left: 2 of 9 kinds of regions tuned; --effort thorough or 40 s more" in " ".join(capsys.readouterr().out.split())
+    assert "left: 2 of 9 kinds of regions tuned; --effort thorough or 40 s more" in " ".join(
+        capsys.readouterr().out.split()
+    )
     told = result_data(result, Path("m.onnx"), [])["left"]
     assert told == {
         "said": str(left),
