@@ -193,8 +193,9 @@ class _Stage:
         for i, kind in enumerate(self.kinds):
             self.progress("kernels", i, len(self.kinds))
             if self._late():
-                self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
                 self.untried |= {*islice(self.kinds, i, None)}
+                done = len(self.kinds) - len(self.untried)
+                self.ended = f"the time was over after {done} of {len(self.kinds)} kinds of regions"
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
