@@ -53,11 +53,16 @@ class ClaimedModel:
 class RegionalCheck:
     """The patches of any optimized models of one original; equal ones are compared once.
 
-    `step` is called between evaluations and may raise to end them.
+    Patches that are not compared before it is `late` are compared in the whole model only.
     """
 
-    def __init__(self, model: Model, cases: Sequence[CheckCase], step: Callable[[], None] = lambda: None) -> None:
-        self.model, self.step = model, step
+    def __init__(
+        self,
+        model: Model,
+        cases: Sequence[CheckCase],
+        late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model, self.late = model, late
         base = cases[0].inputs
         self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
         self.values: dict[Node, list[Any]] = {}
@@ -70,15 +75,29 @@ class RegionalCheck:
         found: dict[Any, Patch] = {}
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
             found.setdefault((optimized.target, patch.key(optimized.made)), patch)
+        try:
+            self._compare(found, optimized)
+        except OutOfTime:
+            if not self.late():
+                raise
+            self.alone["there was no time"] = None
+        return [each for key in found for each in self.known.get(key, ())]
+
+    def _compare(self, found: Mapping[Any, Patch], optimized: ClaimedModel) -> None:
+        """Compare the patches that are not known."""
         wanted = [key for key in found if key not in self.known]
         while wanted:
+            self._step()
             now, wanted = self._fitting(wanted, found)
             self._observe([found[key] for key in now], optimized.target)
             for key in now:
-                self.step()
+                self._step()
                 self.known[key] = list(self._compared(found[key], optimized))
             self.values.clear()
-        return [each for key in found for each in self.known[key]]
+
+    def _step(self) -> None:
+        if self.late():
+            raise OutOfTime("regions were checked in float64")
 
     # ------------------------------------------------------------ values
 
@@ -122,7 +141,7 @@ class RegionalCheck:
         run; on all rows where it is not independent along them, or wrong on few, which may be no
         operands of its own."""
         whole, name = self._sides(patch, run), self.cases[run].name
-        compared = _Compared(self.model, optimized, self.step)
+        compared = _Compared(self.model, optimized, self._step)
         dear = whole.seconds() > DEAR
         cut = compared.on_few_rows(name, whole) if whole.seconds() > CHEAP else None
         if cut is not None and (dear or all(each.passed for each in cut[1])):
