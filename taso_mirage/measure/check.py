@@ -58,6 +58,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, original
 from taso_mirage.measure.target import CPU, Target
+from taso_mirage.system.spending import Purpose, spent
 
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
@@ -137,18 +138,19 @@ def check_cases(
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
     seconds: float = math.inf,
+    most: float = math.inf,
 ) -> Iterator[CheckCase]:
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
     reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
     `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
     those that every check needs twice as many; what else there was no time for is no case, and a
-    line says so.
+    line says so. There are `most` cases at most.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
-    taken = in_time(draws, seconds)
+    taken = in_time(draws, seconds, most)
     witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
@@ -250,6 +252,7 @@ class Runs(Protocol):
         """The outputs, in the order of the model. Raises RunFailed."""
 
 
+@spent(Purpose.CHECKS)
 def compare(
     model: Model, session: Runs, prepared: Sequence[CheckCase], fine: Runs | None = None, share: float = 0.0
 ) -> list[Difference]:
@@ -376,6 +379,7 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
+@spent(Purpose.CHECKS)
 def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)
