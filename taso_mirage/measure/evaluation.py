@@ -22,6 +22,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
@@ -146,6 +147,7 @@ def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
     return found
 
 
+@spent(Purpose.REFERENCES)
 def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
     """The float64 evaluation on every drawn input; where there is not time for all, those that
     every check needs come first, then other sizes, then other values.

@@ -152,7 +152,7 @@ def search_model(
         found |= _searched(
             places,
             lambda graph, share: (strategy or search_part)(graph, rules, eager, cost, context, share, budget),
-            lambda: budget.left() - kept - measuring,
+            kept + measuring,
             context,
             budget,
             lambda done, last=last, pieces=pieces: progress(done + last * len(pieces), 2 * len(pieces)),
@@ -175,7 +175,7 @@ def search_model(
 def _searched(
     places: Mapping[Graph, int],
     search: Callable[[Graph, Budget], BestState],
-    left: Callable[[], float],
+    kept: float,
     context: Context,
     budget: Budget,
     progress: Callable[[int], None],
@@ -194,7 +194,7 @@ def _searched(
         each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
         return (each.before - each.after) * places[graph]
 
-    schedule = Schedule(left)
+    schedule = Schedule(lambda: budget.left() - kept)
     schedule.add(
         Work("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
         for graph, count in places.items()
