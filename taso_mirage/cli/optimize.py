@@ -44,7 +44,22 @@ _TargetName = Annotated[
 _Portable = Annotated[
     bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
 ]
-_Strategy = Annotated[str, typer.Option(help="best-first, or saturate (equality saturation and extraction).")]
+_Effort = Annotated[
+    str,
+    typer.Option(
+        metavar="quick|default|thorough",
+        help="How much is done for a result. quick: substitutions by predicted costs and a short check, in seconds and the "
+        "same every time (as --no-measure --no-partial --kernels off, without a search). thorough: ten minutes and wider "
+        "searches. Options that are given beside it count.",
+    ),
+]
+_Strategy = Annotated[
+    str | None,
+    typer.Option(
+        help="best-first (if left out), saturate (equality saturation and extraction), or both, one after the other "
+        "(of --effort thorough)."
+    ),
+]
 _WeightedShapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,7 +74,12 @@ _InputFiles = Annotated[
     typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
 ]
 _Seconds = Annotated[
-    float, typer.Option(min=0, help="Seconds that all may take but reading and writing; of a folder, for each model.")
+    float | None,
+    typer.Option(
+        min=0,
+        help="Seconds that the command may take, from its start to its end; of a folder, for each model. 60 if left out, 600 "
+        "of --effort thorough.",
+    ),
 ]
 _RunLimit = Annotated[
     float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
@@ -73,13 +93,21 @@ _KernelMode = Annotated[
     ),
 ]
 _Mutants = Annotated[
-    bool, typer.Option("--partial/--no-partial", help="Try mutants with corrections of costly operators (PET).")
+    bool | None,
+    typer.Option(
+        "--partial/--no-partial",
+        help="Try mutants with corrections of costly operators (PET), as is usual but for --effort quick.",
+    ),
 ]
 _Alpha = Annotated[
     float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
 ]
 _Measure = Annotated[
-    bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
+    bool | None,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Measure operators and models, as is usual but for --effort quick, or estimate by a roofline.",
+    ),
 ]
 _Scheduler = Annotated[
     str | None,
@@ -114,6 +142,14 @@ _InPlace = Annotated[
 _MayGrow = Annotated[
     bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
 ]
+_Elsewhere = Annotated[
+    bool,
+    typer.Option(
+        "--elsewhere/--no-elsewhere",
+        help="The file may go to other machines, and be opened where its library of kernels is not registered: it is no slower "
+        "than the original there, either. Without: only here, and with the library.",
+    ),
+]
 _Rounding = Annotated[
     str | None,
     typer.Option(
@@ -134,19 +170,21 @@ _RuleFiles = Annotated[
 
 
 def optimize(
+    context: typer.Context,
     model: _Given,
     output: _Output = None,
     target: _TargetName = "cpu",
     portable: _Portable = False,
-    strategy: _Strategy = "best-first",
+    effort: _Effort = "default",
+    strategy: _Strategy = None,
     shape: _WeightedShapes = None,
     inputs: _InputFiles = None,
-    budget: _Seconds = 60.0,
+    budget: _Seconds = None,
     run_limit: _RunLimit = 300.0,
     kernels: _KernelMode = None,
-    partial: _Mutants = True,
+    partial: _Mutants = None,
     alpha: _Alpha = 1.05,
-    measure: _Measure = True,
+    measure: _Measure = None,
     scheduler: _Scheduler = None,
     explain: _Explain = False,
     report: _Page = None,
@@ -155,6 +193,7 @@ def optimize(
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
     may_grow: _MayGrow = False,
+    elsewhere: _Elsewhere = True,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
     timing: _ShowTiming = False,
@@ -165,8 +204,10 @@ def optimize(
     The result computes the same, is never slower, and is checked before it is written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
-    del options["model"], options["as_json"], options["timing"]
+    del options["context"], options["model"], options["as_json"], options["timing"]
+    options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
+    options = {name: each for name, each in options.items() if each is not None}  # the effort says what these are
     log = _log(model) if as_json else None
     with nullcontext() if log is None else log.failing():
         (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, timing)
@@ -201,7 +242,7 @@ def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Resu
     from taso_mirage.report import summary
 
     if log is not None:
-        log.start(1, options["budget"])
+        log.start(1, api.options_of(options).budget)
     with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
         own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
         own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
@@ -215,16 +256,16 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
     from taso_mirage.folder import PAGE, Folder
 
     for name in ("report", "certificate"):
-        if options[name] is not None:
+        if name in options:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
     if options["in_place"]:
         raise InvalidOption("--in-place is for one model; the results of a folder need a folder of their own")
-    folder = Folder(source, options["output"], options)
+    folder = Folder(source, options.get("output"), options)
     try:
         with folder.locked():
             folder.write()
             if log is not None:
-                log.start(len(folder.waiting), options["budget"])
+                log.start(len(folder.waiting), folder.budget)
             say(folder.plan, err=True)
             _optimize_each(folder, log, timing)
     except CtrlC as given_up:

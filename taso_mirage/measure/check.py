@@ -138,18 +138,19 @@ def check_cases(
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
     seconds: float = math.inf,
+    most: float = math.inf,
 ) -> Iterator[CheckCase]:
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
     reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
     `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
     those that every check needs twice as many; what else there was no time for is no case, and a
-    line says so.
+    line says so. There are `most` cases at most.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
-    taken = in_time(draws, seconds)
+    taken = in_time(draws, seconds, most)
     witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)

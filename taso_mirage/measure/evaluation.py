@@ -7,6 +7,7 @@ not held up by a product of large arrays.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -135,12 +136,14 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
         return error
 
 
-def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
-    """What the original runs on; of one that is slow only what was drawn in the time, and at least
-    what every check needs."""
+def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[Drawn]:
+    """What the original runs on, at most so many of them; of one that is slow only what was drawn
+    in the time, and at least what every check needs."""
     began, found = time.monotonic(), list[Drawn]()
     for each in draws:
         found.append(each)
+        if len(found) >= most:
+            break
         if not each.needed and time.monotonic() - began > seconds:
             draws.late = True
             break

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import cache_path
@@ -43,8 +44,10 @@ class Start:
 def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
     """The model after the passes, from which the search starts, with what was done inside of
     nodes."""
-    budget = Budget(search_seconds(job), alpha=job.config.alpha)
+    effort = job.config.effort
+    budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha)
     problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
+    problem.rewriter.known.over = lambda: job.deadline.last() <= job.deadline.closing
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
     alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()
@@ -82,8 +85,9 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
     candidates, statistics = list(start.inside), SearchStatistics()
     made = [m.equation for m in found.found]
-    progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
-    for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):
+    progress = partial(job.progress, "search")
+    ways = [each for each in product(start.rewriters, STRATEGIES[job.config.strategy]) if start.budget.states_per_part]
+    for share, (rewriter, strategy) in zip(shares(start.budget, len(ways)), ways, strict=False):
         job.stop.budget = share
         candidate, looked = rewriter.search(start.normal, start.steps, strategy, share, progress, made)
         statistics += looked

@@ -25,7 +25,7 @@ from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.pipeline.shares import REFERENCE, load_seconds
+from taso_mirage.pipeline.shares import REFERENCE, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
@@ -133,6 +133,7 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     target = job.config.target
+    job.deadline.demand("to load a model takes about as long as to read it", job.reading)
     session = runtime.original(model, target)
     if session.target != target:
         job.remarks.append(WITHOUT)
@@ -156,6 +157,7 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     job.running = running_seconds(original, prepared[0], checked)
     loads = 1 if prepared[0].against != BY_RUNS else 2  # once more for the values of regions
     job.checking = loads * load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    job.deadline.closing = 2 * load_seconds(job) + slow_seconds(job) + job.checking
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
     return prepared, feeds
@@ -181,12 +183,13 @@ def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckC
     given = job.config.inputs
     others = [sizes for sizes, _ in problem.workloads[1:]]
     seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
+    most = max(job.config.effort.draws, len(given))
     for sizes in _affordable(problem.model, problem.sizes, min(NEEDED * seconds, LONGEST)):
         first = sizes == problem.sizes
         remarks: list[str] = []
         try:
             more = others if first else []
-            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds))
+            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds, most))
         except OutOfTime:
             given = ()
             continue

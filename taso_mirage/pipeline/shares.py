@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.config import OFF
+from taso_mirage.search.config import OFF, Config
 
 REFERENCE = 0.1
 """Of the budget, for the float64 references, at most; the first has twice as much."""
@@ -30,6 +30,18 @@ DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
 LEAST = 0.2
 """Of the budget, for kernels however late it is, but no more than half of what is left."""
+EXPLAINING, MEASURED = 0.1, 30.0
+"""Of the budget, to explain changes where that is asked for, and seconds at most."""
+WRITING = 1 << 29
+"""Bytes of weights that are written in a second."""
+
+
+def finishing_seconds(config: Config, reading: float, bytes: int) -> float:
+    """What is kept for all that follows on the result: an explanation, and to write it, which takes
+    about as long as the file took to read (`reading`), or longer where its weights were not yet
+    read."""
+    explaining = min(EXPLAINING * config.budget, MEASURED) if config.explain else 0.0
+    return reading + bytes / WRITING + explaining
 
 
 def comparison_seconds(job: Job) -> float:

@@ -38,9 +38,9 @@ class Job:
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
-    those of one run of the original. The `deadline` is that of the command. `nested` optimizes
-    another model with options of its own. `backend`: that of kernels on a GPU, if they are searched
-    and can be made.
+    those of one run of the original, `reading` those that its file took. The `deadline` is that of
+    the stages that run. `nested` optimizes another model with options of its own. `backend`: that
+    of kernels on a GPU, if they are searched and can be made.
     """
 
     config: Config
@@ -53,6 +53,7 @@ class Job:
     kept: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     deadline: Deadline = UNBOUNDED
+    reading: float = 0.0
     checking: float = 0.0
     running: float = 0.0
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
