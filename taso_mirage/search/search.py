@@ -155,7 +155,7 @@ def search_model(
             kept + measuring,
             context,
             budget,
-            lambda done, last=last, pieces=pieces: progress(done + last * len(pieces), 2 * len(pieces)),
+            partial(_counted, progress, last * len(pieces), 2 * len(pieces)),
         )
         contests(found, places, budget, kept)
         current: dict[Node, Node] = {}
@@ -170,6 +170,10 @@ def search_model(
     statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
     statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
     return outputs, steps, statistics
+
+
+def _counted(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
 
 
 def _searched(
