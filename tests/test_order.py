@@ -13,7 +13,7 @@ import pytest
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.order import KERNEL, Order
+from taso_mirage.pipeline.fuse.order import KERNEL, KernelOrder
 from taso_mirage.pipeline.fuse.trials import Fused
 
 PLANTED = {"attention": 24e-5, **{f"odd {i}": 1e-6 + i * 1e-8 for i in range(60)}}
@@ -37,8 +37,11 @@ def kernel(name: str, saved: float) -> Fused:
 
 @dataclass
 class Planted:
-    """A model in which kernels save what they promise, but for `bad` ones, which make it slower; a
-    region takes `region` seconds, or those that it is given, and is `late` then; a trial takes `trial`."""
+    """A model in which kernels save what they promise, but for `bad` ones, which make it slower.
+
+    A region takes `region` seconds, or those that it is given, and is `late` then; a trial takes
+    `trial`.
+    """
 
     budget: float
     trial: float = 2.0
@@ -69,7 +72,7 @@ class Planted:
 
     def run(self) -> Planted:
         possible = {KINDS[name]: gain for name, gain in reversed(PLANTED.items())}
-        Order(possible, (), self.make, self.place, lambda: self.trial, self.left).run(lambda: True)
+        KernelOrder(possible, (), self.make, self.place, lambda: self.trial, self.left).run(lambda: True)
         return self
 
     @property

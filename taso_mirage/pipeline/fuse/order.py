@@ -1,5 +1,5 @@
-"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries those
-that were made in the model, whichever is expected to gain more for each second."""
+"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries in
+the model those that were made, whichever is expected to gain more for each second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.pipeline.fuse.trials import Fused, trials
-from taso_mirage.system.schedule import Schedule, Work
+from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 KERNEL, KNOWN = 4.0, 0.5
 """Seconds that a kind of regions is expected to take, and one whose kernel lies on disk; those
@@ -18,7 +18,7 @@ LEAST = 0.5
 MADE, TRIED = "kernels", "kernels in the model"
 
 
-class Order:
+class KernelOrder:
     """Kernels of kinds of regions, of which the `possible` seconds are what they may save, and
     trials of them in the model.
 
@@ -45,18 +45,22 @@ class Order:
         self.schedule = Schedule(left)
         for kind, gain in possible.items():
             seconds = KNOWN if kind in known else KERNEL
-            self.schedule.add([Work(MADE, gain, seconds, partial(self._made, kind), f"{MADE} {seconds}", LEAST)])
+            self.schedule.add(
+                [ScheduledWork(MADE, gain, seconds, partial(self._made, kind), f"{MADE} {seconds}", LEAST)]
+            )
 
     def run(self, going: Callable[[], bool]) -> None:
-        """Do all for which there is time, as long as it is `going` on. A kernel that took longer than
-        it was given is tried all the same."""
+        """Do all for which there is time, as long as it is `going` on.
+
+        A kernel that took longer than it was given is tried all the same.
+        """
         while going() and (self._step() or self._apart()):
             pass
         for work in [each for each in self.schedule.waiting if each.name == TRIED and not each.least]:
             if going():
                 work.run(0.0)
 
-    def _step(self) -> Work | None:
+    def _step(self) -> ScheduledWork | None:
         """The next work: once there is no time for a kernel and a trial, the trial alone."""
         late = self.left() < self.trial() + LEAST
         if late:
@@ -74,7 +78,7 @@ class Order:
 
     def _try(self, kinds: Sequence[Fused], least: float = 0.0) -> None:
         work = partial(self._tried, tuple(kinds))
-        self.schedule.add([Work(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
+        self.schedule.add([ScheduledWork(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
 
     def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
         """What kinds save, if the model is faster with those of them that are not in it."""

@@ -42,7 +42,7 @@ from taso_mirage.pipeline.fuse.forms import RegionForm
 from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
-from taso_mirage.pipeline.fuse.order import Order
+from taso_mirage.pipeline.fuse.order import KernelOrder
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, where_they_run
 from taso_mirage.report.leftover import Leftover, leftover
@@ -183,9 +183,9 @@ class _Stage:
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
 
-    def _order(self) -> Order:
+    def _order(self) -> KernelOrder:
         known = {kind for kind, found in self.forms.items() if all(map(self._is_known, found))}
-        return Order(self.possible, known, self._fastest_form, self._tries, lambda: self.trial, self._free)
+        return KernelOrder(self.possible, known, self._fastest_form, self._tries, lambda: self.trial, self._free)
 
     def _is_known(self, form: RegionForm) -> bool:
         """Whether the kernels of a form lie on disk, from a search that had its time."""
