@@ -29,8 +29,8 @@ class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of passes and mutants, and anew that
-    of the search. `inside`: the model after what was done inside of nodes alone, if
-    something was. `looked`: whether the search saw any graph before its time was over."""
+    of the search. `inside`: the model after what was done inside of nodes alone, if something was.
+    `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model
     steps: list[RewriteStep]

@@ -155,7 +155,7 @@ def search_model(
             kept + measuring,
             context,
             budget,
-            partial(_told, progress, last * len(pieces), 2 * len(pieces)),
+            partial(_counted, progress, last * len(pieces), 2 * len(pieces)),
         )
         contests(found, places, budget, kept)
         current: dict[Node, Node] = {}
@@ -172,7 +172,7 @@ def search_model(
     return outputs, steps, statistics
 
 
-def _told(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+def _counted(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
     progress(before + done, total)
 
 
