@@ -64,6 +64,16 @@ def quiet_sessions() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patient_commands() -> Iterator[None]:
+    """No test asks how busy the machine is: a command of a small budget does its work."""
+    from taso_mirage.system import deadline
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadline, "GRACE", 15.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this run of the tests, the same for all of its workers."""

@@ -22,15 +22,18 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
+from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, parts_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
+UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
+INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
+UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
 """Of a cost: what is predicted to be less is predicted to be faster."""
@@ -63,9 +66,15 @@ def choose(
     if not candidates:
         larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
         job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
+        job.kept = job.kept if start.looked else UNSEARCHED
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
-    return choosing.fastest(candidates, original) if job.config.measure else choosing.predicted(candidates)
+    if not job.config.measure:
+        return choosing.predicted(candidates)
+    if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
+        job.remarks.append(UNMEASURED)
+        return choosing.predicted(candidates)
+    return choosing.fastest(candidates, original)
 
 
 class Choosing:
@@ -110,6 +119,9 @@ class Choosing:
         candidate, timing = self._what_pays(alive[best], timing, pace, target)
         if self.load.busy:
             self.job.remarks.append(self.load.said(target))
+        if self.job.stop.asked and self._unclear(candidate, timing):
+            self.job.remarks.append(INTERRUPTED)
+            return Choice(candidate, timing, normal)
         if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
@@ -190,7 +202,7 @@ class Choosing:
     def _for_parts(self) -> float:
         """Seconds to look for parts that do not pay: what is left but for a comparison, which
         follows."""
-        return max(self._left() - comparison_seconds(self.job), 0.0)
+        return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""
@@ -208,6 +220,11 @@ class Choosing:
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
+
+    def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
+        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
+        is slower."""
+        return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether it costs less than the original by the prediction; what happened inside of nodes
