@@ -216,9 +216,11 @@ def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one that had begun is the last."""
+    """The one that had begun is the last; what it leaves open is as predicted."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
-    measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, False, Stop())
+    measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, True, Stop())
+    monkeypatch.setattr(choice, "PROMISING", 0.0)
+    measured_again(monkeypatch, tmp_path, [[1.02], [1.3]], 1, False, Stop())
 
 
 def test_beside_other_processes_cpu_time_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
