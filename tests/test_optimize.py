@@ -267,6 +267,25 @@ def test_who_comes_while_models_run_changes_the_clock(monkeypatch: pytest.Monkey
     assert result.changed
 
 
+def test_of_states_that_cost_the_same_noise_chooses_none() -> None:
+    """Operands of a sum change places, which costs nothing; one state has a term less, one costs
+    less."""
+    a, b = x(4, 4), x(4, 4, name="b")
+    first = (term("neg", term("neg", term("add", a, b))),)
+    turned, short = (term("neg", term("neg", term("add", b, a))),), (term("add", a, b),)
+    mirror, cheap = (term("add", b, a),), (term("relu", term("add", a, b)),)
+    orders = set()
+    for seed in range(20):
+        noise = np.random.default_rng(seed).uniform(1.0, 1.008, 5)
+        known = dict(zip((first, turned, short, mirror), noise, strict=False))
+        orders.add(tuple(search.finalists_of(first, known, search.Budget(1.0))))
+        assert search.finalists_of(first, {**known, cheap: 0.9 * noise[4]}, search.Budget(1.0))[0] == cheap
+    assert len(orders) == 1
+    (order,) = orders
+    assert set(order[:2]) == {short, mirror}
+    assert first in order
+
+
 @pytest.mark.parametrize("order", [(1.0, 1.1), (1.1, 1.0)])
 def test_of_candidates_that_take_as_long_the_one_is_taken_that_is_predicted_to_be_faster(
     order: tuple[float, float],
