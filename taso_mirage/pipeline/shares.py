@@ -1,5 +1,5 @@
-"""What must still come on what is found, by what it cost in this run: a comparison, the check, a set
-of kernels in the model. All other time is for what is next."""
+"""The seconds of what must still follow on a result, by what it took in this run: a comparison,
+the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
