@@ -222,7 +222,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("made_up_times")
 def test_a_result_keeps_what_pays_and_names_what_does_not(tmp_path: Path) -> None:
-    result = optimize_model(mixed(3), Config(budget=8.0, cache=tmp_path / "costs", seconds=0.1))
+    result = optimize_model(mixed(3), Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1))
     assert result.changed
     there = nodes(serialize(result.model))
     assert FUSED not in there

@@ -16,7 +16,7 @@ from taso_mirage.measure.load import Load, observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, compared_times, pooled
+from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
@@ -300,7 +300,7 @@ class Choosing:
         may take more, as far as there is time."""
         seconds = comparison_seconds(self.job) / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
-        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience) for inputs in self.feeds]
+        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 
     def _compared(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
         """The first session against each of the others, over all workloads; `works`: by CPU time,

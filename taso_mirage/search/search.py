@@ -23,7 +23,9 @@ from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
-"""Which of several equal graphs is the fastest; the first is the one that is there."""
+"""Which of several equal graphs is the fastest; the first is predicted to be."""
+PLAIN = (str, int, float, tuple)
+"""Values of attributes that a text tells apart."""
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring what was found."""
 FIRST = 0.7
@@ -33,7 +35,9 @@ TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
 correct that."""
 FINALISTS = 4
-"""So many of the cheapest states of a part are measured as they are."""
+"""So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+EQUAL = 1.01
+"""Predicted costs that differ by less are one: measured operators vary as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class BestState:
     search looked at and what ended it, and the gap of the extraction, where there was one: the
     share of the cost that a better one might save.
 
-    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among
-    them with an empty one.
+    `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
+    it was is among them with an empty one.
     """
 
     path: tuple[StateRewrite, ...]
@@ -281,7 +285,7 @@ def search_part(
                 break
     ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
     finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
-    after, path = min(finalists, key=lambda each: each[0])
+    after, path = finalists[0]
     return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
 
@@ -297,9 +301,30 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
-    """`first`, and the cheapest of the other states that are worth a measurement."""
-    cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
-    return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
+    """`first`, and the cheapest of the other states that are worth a measurement, the best first.
+
+    Of states whose costs are EQUAL the one of the fewest terms that is most like the first is best,
+    whatever noise says.
+    """
+    worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
+    least = min(map(prices.__getitem__, worth))
+    equal = sorted((s for s in worth if prices[s] <= EQUAL * least), key=partial(changed, first=first))
+    others = heapq.nsmallest(FINALISTS, (s for s in worth if prices[s] > EQUAL * least), key=prices.__getitem__)
+    found = [*equal, *others][:FINALISTS]
+    return found if first in found else [*found, first]
+
+
+def changed(state: SearchState, first: SearchState) -> tuple[int, int, int, str]:
+    """How many terms of a state run, how many of them are of operators that `first` has not, how
+    many terms are others, and a text that tells the state from all: an order that depends on no
+    measurement."""
+    order, before = topological(state), set(topological(first))
+    known, terms, numbers = {n.op for n in before}, work_terms(order), {node: i for i, node in enumerate(order)}
+    rows = [
+        (n.op, str(n.type), [numbers[a] for a in n.args], [str(v) for _, v in n.attrs if isinstance(v, PLAIN)])
+        for n in order
+    ]
+    return len(terms), sum(n.op not in known for n in terms), sum(n not in before for n in terms), str(rows)
 
 
 def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateRewrite]]) -> tuple[StateRewrite, ...]:
