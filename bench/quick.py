@@ -1,5 +1,5 @@
-"""`optimize --effort quick` beside other tools: seconds from the start of the process, nodes, and the
-processor's time of a run.
+"""`optimize --effort quick` beside other tools: seconds from the start of the process, nodes, and
+the processor's time of a run.
 
     python bench/quick.py [--corpus FOLDER] [--only NAME ...] [--rounds 15] [--no-peers]
 

@@ -36,6 +36,7 @@ from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.locks import locked
+from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import one_line
 
 Given = TypeVar("Given")
@@ -254,11 +255,19 @@ def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, An
 
 
 def _run(given: Any, options: Options, deadline: Deadline) -> Result:
-    """The result of a model as the user has it, with all files that were asked for."""
+    """The result of a model as the user has it, with all files that were asked for, and what the
+    seconds of all that were spent on."""
+    with accounting() as account:
+        result = _with_files(given, options, deadline)
+        return replace(result, spending=account.spending())
+
+
+def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
     opened = time.monotonic()
     if isinstance(given, str | Path):
         path = Path(given)
-        model = load(path, options.trust_kernels)
+        with staged("open the file"), spent(Purpose.FILES):
+            model = load(path, options.trust_kernels)
         output: Path | None = _output(path, options)
     else:
         model = from_memory(given, options.trust_kernels)
@@ -281,9 +290,11 @@ def _run(given: Any, options: Options, deadline: Deadline) -> Result:
         if options.kernels is None and usual_mode(config) != usual_mode(replace(config, scheduler=None)):
             result = result.noted(NO_KERNELS)
         if certified is not None:
-            certificates.write_certificate(certified, result, Proofs(proofs_path()))
+            with staged("certificate"):
+                certificates.write_certificate(certified, result, Proofs(proofs_path()))
         if page is not None:
-            html.write_page(page, result, result.explanations, path, result.written, options.command)
+            with staged("report"):
+                html.write_page(page, result, result.explanations, path, result.written, options.command)
     return result
 
 

@@ -30,7 +30,7 @@ from taso_mirage.measure.session import Session, open_in_child, runnable
 from taso_mirage.measure.target import CUDA, TARGETS
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, searches, stage, usual_mode
+from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, kinds, searches, stage, usual_mode
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
@@ -209,10 +209,10 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
-    monkeypatch.setattr(stage, "free_regions", broken)
+    monkeypatch.setattr(kinds, "free_regions", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
-    assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]
+    assert "no kernel for any region: internal error, please report it: ZeroDivisionError" in found.notes[-2]
 
 
 def test_where_there_is_no_time_for_each_all_kernels_are_tried_at_once(

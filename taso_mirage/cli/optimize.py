@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,11 +15,13 @@ import typer
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
 from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
 from taso_mirage.errors import InvalidOption
+from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.cli.log import Log
     from taso_mirage.folder import Folder
+    from taso_mirage.report.result import Result
     from taso_mirage.report.summary import Stages
 
 # ---------------------------------------------------------------- options
@@ -149,6 +152,7 @@ _Rounding = Annotated[
         "of their range). With names, let these rules alone. What was let through is said, with its measured error.",
     ),
 ]
+_ShowTiming = Annotated[bool, typer.Option("--timing", help="Say what the seconds of each stage were spent on.")]
 _RuleFiles = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."),
@@ -184,6 +188,7 @@ def optimize(
     may_grow: _MayGrow = False,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
+    timing: _ShowTiming = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make MODEL.onnx faster, or every model below a folder.
@@ -191,13 +196,13 @@ def optimize(
     The result computes the same, is never slower, and is checked before it is written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
-    del options["context"], options["model"], options["as_json"]
+    del options["context"], options["model"], options["as_json"], options["timing"]
     options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
     options = {name: each for name, each in options.items() if each is not None}  # the effort says what these are
     log = _log(model) if as_json else None
     with nullcontext() if log is None else log.failing():
-        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log)
+        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, timing)
 
 
 def _log(model: Path) -> Log:
@@ -206,21 +211,14 @@ def _log(model: Path) -> Log:
     return Log(model)
 
 
-def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) -> None:
-    from taso_mirage import api
-    from taso_mirage.report import data, explanations, summary
-
-    if log is not None:
-        log.start(1, api.options_of(options).budget)
-    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
-        own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
-        own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-        if log is None and not options["may_grow"] and asking():
-            own["may_grow"] = stages.asked
-        _, result = api.optimize(model, return_result=True, **{**options, **own})
+def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
+    with accounting(time.monotonic() - options["began"]):
+        with staged(START), spent(Purpose.STARTING):
+            from taso_mirage.report import data, explanations, summary
+        result = _optimized(model, options, log)
     explained = options["explain"]
     if log is None:
-        summary.show(result, model, result.written)
+        summary.show(result, model, result.written, timing)
         say_lines(explanations.as_lines(result.explanations, result) if explained else ())
     else:
         found = data.result_data(result, model, result.written)
@@ -231,7 +229,21 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) ->
         raise result.failure
 
 
-def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) -> None:
+def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Result:
+    from taso_mirage import api
+    from taso_mirage.report import summary
+
+    if log is not None:
+        log.start(1, api.options_of(options).budget)
+    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+        own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
+        own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        if log is None and not options["may_grow"] and asking():
+            own["may_grow"] = stages.asked
+        return api.optimize(model, return_result=True, **{**options, **own})[1]
+
+
+def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
     """One model after the other. What was done stays, and is not done again, however it ends."""
     from taso_mirage.folder import PAGE, Folder
 
@@ -247,7 +259,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) 
             if log is not None:
                 log.start(len(folder.waiting), folder.budget)
             say(folder.plan, err=True)
-            _optimize_each(folder, log)
+            _optimize_each(folder, log, timing)
     except CtrlC as given_up:
         said = str(given_up) or "interrupted; what was done before stays, and the same command goes on from there"
         if log is not None:
@@ -262,7 +274,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) 
         raise typer.Exit(folder.exit_code)
 
 
-def _optimize_each(folder: Folder, log: Log | None) -> None:
+def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
     from taso_mirage.folder import row_text
     from taso_mirage.report import data, summary
 
@@ -274,6 +286,8 @@ def _optimize_each(folder: Folder, log: Log | None) -> None:
             row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
         if log is None:
             say_lines([f"{i}/{len(names)} {row_text(row)}"])
+            if timing and result is not None:
+                summary.show_spending(result.spending)
         elif result is not None:
             log.result(data.result_data(result, folder.source / name, result.written))
         elif row["error"] is not None:

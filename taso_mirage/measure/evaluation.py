@@ -23,6 +23,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
@@ -149,6 +150,7 @@ def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[D
     return found
 
 
+@spent(Purpose.REFERENCES)
 def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
     """The float64 evaluation on every drawn input; where there is not time for all, those that
     every check needs come first, then other sizes, then other values.

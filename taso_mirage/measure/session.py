@@ -25,6 +25,7 @@ from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
 from taso_mirage.targets.protocol import Source, Trusted
 
@@ -127,6 +128,7 @@ class _Place:
         return self._kept
 
 
+@spent(Purpose.LOADS)
 def open_in_child(
     model: Model,
     target: Target = CPU,
@@ -171,6 +173,7 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
         return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
 
 
+@spent(Purpose.OPERATORS)
 def seconds_by_operator(
     model: Model, inputs: Arrays, seconds: float, target: Target = CPU, source: bool = False
 ) -> tuple[dict[str, float], float]:
@@ -199,6 +202,7 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
+@spent(Purpose.LOADS)
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read, on the CPU without the runtime's optimizations where
     these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""
@@ -242,6 +246,7 @@ ROUNDS, FEW, MOST = 15, 5, 2000
 """Rounds of a comparison: at least, at least those of slow models, and at most."""
 
 
+@spent(Purpose.COMPARISONS)
 def interleaved(
     sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = ROUNDS, patience: float = 4.0
 ) -> list[list[float]]:

@@ -29,7 +29,7 @@ class Start:
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of mutants and search together; the
     passes have taken of it. `inside`: the model after what was done inside of nodes alone, if
-    something was."""
+    something was. `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model
     steps: list[RewriteStep]
@@ -37,6 +37,7 @@ class Start:
     rewriters: list[Rewriter]
     budget: Budget
     inside: tuple[ModelCandidate, ...] = ()
+    looked: bool = True
 
 
 def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
@@ -90,6 +91,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         statistics += looked
         candidates += [candidate] if candidate is not None else []
     job.stop.budget = None
+    start.looked = statistics.states > 0 or "time" not in statistics.ended
     fit = partial(small, job, problem)
     candidates, passed = [*map(fit, candidates)], fit(start.passed)
     start.passed = passed = replace(passed, cost=problem.cost(passed.model.graph.outputs))

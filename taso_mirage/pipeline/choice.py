@@ -26,6 +26,7 @@ from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
+UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
 INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
@@ -67,6 +68,7 @@ def choose(
     if not candidates:
         larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
         job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
+        job.kept = job.kept if start.looked else UNSEARCHED
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
     if not job.config.measure:

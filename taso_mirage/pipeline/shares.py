@@ -7,7 +7,7 @@ from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
 
-REFERENCE = 0.25
+REFERENCE = 0.1
 """Of the budget, for the float64 references, at most; the first has twice as much."""
 COMPARISON, SHORTEST = 0.15, 1.5
 """Of the budget, for one comparison of whole models, and seconds that it has in any case."""

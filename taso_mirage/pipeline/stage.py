@@ -13,16 +13,13 @@ from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.report.result import Result
-from taso_mirage.search.config import Config, Progress, Stop
+from taso_mirage.search.config import SPENT, Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
+from taso_mirage.system.spending import staged
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
 """What stages gave so far, by name."""
-
-
-SPENT = "budget"
-"""What progress calls the whole: the seconds of it that were spent before a stage."""
 
 
 class Kept(Exception):
@@ -82,7 +79,8 @@ class Stage:
             job.progress(SPENT, int(job.deadline.spent), int(job.deadline.seconds))
         job.progress(self.name, 0, 0)
         start = time.perf_counter()
-        made = self.work(job, *(values[name] for name in self.takes))
+        with staged(self.name):
+            made = self.work(job, *(values[name] for name in self.takes))
         job.seconds[self.name] = time.perf_counter() - start
         return dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
 

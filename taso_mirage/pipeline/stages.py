@@ -45,6 +45,7 @@ from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.targets.lowering import Backend, here
 from taso_mirage.targets.packaging import stamped
 
@@ -111,7 +112,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
         known = original if result.target == config.target else None
-        backend = job.backend.result() if job.backend is not None and result.target.name == config.target.name else None
+        with spent(Purpose.WAITING):
+            same = job.backend is not None and result.target.name == config.target.name
+            backend = job.backend.result() if job.backend is not None and same else None
         return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job), backend)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
@@ -145,8 +148,8 @@ def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | N
         of_one, whole = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
         if sum(of_one.values()) > MOST_BY_PROFILER * whole:
             return None
-        for name, spent in of_one.items():
-            found[name] = found.get(name, 0.0) + share * spent
+        for name, seconds_of_it in of_one.items():
+            found[name] = found.get(name, 0.0) + share * seconds_of_it
     return found
 
 
@@ -162,6 +165,7 @@ def explain(job: Job, result: Result) -> Result:
     return replace(result, explanations=listed, times=operator_times(result, job.config), profile=profiled)
 
 
+@spent(Purpose.FILES)
 def write(job: Job, result: Result, output: Path) -> Result:
     """The result with the files that the model was written to."""
     return replace(result, written=tuple(save(stamped(result.model, result.target), output, source=not result.changed)))
@@ -217,7 +221,9 @@ def optimize_model(
     before, child().limit = child().limit, config.run_limit
     deadline = deadline or Deadline(config.budget, within=child().deadline)
     try:
-        return _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+        with accounting() as account:
+            found = _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+            return replace(found, spending=account.spending())
     finally:
         child().limit = before
 
@@ -270,8 +276,9 @@ def _optimized(
                 job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
                 job.nested, job.backend = optimize_model, backend
                 values: Values = run(SEARCH, job, {"model": model})
-                known: Values = values if "problem" in values else {"problem": pose(job, model)}
-                result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
+                with staged("conclude"):
+                    known: Values = values if "problem" in values else {"problem": pose(job, model)}
+                    result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
             loaded = {name: values[name] for name in ("original",) if name in values}
             result = run(KERNELS, job, {"result": result, **loaded})["result"]
         job.deadline = child().deadline = whole

@@ -40,6 +40,7 @@ from taso_mirage.search.settings import (
     description,
     running,
 )
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
@@ -229,6 +230,7 @@ class MeasuredCost:
             self._keys[target] = f"{self._run(tasks.device_key, target)} | taso-mirage {__version__}"
         return self._keys[target]
 
+    @spent(Purpose.OPERATORS)
     def _run(self, function: Any, *args: Any) -> Any:
         return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 

@@ -16,19 +16,19 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import islice
 
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions, equal_regions
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.contained import contained
 from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.free_regions import free_regions, other_kind
+from taso_mirage.kernels.free_regions import other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedGoal
-from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, compare, passes_checker
 from taso_mirage.measure.child import child
@@ -38,13 +38,13 @@ from taso_mirage.measure.session import Session
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
-from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.forms import RegionForm, forms
+from taso_mirage.pipeline.fuse.forms import RegionForm
+from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, rounding_nothing, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, rounding_nothing, shipped, trials, where_they_run
+from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
@@ -126,17 +126,13 @@ class _Stage:
         self.before = self.base.model
         self.choices = Choices(self.target.name, self.backend.key)
         self.notes: list[str] = []
-        self.ended = ""
         self.made: list[PlacedKernels] = []
-        self.left_out: set[str] = set()
         self.kept, self.tried = list[Fused](), list[Fused]()
-        self.prepared: dict[Graph, PreparedGoal] = {}
-        self.layout: ConvolvedModel | None = None
-        self.kinds = self._kinds()
-        self.forms = {
-            kind: forms(kind, spots, self.backend.arranged, kind.goal in self.prepared)
-            for kind, spots in self.kinds.items()
-        }
+        self.untried = set[EqualRegions]()
+        found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
+        self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
+        self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
+        self.ended = "the time was over" if not found.places and self._over() else ""
         self.original = original
         self.comparisons = Comparisons(
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
@@ -153,12 +149,15 @@ class _Stage:
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
             self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
-        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
-        self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
+        spent = time.monotonic() - self.budget.start
+        seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
+        self.result, self.base = (replace(each, seconds=seconds, left=left) for each in (self.result, self.base))
         if model is None:
             return self.result.noted(*self.notes, self._none())
         self.notes += [self.ended] if self.ended else []
-        return self._checked(model)
+        with contained("the model", self._report):
+            return self._checked(model)
+        return self.result.noted(*self.notes)
 
     def _none(self) -> str:
         """Why there is no kernel."""
@@ -171,54 +170,38 @@ class _Stage:
 
     # ------------------------------------------------------------ kernels
 
-    def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
-        """The regions, those that may save most first; or none where looking for them fails."""
-        try:
-            backend, kinds = self.backend, self.backend.prepared
-            if kinds is not None:
-                self.layout = with_convolutions(self.before) if kinds.convolutions else None
-                model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
-                self.base = replace(self.base, model=model)
-            regions = free_regions if backend.free else equal_regions
-            asked = self.sizes, backend.lanes, backend.batched, kinds, self._over
-            found, self.left_out = regions(self.base.model, *asked)
-            if kinds is not None:
-                made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
-                self.prepared = {goal: each for goal, each in made.items() if each is not None}
-            self.ended = "the time was over" if not found and self._over() else ""
-            return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
-        except Exception as error:
-            self._report("the regions", error)
-            return {}
-
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
         if goal in self.prepared:
             return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
         return fused_goals(label(goal))
 
-    def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
-        return possible_seconds(kind, len(spots), self.prepared.get(kind.goal), self.backend.device)
-
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which costs nothing that was found."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
-        said = str(error) if isinstance(error, TasoMirageError) else bug
-        self.notes.append(f"no kernel for {what}: {said}")
+        said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
+        self.notes += [said] if said not in self.notes else []
 
     def _worth(self) -> list[Fused]:
         """What is faster alone than the operators, the largest gain of all places first."""
         found = []
-        possible = [self._possible(*kind) for kind in self.kinds.items()]
+        possible = [self.possible[kind] for kind in self.kinds]
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
         for i, kind in enumerate(self.kinds):
             self.progress("kernels", i, len(self.kinds))
             if self._late():
                 self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
+                self.untried |= {*islice(self.kinds, i, None)}
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
         return sorted(found, key=lambda f: -f.saved)
+
+    def _left(self, spent: float) -> Leftover | None:
+        """What there was no time for."""
+        estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
+        untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried]
+        return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
         """The form of a kind that saves most, with its kernel; none where none is faster."""
@@ -227,7 +210,9 @@ class _Stage:
             try:
                 fused = self._tried(form, seconds / len(self.forms[kind]))
                 found += [fused] if fused is not None else []
-            except (_Ended, TasoMirageError):
+            except _Ended:
+                self.untried.add(kind)
+            except TasoMirageError:
                 continue  # it has no kernel: the operators stay
             except Exception as error:
                 self._report(" ".join(form.operators), error)
@@ -277,8 +262,10 @@ class _Stage:
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
-        kinds = [form.kind for each in self.forms.values() for form in each]
-        lanes = [(kind, lane) for kind in kinds for lane in self._lanes(kind.goal)]
+        lanes = list[tuple[EqualRegions, FusedGoal]]()
+        for form in (form for each in self.forms.values() for form in each):
+            with contained(" ".join(form.operators), self._report):
+                lanes += [(form.kind, lane) for lane in self._lanes(form.kind.goal)]
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
@@ -356,10 +343,7 @@ class _Stage:
                 kept += trial
         if session is not None:
             kept = self._joined(kept, session)
-        if kept and self.config.elsewhere:
-            shipped = self.backend.shipped([kind.record for kind in kept])
-            kept = [replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]
-        self.kept = kept
+        self.kept = kept = shipped(kept, self.backend, self._report) if self.config.elsewhere else kept
         return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
@@ -369,6 +353,9 @@ class _Stage:
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
+        except Exception as error:
+            self._report(" and ".join(" ".join(kind.operators) for kind in trial), error)
+            return None
         if timing.ratio < KEEP or not timing.certain:
             return None  # and no session: a large model is not to be there more often than it must
         stored = {x for kind in trial for x in kind.turned}
@@ -382,6 +369,9 @@ class _Stage:
         try:
             made = Neighbours(self.base.model, self.tried).together(self.backend)
         except TasoMirageError:
+            return kept
+        except Exception as error:
+            self._report("neighbours together", error)
             return kept
         for trial in [made, *([each] for each in made if len(made) > 1)]:
             if not trial or self.budget.stop or self.budget.left() < self.trial:

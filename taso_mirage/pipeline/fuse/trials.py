@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.arranged import is_turned
 from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.contained import ErrorReport
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.prepared import PreparedGoal
@@ -71,6 +73,20 @@ def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | N
     return [
         replace(kind, record=record, kernel=backend.kernel(record)) for record, kind in zip(records, kept, strict=True)
     ]
+
+
+def shipped(kept: Sequence[Fused], backend: Backend, report: ErrorReport) -> list[Fused]:
+    """The kinds with kernels for all machines, without those that have none."""
+    try:
+        made = backend.shipped([kind.record for kind in kept])
+        return [replace(kind, kernel=each) for kind, each in zip(kept, made, strict=True)]
+    except OutOfTime:
+        raise
+    except Exception as error:
+        if len(kept) > 1:
+            return [each for kind in kept for each in shipped([kind], backend, report)]
+        report(" ".join(kept[0].operators), error)
+        return []
 
 
 def where_they_run(kept: Sequence[Fused], sizes: Mapping[str, int]) -> list[str]:
