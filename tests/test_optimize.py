@@ -208,9 +208,10 @@ def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One more than had begun, where there would be two."""
+    """One more than had begun, where there would be two; what they leave open the prediction
+    decides."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
-    measured_again(monkeypatch, tmp_path, [[0.9], [1.005]], 2, False, Stop())
+    measured_again(monkeypatch, tmp_path, [[0.9], [1.005]], 2, True, Stop())
 
 
 def test_what_the_runtime_does_not_load_is_dropped_with_its_options(

@@ -49,8 +49,8 @@ _Effort = Annotated[
     str,
     typer.Option(
         metavar="quick|default|thorough",
-        help="How much is done for a result. quick: substitutions by predicted costs and a short check, in seconds and the "
-        "same every time (as --no-measure --no-partial --kernels off, without a search). thorough: ten minutes and wider "
+        help="How much is done for a result. quick: substitutions by predicted costs, a search of few steps and a short check, "
+        "in seconds and the same every time (beside it --no-measure --no-partial --kernels off). thorough: ten minutes and wider "
         "searches. Options that are given beside it count.",
     ),
 ]
