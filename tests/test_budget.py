@@ -16,6 +16,7 @@ from test_optimize import model, w, x
 
 import taso_mirage
 from taso_mirage import api, folder
+from taso_mirage.errors import OutOfTime
 from taso_mirage.folder import Folder
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.timing import Timing
@@ -131,6 +132,20 @@ def test_kernels_that_a_scheduler_turns_off_are_named(monkeypatch: pytest.Monkey
             given, scheduler="tcp://host:1", partial=False, budget=1, return_result=True, **asked
         )
         assert (api.NO_KERNELS in result.notes) == said
+
+
+def test_a_model_is_written_though_its_explanation_comes_too_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def late(*_: Any) -> None:
+        raise OutOfTime("the time was over")
+
+    relus(tmp_path / "m.onnx", 2)
+    monkeypatch.setattr(stages, "explained", late)
+    out = tmp_path / "o.onnx"
+    assert taso_mirage.optimize(tmp_path / "m.onnx", effort="quick", output=out, report=tmp_path / "r.html") == out
+    assert len(onnx.load(out).graph.node) == 1
+    assert (tmp_path / "r.html").exists()
 
 
 # ---------------------------------------------------------------- interrupts
