@@ -60,10 +60,11 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     "both"), shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays),
     budget and run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure,
     scheduler, explain, report and certificate (paths), trust_kernels, fix_defaults, in_place,
-    may_grow (or a function that is told how much the file would grow, and answers), allow_rounding
-    (a number of quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or
-    paths of rule files whose rules are added to all others. Of shape, inputs and rules one may
-    stand without a list around it.
+    may_grow (or a function that is told how much the file would grow, and answers), elsewhere
+    (whether the file may be opened where its kernels do not run, and is to be no slower there),
+    allow_rounding (a number of quantization steps, or a text with rules like "1:add.3"), and rules:
+    a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
+    rules one may stand without a list around it.
 
     With effort="quick" it is what an exporter may call on every model: it takes seconds, gives the
     same bytes every time, prints nothing, and writes no file of a model in memory.

@@ -19,10 +19,9 @@ from taso_mirage import api, folder
 from taso_mirage.errors import OutOfTime
 from taso_mirage.folder import Folder
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.timing import Timing
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, stages
-from taso_mirage.pipeline.choice import INTERRUPTED, UNMEASURED, Choosing
+from taso_mirage.pipeline.choice import UNMEASURED
 from taso_mirage.pipeline.shares import MEASURED, finishing_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.pipeline.stages import optimize_model
@@ -151,38 +150,18 @@ def test_a_model_is_written_though_its_explanation_comes_too_late(
 # ---------------------------------------------------------------- interrupts
 
 
-def choosing(stop: Stop) -> Choosing:
-    job = Job(Config(), quiet, stop, CostCache(None))
-    problem: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(outputs=())), cost=lambda outputs: 2.0)
-    return Choosing(job, problem, SimpleNamespace(), {}, ())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("ratio", "wins", "cost", "taken"),
-    [(1.005, 0.5, 1.0, True), (0.995, 0.4, 1.0, True), (0.8, 0.0, 1.0, False), (1.005, 0.5, 3.0, False)],
-)
-def test_an_interrupt_keeps_what_is_predicted_faster_and_not_measured_slower(
-    ratio: float, wins: float, cost: float, taken: bool
-) -> None:
-    timing = Timing(1.0, 1.0 / ratio, ratio, 0.9, 1.1, 25, wins=wins)
-    candidate: Any = SimpleNamespace(cost=cost, steps=())
-    assert choosing(Stop())._unclear(candidate, timing) == taken
-
-
 def test_an_interrupt_while_models_are_measured_keeps_the_best_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few rounds that there is time for then say nothing."""
     stop = Stop()
-    chance = Timing(1.0, 1.0, 1.0, 0.9, 1.1, 5, wins=0.5)
 
-    def compared(self: Choosing, times: Any) -> list[Timing]:
+    def few_rounds(sessions: Any, *_: Any) -> list[list[float]]:
         stop()
-        return [chance for _ in times[0][1:]]
+        return [[1.0, 1.1, 1.0] if each is sessions[0] else [1.05, 1.0, 1.0] for each in sessions]
 
-    monkeypatch.setattr(Choosing, "_compared", compared)
+    monkeypatch.setattr(runtime, "interleaved", few_rounds)
     config = Config(budget=60.0, partial=False)
     result = optimize_model(twice(), config, quiet, stop)
-    assert result.changed
-    assert INTERRUPTED in result.notes
+    assert result.changed, result.notes
     assert all(d.passed for d in result.differences)
 
 

@@ -143,6 +143,14 @@ _InPlace = Annotated[
 _MayGrow = Annotated[
     bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
 ]
+_Elsewhere = Annotated[
+    bool,
+    typer.Option(
+        "--elsewhere/--no-elsewhere",
+        help="The file may go to other machines, and be opened where its library of kernels is not registered: it is no slower "
+        "than the original there, either. Without: only here, and with the library.",
+    ),
+]
 _Rounding = Annotated[
     str | None,
     typer.Option(
@@ -186,6 +194,7 @@ def optimize(
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
     may_grow: _MayGrow = False,
+    elsewhere: _Elsewhere = True,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
     timing: _ShowTiming = False,

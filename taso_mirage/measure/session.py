@@ -242,8 +242,9 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-ROUNDS, FEW, MOST = 15, 5, 2000
-"""Rounds of a comparison: at least, at least those of slow models, and at most."""
+ROUNDS, FEW, MOST = 15, 7, 2000
+"""Rounds of a comparison: at least, at least those of slow models (of fewer there is no verdict),
+and at most."""
 
 
 @spent(Purpose.COMPARISONS)

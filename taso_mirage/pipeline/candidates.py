@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,8 +28,8 @@ from taso_mirage.search.steps import RewriteStep
 class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
-    the target's options that is searched. The `budget` is that of mutants and search together; the
-    passes have taken of it. `inside`: the model after what was done inside of nodes alone, if
+    the target's options that is searched. The `budget` is that of passes and mutants, and anew that
+    of the search. `inside`: the model after what was done inside of nodes alone, if
     something was. `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model
@@ -81,6 +82,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
+    start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
     candidates, statistics = list(start.inside), SearchStatistics()
     made = [m.equation for m in found.found]
     progress = partial(job.progress, "search")

@@ -45,15 +45,17 @@ class Counts(TypedDict):
 
 
 class Times(TypedDict):
-    """Measured seconds: lower quartiles over rounds in which both ran in turn."""
+    """Measured seconds: medians over rounds in which both ran in turn."""
 
     before: float
     after: float
     ratio: float
     """How many times as fast the result is."""
-    quartiles: list[float]
-    """Of the ratio, round by round."""
+    interval: list[float]
+    """What the rounds leave open of the ratio, by the sequential test."""
     runs: int
+    clock: str
+    """`wall`, or `processor`: CPU time on one thread, where others used the cores."""
 
 
 class TargetData(TypedDict):
@@ -286,8 +288,9 @@ def times_data(timing: Timing) -> Times:
         "before": timing.original,
         "after": timing.optimized,
         "ratio": timing.ratio,
-        "quartiles": [timing.low, timing.high],
+        "interval": [timing.low, timing.high],
         "runs": timing.runs,
+        "clock": "processor" if timing.works else "wall",
     }
 
 

@@ -35,15 +35,16 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
+from taso_mirage.measure.timing import GAIN
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
-from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
+from taso_mirage.pipeline.fuse.comparisons import Comparisons
 from taso_mirage.pipeline.fuse.forms import RegionForm
 from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, rounding_nothing, shipped, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, trials, where_they_run
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
@@ -135,6 +136,7 @@ class _Stage:
         self.ended = "the time was over" if not found.places and self._over() else ""
         self.original = original
         self.comparisons = Comparisons(
+            self.target,
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
             [share for _, share in result.workloads],
             config.seconds,
@@ -244,7 +246,7 @@ class _Stage:
             return self._otherwise(form, seconds)
         self._in_time()
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-        place = spots[0], chosen[1], opsets, self.target, form.several or made is not None
+        place = spots[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
@@ -323,7 +325,7 @@ class _Stage:
         """The model with the kinds that make it faster as a whole, each tried on top of those
         before; None where none does."""
         kept: list[Fused] = []
-        session = self._opened(self.before) if worth else None
+        session = self.comparisons.opened(self.before) if worth else None
         tries = trials(worth)
         if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
             tries = [worth, *tries]  # there is no time for each
@@ -338,6 +340,8 @@ class _Stage:
                 )
                 break
             trial = [kind for kind in trial if kind not in kept]
+            if session.target != self.comparisons.clock():
+                session = self.comparisons.opened(self._with(kept) if kept else self.before)
             if trial and (tried := self._faster(session, kept, trial)) is not None:
                 session = tried
                 kept += trial
@@ -349,14 +353,14 @@ class _Stage:
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
         try:
-            tried = self._opened(self._with([*kept, *trial]))
+            tried = runtime.open_in_child(self._with([*kept, *trial]), session.target)
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
         except Exception as error:
             self._report(" and ".join(" ".join(kind.operators) for kind in trial), error)
             return None
-        if timing.ratio < KEEP or not timing.certain:
+        if not pays(timing, trial):
             return None  # and no session: a large model is not to be there more often than it must
         stored = {x for kind in trial for x in kind.turned}
         placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
@@ -387,11 +391,9 @@ class _Stage:
         made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
         return made if self.layout is None else self.layout.without_rest(made)
 
-    def _anew(self, model: Model) -> tuple[Session, Session] | None:
-        """New sessions on the original and on the model, if there is time for them."""
-        if self.budget.stop or self._late():
-            return None
-        return runtime.original(self.result.original, self.target), self._opened(model)
+    def _more(self) -> bool:
+        """Whether there is time for new sessions on two models."""
+        return not (self.budget.stop or self._late())
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
@@ -413,18 +415,15 @@ class _Stage:
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
-        timing = self.comparisons.whole(original, session, lambda: self._anew(model))
-        if timing.ratio < KEEP:
+        timing = self.comparisons.whole(result.original, model, (original, session), self._more)
+        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if there is not None:
-            without = self.comparisons.elsewhere(original, there)
-            if without.slower:
-                as_fast = f"{without.ratio:.3f} times as fast as the original"
-                return result.noted(f"no kernels: where their library is not registered the model would be {as_fast}")
-            self.notes.append(
-                "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
-                f"{without.ratio:.2f} times as fast as the original"
-            )
+            asked = result.original, model.without_library(), (original, there)
+            as_fast, said = self.comparisons.elsewhere(*asked, self._more)
+            if not as_fast:
+                return result.noted(said)
+            self.notes.append(said)
         self.notes += [] if self.backend.batched else where_they_run(self.kept, self.sizes)
         made = replace(
             self.base,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.refusals import shown_sizes
+from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import Backend, Record
@@ -62,6 +64,14 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
             together.setdefault(kind.prepares, []).append(kind)
     several = [*together.values(), worth] if together else []
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
+
+
+def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
+    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by what
+    they saved alone, if the runs leave that gain open."""
+    left = timing.original - sum(kind.saved for kind in trial)
+    gain = timing.original / left if left > 0 else math.inf
+    return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
 
 
 def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
