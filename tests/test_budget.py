@@ -25,6 +25,7 @@ from taso_mirage.pipeline.choice import UNMEASURED
 from taso_mirage.pipeline.shares import MEASURED, finishing_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.pipeline.stages import optimize_model
+from taso_mirage.search import config
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.search.cost import CostCache
 from taso_mirage.search.passes import Context, merge, pass_order, simplify
@@ -45,6 +46,7 @@ def test_what_began_too_long_ago_is_kept_and_nothing_is_loaded(monkeypatch: pyte
         raise AssertionError("a session was opened")
 
     monkeypatch.setattr(runtime, "original", opened)
+    monkeypatch.setattr(config, "rules", lambda: pytest.fail("the rules were read"))
     clock = Clock()
     clock.now = 1000.0
     late = Deadline(2.0, clock, began=0.0)
