@@ -38,6 +38,14 @@ from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
+from taso_mirage.targets.cpu.device import SLOW
+
+
+@pytest.fixture(autouse=True)
+def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operator is known to be slow."""
+    for name in list(SLOW):
+        monkeypatch.delitem(SLOW, name)
 
 
 def mixed(count: int = 2) -> Model:

@@ -133,7 +133,8 @@ class Roofline:
         self.context = context
 
     def seconds(self, setting: FusionContext) -> float:
-        return self.context.estimate(setting.node)
+        slow = self.context.target.device.operator.slow.get(setting.node.op, 1.0)
+        return slow * self.context.estimate(setting.node)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         return False

@@ -4,6 +4,7 @@ distinct part at a time."""
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +58,7 @@ class Budget:
     Either way the best found so far is kept.
 
     A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are
-    many.
+    many. `matches` are those that all parts together may try.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ class Budget:
     stop: bool = False
     start: float = field(default_factory=time.monotonic)
     choose: Choose | None = None
+    matches: float = math.inf
 
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
@@ -200,6 +202,7 @@ def _searched(
         progress(done.total())
         done["parts"] += places[graph]
         each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
+        budget.matches -= each.matches
         return (each.before - each.after) * places[graph]
 
     schedule = Schedule(lambda: budget.left() - kept)
@@ -266,12 +269,14 @@ def search_part(
     queue: list[tuple[float, int, SearchState]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
     raw: set[SearchState] = set()
-    while queue and not _limit(budget, whole, popped, popped - improved):
+    while queue and not _limit(budget, whole, popped, popped - improved, tried):
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best:
             break
         popped += 1
         for rewrite in rewrites(state, rules, eager, context, raw):
+            if tried >= budget.matches:
+                break
             tried += 1
             if rewrite.outputs in prices:
                 continue
@@ -283,13 +288,13 @@ def search_part(
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
                 break
-    ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
+    ended = _limit(budget, whole, popped, popped - improved, tried) or "nothing left to try"
     finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
     after, path = finalists[0]
     return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
 
-def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
+def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: int = 0) -> str:
     """The limit that a search is at; none is empty."""
     if whole and whole.stop:
         return "interrupt"
@@ -297,6 +302,8 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
         return "time"
     if popped >= budget.states_per_part:
         return "number of states"
+    if tried >= budget.matches:
+        return "number of matches"
     return "nothing better found in a while" if idle > budget.patience else ""
 
 
