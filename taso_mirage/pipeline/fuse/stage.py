@@ -142,10 +142,12 @@ class _Stage:
         self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
+        model = None
         with closing(self.backend), closing(self._searches()) as self.searches:
             self.order = self._order()
-            self.order.run(lambda: not self.budget.stop)
-            model = self._placed()
+            with contained("the model", self._report):
+                self.order.run(lambda: not self.budget.stop)
+                model = self._placed()
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
