@@ -5,10 +5,10 @@ beside busy processes.
 
 Every run is a process with a cache of its own, which is empty. Two graphs are the same if their
 structure is: operators, attributes, types and edges, whatever the names; of kernels, which regions
-they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how many
-distinct graphs there were, which part of the runs gave the most frequent one (over both kinds, too),
-how often the original was kept, and the gain of each distinct graph by CPU time of one thread, all
-in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
+they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how
+many distinct graphs there were, which part of the runs gave the most frequent one (over both kinds,
+too), how often the original was kept, and the gain of each distinct graph by CPU time of one
+thread, all in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ import onnx  # noqa: E402
 
 import models  # noqa: E402
 from models.__main__ import write  # noqa: E402
-from taso_mirage import __version__, load  # noqa: E402
+from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.ir.terms import Node  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.load import observed_load  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.timing import compared_times  # noqa: E402
+from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.targets.machine import processor_and_cores  # noqa: E402
 

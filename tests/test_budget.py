@@ -16,15 +16,16 @@ from test_optimize import model, w, x
 
 import taso_mirage
 from taso_mirage import api, folder
+from taso_mirage.errors import OutOfTime
 from taso_mirage.folder import Folder
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.timing import Timing
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, stages
-from taso_mirage.pipeline.choice import INTERRUPTED, UNMEASURED, Choosing
+from taso_mirage.pipeline.choice import UNMEASURED
 from taso_mirage.pipeline.shares import MEASURED, finishing_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.pipeline.stages import optimize_model
+from taso_mirage.search import config
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.search.cost import CostCache
 from taso_mirage.search.passes import Context, merge, pass_order, simplify
@@ -45,6 +46,7 @@ def test_what_began_too_long_ago_is_kept_and_nothing_is_loaded(monkeypatch: pyte
         raise AssertionError("a session was opened")
 
     monkeypatch.setattr(runtime, "original", opened)
+    monkeypatch.setattr(config, "rules", lambda: pytest.fail("the rules were read"))
     clock = Clock()
     clock.now = 1000.0
     late = Deadline(2.0, clock, began=0.0)
@@ -133,41 +135,35 @@ def test_kernels_that_a_scheduler_turns_off_are_named(monkeypatch: pytest.Monkey
         assert (api.NO_KERNELS in result.notes) == said
 
 
-# ---------------------------------------------------------------- interrupts
-
-
-def choosing(stop: Stop) -> Choosing:
-    job = Job(Config(), quiet, stop, CostCache(None))
-    problem: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(outputs=())), cost=lambda outputs: 2.0)
-    return Choosing(job, problem, SimpleNamespace(), {}, ())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("ratio", "wins", "cost", "taken"),
-    [(1.005, 0.5, 1.0, True), (0.995, 0.4, 1.0, True), (0.8, 0.0, 1.0, False), (1.005, 0.5, 3.0, False)],
-)
-def test_an_interrupt_keeps_what_is_predicted_faster_and_not_measured_slower(
-    ratio: float, wins: float, cost: float, taken: bool
+def test_a_model_is_written_though_its_explanation_comes_too_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    timing = Timing(1.0, 1.0 / ratio, ratio, 0.9, 1.1, 25, wins=wins)
-    candidate: Any = SimpleNamespace(cost=cost, steps=())
-    assert choosing(Stop())._unclear(candidate, timing) == taken
+    def late(*_: Any) -> None:
+        raise OutOfTime("the time was over")
+
+    relus(tmp_path / "m.onnx", 2)
+    monkeypatch.setattr(stages, "explained", late)
+    out = tmp_path / "o.onnx"
+    assert taso_mirage.optimize(tmp_path / "m.onnx", effort="quick", output=out, report=tmp_path / "r.html") == out
+    assert len(onnx.load(out).graph.node) == 1
+    assert (tmp_path / "r.html").exists()
+
+
+# ---------------------------------------------------------------- interrupts
 
 
 def test_an_interrupt_while_models_are_measured_keeps_the_best_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few rounds that there is time for then say nothing."""
     stop = Stop()
-    chance = Timing(1.0, 1.0, 1.0, 0.9, 1.1, 5, wins=0.5)
 
-    def compared(self: Choosing, times: Any) -> list[Timing]:
+    def few_rounds(sessions: Any, *_: Any) -> list[list[float]]:
         stop()
-        return [chance for _ in times[0][1:]]
+        return [[1.0, 1.1, 1.0] if each is sessions[0] else [1.05, 1.0, 1.0] for each in sessions]
 
-    monkeypatch.setattr(Choosing, "_compared", compared)
+    monkeypatch.setattr(runtime, "interleaved", few_rounds)
     config = Config(budget=60.0, partial=False)
     result = optimize_model(twice(), config, quiet, stop)
-    assert result.changed
-    assert INTERRUPTED in result.notes
+    assert result.changed, result.notes
     assert all(d.passed for d in result.differences)
 
 

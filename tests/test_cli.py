@@ -212,7 +212,7 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
         "from taso_mirage.cli import commands as cli, interrupt\n"
         "def press():\n    os.kill(os.getpid(), signal.SIGINT)\n"
         f"{start}\n"
-        "cli.app = lambda run=cli.app: (start(), run())\n"
+        "cli.app = lambda run=cli.app, **given: (start(), run(**given))\n"
         f"sys.argv = {['taso-mirage', *map(str, arguments)]!r}\n"
         "cli.main()"
     )

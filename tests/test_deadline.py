@@ -30,7 +30,7 @@ from taso_mirage.pipeline.stages import optimize_model
 from taso_mirage.search.config import SEARCH, Config, Stop, quiet
 from taso_mirage.search.cost import CostCache, MeasuredCost
 from taso_mirage.system import deadline as system
-from taso_mirage.system.deadline import Deadline, process_start
+from taso_mirage.system.deadline import Deadline
 
 SHIPPED = system.GRACE
 
@@ -68,11 +68,6 @@ def test_a_command_began_before_its_deadline_was_known() -> None:
     clock.now = 103.0
     deadline = Deadline(10.0, clock, began=100.0)
     assert (deadline.spent, deadline.left()) == (3.0, 7.0)
-
-
-def test_the_start_of_this_process_is_known() -> None:
-    assert 0.0 < time.monotonic() - process_start() < 1e6
-    assert process_start() == pytest.approx(process_start(), abs=0.1)
 
 
 def test_what_follows_has_its_time_kept() -> None:

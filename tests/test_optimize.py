@@ -216,9 +216,11 @@ def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one that had begun is the last."""
+    """The one that had begun is the last; what it leaves open is as predicted."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
-    measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, False, Stop())
+    measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, True, Stop())
+    monkeypatch.setattr(choice, "PROMISING", 0.0)
+    measured_again(monkeypatch, tmp_path, [[1.02], [1.3]], 1, False, Stop())
 
 
 def test_beside_other_processes_cpu_time_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -263,6 +265,25 @@ def test_who_comes_while_models_run_changes_the_clock(monkeypatch: pytest.Monkey
     result = optimize_model(slow, Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1))
     assert seen == [CPU, CPU.serial]
     assert result.changed
+
+
+def test_of_states_that_cost_the_same_noise_chooses_none() -> None:
+    """Operands of a sum change places, which costs nothing; one state has a term less, one costs
+    less."""
+    a, b = x(4, 4), x(4, 4, name="b")
+    first = (term("neg", term("neg", term("add", a, b))),)
+    turned, short = (term("neg", term("neg", term("add", b, a))),), (term("add", a, b),)
+    mirror, cheap = (term("add", b, a),), (term("relu", term("add", a, b)),)
+    orders = set()
+    for seed in range(20):
+        noise = np.random.default_rng(seed).uniform(1.0, 1.008, 5)
+        known = dict(zip((first, turned, short, mirror), noise, strict=False))
+        orders.add(tuple(search.finalists_of(first, known, search.Budget(1.0))))
+        assert search.finalists_of(first, {**known, cheap: 0.9 * noise[4]}, search.Budget(1.0))[0] == cheap
+    assert len(orders) == 1
+    (order,) = orders
+    assert set(order[:2]) == {short, mirror}
+    assert first in order
 
 
 @pytest.mark.parametrize("order", [(1.0, 1.1), (1.1, 1.0)])

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from scipy import integrate
 from taso_mirage.measure import load
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.native import spins
-from taso_mirage.measure.session import FEW, SPINNING, pause_between
+from taso_mirage.measure.session import FEW, ROUNDS, SPINNING, interleaved, pause_between
 from taso_mirage.measure.target import CPU, CUDA, OPENVINO, Target
 from taso_mirage.measure.timing import (
     ALPHA,
@@ -32,6 +34,7 @@ from taso_mirage.measure.timing import (
     PAIRS,
     Timing,
     Verdict,
+    clear,
     compared_times,
     enough_wins,
     evidence,
@@ -97,6 +100,19 @@ def test_what_all_pairs_of_sessions_gain_is_no_luck() -> None:
     assert pooled([one] * PAIRS).verdict is Verdict.FASTER
     assert pooled([*[one] * PAIRS, other]).verdict is Verdict.UNDECIDED
     assert pooled([one] * PAIRS).runs == 9 * PAIRS
+
+
+def test_rounds_end_once_they_decide_and_say_closely() -> None:
+    assert clear([[2.0] * 15, [1.0] * 15, [1.5] * 15])
+    assert not clear([[2.0] * 15, [1.0] * 15, [1.99] * 15])
+    assert not clear([[2.0] * 15, [1.0, 1.1, 0.9] * 5])
+    model = SimpleNamespace(prepared=lambda inputs: lambda: 1e-9)
+    sessions: list[Any] = [model, model]
+    for decided, rounds in ((True, ROUNDS), (False, 2 * ROUNDS)):
+        times = interleaved(
+            sessions, {}, 60.0, ends=lambda times, decided=decided: decided or len(times[0]) >= 2 * ROUNDS
+        )
+        assert [len(each) for each in times] == [rounds] * 2
 
 
 @pytest.mark.parametrize(("low", "high", "sure"), [(1.2, 1.4, 1.2), (0.9, 1.1, 1.0), (0.7, 0.8, 0.8)])

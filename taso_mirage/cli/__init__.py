@@ -1,12 +1,14 @@
 """The command line."""
 
+import time
+
 from taso_mirage.cli import commands
-from taso_mirage.system.deadline import process_start
+from taso_mirage.system.spending import process_age
 
 
 def main() -> None:
     """Run the command of this process, whose budget began with it."""
-    commands.main(process_start())
+    commands.main(time.monotonic() - process_age())
 
 
 __all__ = ["main"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
 from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
 from taso_mirage.errors import InvalidOption
-from taso_mirage.system.spending import START, Purpose, accounting, process_age, spent, staged
+from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ _Effort = Annotated[
     str,
     typer.Option(
         metavar="quick|default|thorough",
-        help="How much is done for a result. quick: substitutions by predicted costs and a short check, in seconds and the "
-        "same every time (as --no-measure --no-partial --kernels off, without a search). thorough: ten minutes and wider "
+        help="How much is done for a result. quick: substitutions by predicted costs, a search of few steps and a short check, "
+        "in seconds and the same every time (beside it --no-measure --no-partial --kernels off). thorough: ten minutes and wider "
         "searches. Options that are given beside it count.",
     ),
 ]
@@ -220,7 +221,7 @@ def _log(model: Path) -> Log:
 
 
 def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
-    with accounting(process_age()):
+    with accounting(time.monotonic() - options["began"]):
         with staged(START), spent(Purpose.STARTING):
             from taso_mirage.report import data, explanations, summary
         result = _optimized(model, options, log)

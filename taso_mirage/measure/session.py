@@ -249,7 +249,12 @@ and at most."""
 
 @spent(Purpose.COMPARISONS)
 def interleaved(
-    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = ROUNDS, patience: float = 4.0
+    sessions: Sequence[Session],
+    inputs: Arrays,
+    seconds: float,
+    least: int = ROUNDS,
+    patience: float = 4.0,
+    ends: Callable[[Sequence[Sequence[float]]], bool] = lambda times: False,
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.
@@ -259,7 +264,7 @@ def interleaved(
     `least` rounds; of models so slow that these would take more than `patience` times the
     `seconds`, fewer, down to FEW: their times vary less. On a machine that has become slower
     meanwhile no round begins after that time either, and after the command's last end there are no
-    FEW.
+    FEW. After `least` rounds there is no other once `ends` says so of the times.
     """
     deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
@@ -275,7 +280,7 @@ def interleaved(
     rounds = 0
     while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
-        if late or (rounds and deadline.last() <= 0):
+        if late or (rounds and deadline.last() <= 0) or (rounds >= least and ends(times)):
             break
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:

@@ -25,6 +25,8 @@ LUCK = 1.03
 """How much a pair of sessions may differ by where their memory lies, for as long as they live."""
 PAIRS = 3
 """Of so many pairs of sessions luck does not make all agree: then GAIN is enough."""
+CLOSE = 1.03
+"""The ends of an interval that is narrow enough to be said."""
 AS_FAST = 0.99
 """What is at least so many times as fast is no slower."""
 
@@ -113,6 +115,14 @@ def compared_times(
         each = tuple([compared_times([a], [b], [1.0], works) for a, b in zip(original, other, strict=True)])
     rounds = tuple([(float(a), float(b)) for a, b in zip(*sums, strict=True)])
     return _timing(rounds, (_ratio(rounds),), each, works)
+
+
+def clear(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the rounds so far decide between one model and every other, and say closely how many
+    times as fast each is: a sequential test may end there."""
+    first, *others = times
+    timings = [compared_times([first], [each], [1.0]) for each in others]
+    return all(t.verdict is not Verdict.UNDECIDED and t.high <= CLOSE * t.low for t in timings)
 
 
 def pooled(timings: Sequence[Timing]) -> Timing:

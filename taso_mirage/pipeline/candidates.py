@@ -29,8 +29,8 @@ class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of passes and mutants, and anew that
-    of the search. `inside`: the model after what was done inside of nodes alone, if
-    something was. `looked`: whether the search saw any graph before its time was over."""
+    of the search. `inside`: the model after what was done inside of nodes alone, if something was.
+    `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model
     steps: list[RewriteStep]
@@ -45,7 +45,7 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     """The model after the passes, from which the search starts, with what was done inside of
     nodes."""
     effort = job.config.effort
-    budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha)
+    budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha, matches=effort.matches)
     problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
     problem.rewriter.known.over = lambda: job.deadline.last() <= job.deadline.closing
     changed, taken = problem.after(inside)
@@ -86,7 +86,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     candidates, statistics = list(start.inside), SearchStatistics()
     made = [m.equation for m in found.found]
     progress = partial(job.progress, "search")
-    ways = [each for each in product(start.rewriters, STRATEGIES[job.config.strategy]) if start.budget.states_per_part]
+    ways = list(product(start.rewriters, STRATEGIES[job.config.strategy]))
     for share, (rewriter, strategy) in zip(shares(start.budget, len(ways)), ways, strict=False):
         job.stop.budget = share
         candidate, looked = rewriter.search(start.normal, start.steps, strategy, share, progress, made)

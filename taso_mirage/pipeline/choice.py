@@ -16,7 +16,7 @@ from taso_mirage.measure.load import Load, observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, compared_times, pooled
+from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
@@ -32,7 +32,6 @@ KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
-INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
@@ -119,9 +118,6 @@ class Choosing:
         candidate, timing = self._what_pays(alive[best], timing, pace, target)
         if self.load.busy:
             self.job.remarks.append(self.load.said(target))
-        if self.job.stop.asked and self._unclear(candidate, timing):
-            self.job.remarks.append(INTERRUPTED)
-            return Choice(candidate, timing, normal)
         if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
@@ -221,11 +217,6 @@ class Choosing:
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
 
-    def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
-        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
-        is slower."""
-        return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
-
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether it costs less than the original by the prediction; what happened inside of nodes
         has none, and was faster by itself."""
@@ -300,7 +291,7 @@ class Choosing:
         may take more, as far as there is time."""
         seconds = comparison_seconds(self.job) / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
-        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience) for inputs in self.feeds]
+        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 
     def _compared(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
         """The first session against each of the others, over all workloads; `works`: by CPU time,

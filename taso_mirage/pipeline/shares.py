@@ -1,7 +1,9 @@
-"""What must still come on what is found, by what it cost in this run: a comparison, the check, a set
-of kernels in the model. All other time is for what is next."""
+"""The seconds of what must still follow on a result, by what it took in this run: a comparison,
+the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
+
+import math
 
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
@@ -28,10 +30,10 @@ CHECKED = 2
 other machines, without."""
 REGION = 4.0
 """Seconds for the first kernel."""
+LOOK = 1.0
+"""Seconds that a search has at least, if there are so many."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
-LEAST = 0.2
-"""Of the budget, for kernels however late it is, but no more than half of what is left."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """Of the budget, to explain changes where that is asked for, and seconds at most."""
 WRITING = 1 << 29
@@ -90,18 +92,26 @@ def _first_kernels(job: Job) -> float:
     return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _checked_kernels(job)
 
 
+def _kept_for_kernels(job: Job, left: float) -> float:
+    """Of the seconds that are `left` after all else that must follow, those that are kept for the
+    first kernels: none where they would not be enough."""
+    wanted = math.inf if job.config.kernels == OFF else _first_kernels(job)
+    return wanted if wanted + LOOK <= left else 0.0
+
+
 def after_choice(job: Job) -> float:
     """What is kept for all that follows on the choice: the check, and the first kernels."""
-    kernels = 0.0 if job.config.kernels == OFF else min(_first_kernels(job), HALF * job.deadline.left())
-    return job.checking + job.regions + kernels
+    must = job.checking + job.regions
+    return must + _kept_for_kernels(job, job.deadline.left() - must)
 
 
 def search_seconds(job: Job) -> float:
     """What passes, mutants and search may take from now on: all but what must follow on them, and
     where kernels come after them half of it. What they leave is for the kernels."""
     left = job.deadline.left()
-    follows = min(measuring_seconds(job) + after_choice(job), HALF * left)
-    return max(left - follows, 0.0) * (1.0 if job.config.kernels == OFF else HALF)
+    free = left - min(measuring_seconds(job) + job.checking, HALF * left)
+    kernels = _kept_for_kernels(job, free)
+    return free if not kernels else max(HALF * (free - kernels), LOOK)
 
 
 def kernel_seconds(job: Job) -> float:

@@ -43,6 +43,7 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
 from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
+from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
@@ -69,7 +70,8 @@ def conclude(
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
-    problem.rewriter.term.measure_until(time.monotonic() + job.deadline.left())
+    seconds = 0.0 if statistics is None else job.deadline.left()  # what is kept for another reason needs no prices
+    problem.rewriter.term.measure_until(time.monotonic() + seconds)
     before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
     kept = Result(
         original=problem.model,
@@ -162,7 +164,8 @@ def explain(job: Job, result: Result) -> Result:
     profiled = profile(job, result, PROFILE_SHARE * seconds)
     left = max(began + seconds - time.monotonic(), 0.0)
     listed = tuple(explained(result, job.config, job.progress, left))
-    return replace(result, explanations=listed, times=operator_times(result, job.config), profile=profiled)
+    known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
+    return replace(result, explanations=listed, times=operator_times(result, known), profile=profiled)
 
 
 @spent(Purpose.FILES)
@@ -277,13 +280,17 @@ def _optimized(
                 job.nested, job.backend = optimize_model, backend
                 values: Values = run(SEARCH, job, {"model": model})
                 with staged("conclude"):
+                    if "problem" not in values:  # no rule is read any more
+                        job.config = replace(config, rules=RuleSet(()), allow_rounding=None)
                     known: Values = values if "problem" in values else {"problem": pose(job, model)}
                     result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
             loaded = {name: values[name] for name in ("original",) if name in values}
             result = run(KERNELS, job, {"result": result, **loaded})["result"]
         job.deadline = child().deadline = whole
         given = {"result": result} | ({} if output is None else {"output": output})
-        found: Result = run(FINISH, job, given)["result"]
+        for stage in FINISH:  # the model is written, however late it is
+            given = run((stage,), job, given)
+        found: Result = given["result"]
         return found
     finally:
         child().deadline = around

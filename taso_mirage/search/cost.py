@@ -54,7 +54,7 @@ SMALL, COPIES = 1 << 20, 8
 than what a run costs anyway."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
-what is there."""
+one before it."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -133,7 +133,8 @@ class Roofline:
         self.context = context
 
     def seconds(self, setting: FusionContext) -> float:
-        return self.context.estimate(setting.node)
+        slow = self.context.target.device.operator.slow.get(setting.node.op, 1.0)
+        return slow * self.context.estimate(setting.node)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         return False
@@ -319,13 +320,10 @@ class Weighted:
         return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
 
     def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest; the first, unless another is so by
-        GAIN."""
-        times = self.in_turn(states)
-        if times is None:
-            return 0
-        best = min(range(len(times)), key=times.__getitem__)
-        return best if times[best] * GAIN < times[0] else 0
+        """Which of several equal graphs is measured fastest: the first of those that none is faster
+        than by GAIN."""
+        times = self.in_turn(states) or [1.0]
+        return next(i for i, each in enumerate(times) if each <= GAIN * min(times))
 
     def _sum(self, seconds: Sequence[float]) -> float:
         return sum(share * each for share, each in zip(self.shares, seconds, strict=True))

@@ -14,18 +14,20 @@ from taso_mirage.errors import InvalidOption
 @dataclass(frozen=True, slots=True)
 class Effort:
     """`options`: values of options of `optimize` by name. `states` of each part of a model are
-    looked at by its search, and it ends after `patience` of them without a cheaper one; with 0
-    states nothing is searched. `draws`: sets of inputs of the check, at most."""
+    looked at by its search, and it ends after `patience` of them without a cheaper one, or after so
+    many `matches` in all parts together. `draws`: sets of inputs of the check, at most."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     states: int = 400
     patience: int = 32
+    matches: float = math.inf
     draws: float = math.inf
 
 
 USUAL_EFFORT = Effort()
-QUICK = Effort({"measure": False, "partial": False, "kernels": "off"}, states=0, draws=1)
-"""Nothing hangs on a clock but the end of the budget, so the result is the same every time."""
+QUICK = Effort({"measure": False, "partial": False, "kernels": "off"}, 8, 4, 2000, 1)
+"""Numbers end its search, and no clock but the end of the budget, so the result is the same every
+time."""
 THOROUGH = Effort({"budget": 600.0, "strategy": "both"}, states=4000, patience=320)
 EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "default": USUAL_EFFORT, "thorough": THOROUGH}
 

@@ -70,7 +70,7 @@ class Rewriter:
         (sizes, share), *rest = workloads
         asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
-        slower = None if cache is None else self._slower
+        slower = self._predicted_slower if cache is None else self._slower
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
@@ -153,6 +153,13 @@ class Rewriter:
         return replace(
             candidate, name=f"{candidate.name}, together", model=model, steps=(*candidate.steps, *steps, *folded)
         )
+
+    def _predicted_slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
+        """Whether terms are predicted to be slower than those that they would replace."""
+        key = tuple(before), tuple(after)
+        if key not in self._compared:
+            self._compared[key] = self.cost(after) > self.cost(before)
+        return self._compared[key]
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost

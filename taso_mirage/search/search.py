@@ -4,6 +4,7 @@ distinct part at a time."""
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +20,13 @@ from taso_mirage.search.cost import Cost
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
-from taso_mirage.system.schedule import Schedule, Work
+from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
-"""Which of several equal graphs is the fastest; the first is the one that is there."""
+"""Which of several equal graphs is the fastest; the first is predicted to be."""
+PLAIN = (str, int, float, tuple)
+"""Values of attributes that a text tells apart."""
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring what was found."""
 FIRST = 0.7
@@ -33,7 +36,9 @@ TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
 correct that."""
 FINALISTS = 4
-"""So many of the cheapest states of a part are measured as they are."""
+"""So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+EQUAL = 1.01
+"""Predicted costs that differ by less are one: measured operators vary as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Budget:
     Either way the best found so far is kept.
 
     A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are
-    many.
+    many. `matches` are those that all parts together may try.
     """
 
     seconds: float
@@ -63,6 +68,7 @@ class Budget:
     stop: bool = False
     start: float = field(default_factory=time.monotonic)
     choose: Choose | None = None
+    matches: float = math.inf
 
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
@@ -74,8 +80,8 @@ class BestState:
     search looked at and what ended it, and the gap of the extraction, where there was one: the
     share of the cost that a better one might save.
 
-    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among
-    them with an empty one.
+    `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
+    it was is among them with an empty one.
     """
 
     path: tuple[StateRewrite, ...]
@@ -155,7 +161,7 @@ def search_model(
             kept + measuring,
             context,
             budget,
-            partial(_told, progress, last * len(pieces), 2 * len(pieces)),
+            partial(_counted, progress, last * len(pieces), 2 * len(pieces)),
         )
         contests(found, places, budget, kept)
         current: dict[Node, Node] = {}
@@ -172,7 +178,7 @@ def search_model(
     return outputs, steps, statistics
 
 
-def _told(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+def _counted(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
     progress(before + done, total)
 
 
@@ -196,11 +202,12 @@ def _searched(
         progress(done.total())
         done["parts"] += places[graph]
         each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
+        budget.matches -= each.matches
         return (each.before - each.after) * places[graph]
 
     schedule = Schedule(lambda: budget.left() - kept)
     schedule.add(
-        Work("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
+        ScheduledWork("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
         for graph, count in places.items()
     )
     schedule.run()
@@ -262,12 +269,14 @@ def search_part(
     queue: list[tuple[float, int, SearchState]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
     raw: set[SearchState] = set()
-    while queue and not _limit(budget, whole, popped, popped - improved):
+    while queue and not _limit(budget, whole, popped, popped - improved, tried):
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best:
             break
         popped += 1
         for rewrite in rewrites(state, rules, eager, context, raw):
+            if tried >= budget.matches:
+                break
             tried += 1
             if rewrite.outputs in prices:
                 continue
@@ -279,13 +288,13 @@ def search_part(
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
                 break
-    ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
+    ended = _limit(budget, whole, popped, popped - improved, tried) or "nothing left to try"
     finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
-    after, path = min(finalists, key=lambda each: each[0])
+    after, path = finalists[0]
     return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
 
-def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
+def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: int = 0) -> str:
     """The limit that a search is at; none is empty."""
     if whole and whole.stop:
         return "interrupt"
@@ -293,13 +302,36 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
         return "time"
     if popped >= budget.states_per_part:
         return "number of states"
+    if tried >= budget.matches:
+        return "number of matches"
     return "nothing better found in a while" if idle > budget.patience else ""
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
-    """`first`, and the cheapest of the other states that are worth a measurement."""
-    cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
-    return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
+    """`first`, and the cheapest of the other states that are worth a measurement, the best first.
+
+    Of states whose costs are EQUAL the one of the fewest terms that is most like the first is best,
+    whatever noise says.
+    """
+    worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
+    least = min(map(prices.__getitem__, worth))
+    equal = sorted((s for s in worth if prices[s] <= EQUAL * least), key=partial(changed, first=first))
+    others = heapq.nsmallest(FINALISTS, (s for s in worth if prices[s] > EQUAL * least), key=prices.__getitem__)
+    found = [*equal, *others][:FINALISTS]
+    return found if first in found else [*found, first]
+
+
+def changed(state: SearchState, first: SearchState) -> tuple[int, int, int, str]:
+    """How many terms of a state run, how many of them are of operators that `first` has not, how
+    many terms are others, and a text that tells the state from all: an order that depends on no
+    measurement."""
+    order, before = topological(state), set(topological(first))
+    known, terms, numbers = {n.op for n in before}, work_terms(order), {node: i for i, node in enumerate(order)}
+    rows = [
+        (n.op, str(n.type), [numbers[a] for a in n.args], [str(v) for _, v in n.attrs if isinstance(v, PLAIN)])
+        for n in order
+    ]
+    return len(terms), sum(n.op not in known for n in terms), sum(n not in before for n in terms), str(rows)
 
 
 def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateRewrite]]) -> tuple[StateRewrite, ...]:

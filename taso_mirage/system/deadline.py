@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from taso_mirage.errors import OutOfTime
@@ -87,14 +85,3 @@ class Deadline:
 
 
 UNBOUNDED = Deadline()
-
-
-def process_start() -> float:
-    """When this process was started, by the clock of `time.monotonic`; now, where the system does
-    not tell."""
-    now = time.monotonic()
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return now - max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    return now

@@ -11,7 +11,7 @@ from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import PAIRS, Timing, Verdict, compared_times, pooled
+from taso_mirage.measure.timing import PAIRS, Timing, Verdict, clear, compared_times, pooled
 
 FRESH = 3.0
 """Seconds for which a look at the load holds."""
@@ -73,7 +73,8 @@ class Comparisons:
         return timing.as_fast, (ELSEWHERE if timing.as_fast else SLOWER_ELSEWHERE).format(timing.ratio)
 
     def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
-        times = [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+        share = seconds / len(self.feeds)
+        times = [interleaved([before, after], feed, share, ends=clear) for feed in self.feeds]
         works = before.target != self.target
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 

@@ -1,5 +1,5 @@
-"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model,
-one kind of region after the other.
+"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model;
+what gains most for each second comes first (`order.py`).
 
 What is faster than the runtime on the region alone goes into the model, and stays where the whole
 model was measured faster; the result passes the check of every other rewrite. A model with free
@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from itertools import islice
 
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
@@ -43,8 +42,9 @@ from taso_mirage.pipeline.fuse.forms import RegionForm
 from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
+from taso_mirage.pipeline.fuse.order import KernelOrder
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, where_they_run
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
@@ -54,10 +54,6 @@ from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
-TRIALS, HALF = 3, 0.5
-"""For so many whole models time is kept while kernels are searched: this part of it at most."""
-FIRST = 2
-"""A set of kernels is tried where the command has the time of so many: it is checked, too."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
 
@@ -129,7 +125,8 @@ class _Stage:
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.kept, self.tried = list[Fused](), list[Fused]()
-        self.untried = set[EqualRegions]()
+        self.untried, self.tries = set[EqualRegions](), 0
+        self.session: Session | None = None
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
@@ -144,8 +141,12 @@ class _Stage:
         self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
+        model = None
         with closing(self.backend), closing(self._searches()) as self.searches:
-            model = self._placed(self._worth())
+            self.order = self._order()
+            with contained("the model", self._report):
+                self.order.run(lambda: not self.budget.stop)
+                model = self._placed()
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
@@ -184,29 +185,26 @@ class _Stage:
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
 
-    def _worth(self) -> list[Fused]:
-        """What is faster alone than the operators, the largest gain of all places first."""
-        found = []
-        possible = [self.possible[kind] for kind in self.kinds]
-        kept = min(TRIALS * self.trial, HALF * self.budget.left())
-        for i, kind in enumerate(self.kinds):
-            self.progress("kernels", i, len(self.kinds))
-            if self._late():
-                self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
-                self.untried |= {*islice(self.kinds, i, None)}
-                break
-            share = possible[i] / sum(possible[i:])
-            found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
-        return sorted(found, key=lambda f: -f.saved)
+    def _order(self) -> KernelOrder:
+        known = {kind for kind, found in self.forms.items() if all(map(self._is_known, found))}
+        return KernelOrder(self.possible, known, self._fastest_form, self._tries, lambda: self.trial, self._free)
+
+    def _is_known(self, form: RegionForm) -> bool:
+        """Whether the kernels of a form lie on disk, from a search that had its time."""
+        with contained(" ".join(form.operators), self._report):
+            goals = [(lane.graph, _names(form.kind, lane)) for lane in self._lanes(form.kind.goal)]
+            return not any(CUT in (self.choices.record(*each, form.kind.measured) or (CUT,)) for each in goals)
+        return False
 
     def _left(self, spent: float) -> Leftover | None:
         """What there was no time for."""
         estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
-        untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried]
+        untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
         """The form of a kind that saves most, with its kernel; none where none is faster."""
+        self.progress("kernels", len(self.kinds) - len(self.order.waiting) - 1, len(self.kinds))
         found = list[Fused]()
         for form in self.forms[kind]:
             try:
@@ -225,7 +223,13 @@ class _Stage:
 
     def _late(self) -> bool:
         """Whether less time is left than a set of kernels takes, to try and to check."""
-        return child().deadline.last() < FIRST * self.trial
+        return self._free() < self.trial
+
+    def _free(self) -> float:
+        """Seconds for kernels and trials: a check, which takes about as long as a trial, follows.
+        Kernels that are known have all the time that there is."""
+        left = self.budget.left() if self.mode == SEARCH else math.inf
+        return min(left, child().deadline.last() - self.trial)
 
     def _in_time(self) -> None:
         """Raise _Ended where a kernel would be measured that nobody has the time to try."""
@@ -321,34 +325,29 @@ class _Stage:
 
     # ------------------------------------------------------------ the model
 
-    def _placed(self, worth: Sequence[Fused]) -> Model | None:
-        """The model with the kinds that make it faster as a whole, each tried on top of those
-        before; None where none does."""
-        kept: list[Fused] = []
-        session = self.comparisons.opened(self.before) if worth else None
-        tries = trials(worth)
-        if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
-            tries = [worth, *tries]  # there is no time for each
-        for i, trial in enumerate(tries):
-            self.progress("kernels in the model", i, len(tries))
-            if self.budget.stop or session is None:
-                break
-            late = self.budget.left() < self.trial if i else self._late()
-            if late and len(kept) < len(worth):
-                self.notes.append(
-                    f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
-                )
-                break
-            trial = [kind for kind in trial if kind not in kept]
-            if session.target != self.comparisons.clock():
-                session = self.comparisons.opened(self._with(kept) if kept else self.before)
-            if trial and (tried := self._faster(session, kept, trial)) is not None:
-                session = tried
-                kept += trial
-        if session is not None:
-            kept = self._joined(kept, session)
+    def _placed(self) -> Model | None:
+        """The model with the kinds that make it faster as a whole; None where none does."""
+        done = len(self.kinds) - len(self.order.waiting)
+        if self.order.waiting and not self.budget.stop:
+            self.ended = f"the time was over after {done} of {len(self.kinds)} kinds of regions"
+        if self.order.made and not self.tries and not self.budget.stop:
+            self.notes.append("the time was over before a set of kernels was tried in the model")
+        kept = self.kept if self.session is None else self._joined(self.kept, self.session)
         self.kept = kept = shipped(kept, self.backend, self._report) if self.config.elsewhere else kept
         return self._with(kept) if kept else None
+
+    def _tries(self, trial: Sequence[Fused]) -> bool:
+        """Whether the model is faster with these kinds as well, which stay then."""
+        self.progress("kernels in the model", self.tries, self.tries + 1)
+        if self.budget.stop or child().deadline.last() < self.trial:
+            return False
+        start, self.tries = time.monotonic(), self.tries + 1
+        if self.session is None or self.session.target != self.comparisons.clock():
+            self.session = self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
+        if (tried := self._faster(self.session, self.kept, trial)) is not None:
+            self.session, self.kept = tried, [*self.kept, *trial]
+        self.trial = time.monotonic() - start
+        return tried is not None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
