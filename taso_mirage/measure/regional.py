@@ -77,8 +77,6 @@ class RegionalCheck:
         try:
             self._compare(found, optimized)
         except OutOfTime:
-            if not self.late():
-                raise
             self.alone["there was no time"] = None
         return [each for key in found for each in self.known.get(key, ())]
 

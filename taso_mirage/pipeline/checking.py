@@ -99,14 +99,16 @@ class _Checking:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
         self.fine = Fine.of(problem.model)
         self.let_through: LetThrough | None = None
+        self.kept = max(2 * job.checking, LAST)
+        """Seconds that are kept for the check of a whole model behind that of its regions."""
         self.folds = False
         """Whether weights are computed ahead after any number of steps."""
         by_runs = cases[0].against == BY_RUNS
         self.regions = RegionalCheck(problem.model, cases, self._late) if by_runs else None
 
     def _late(self) -> bool:
-        """Whether the time that is left is for the check of the whole model."""
-        return self.job.deadline.last() < max(2 * self.job.checking, LAST)
+        """Whether the time that is left is for what follows."""
+        return self.job.deadline.last() < self.kept
 
     def only_whole(self) -> list[str]:
         """Says that regions are no models of their own, and why."""
@@ -114,8 +116,15 @@ class _Checking:
         return [f"regions were compared in the whole model alone, not in float64: {why}" for why in alone]
 
     def of(self, candidate: ModelCandidate) -> Differences:
-        """The differences of a candidate."""
-        return self.differences(candidate.model, candidate.steps, candidate.target)
+        """The differences of a candidate: those of the whole model first, as it must be checked in
+        any case."""
+        whole = self._whole(candidate.model, candidate.target)
+        if self.regions is None or not all(d.passed for d in whole):
+            return whole
+        around, self.kept = self.kept, LAST
+        regions = self.regions.differences(self._claimed(candidate.model, candidate.steps, candidate.target))
+        self.kept = around
+        return (*regions, *whole)
 
     def differences(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> Differences:
         """Those of the regions that the steps changed, where the whole model has no float64
