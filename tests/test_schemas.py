@@ -207,7 +207,7 @@ def lines(done: Done) -> list[dict[str, Any]]:
 
 def test_a_run_is_lines_of_the_schema_and_nothing_else(tmp_path: Path) -> None:
     relus(tmp_path / "model.onnx", 20)
-    options = ("--budget", "2", "--kernels", "off", "--explain", "--json")
+    options = ("--budget", "20", "--kernels", "off", "--explain", "--json")
     done = run_apart("optimize", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx", *options)
     found = lines(done)
     kinds = [line["event"] for line in found]

@@ -3,8 +3,6 @@ the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
-import math
-
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
@@ -95,7 +93,9 @@ def _first_kernels(job: Job) -> float:
 def _kept_for_kernels(job: Job, left: float) -> float:
     """Of the seconds that are `left` after all else that must follow, those that are kept for the
     first kernels: none where they would not be enough."""
-    wanted = math.inf if job.config.kernels == OFF else _first_kernels(job)
+    if job.config.kernels == OFF:
+        return 0.0
+    wanted = _first_kernels(job)
     return wanted if wanted + LOOK <= left else 0.0
 
 
