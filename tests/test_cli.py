@@ -105,7 +105,7 @@ WRONG_OPTIONS = [
     (["--shape", "batch:2", "--shape", "x:3,8"], "two sizes, 2 and 3"),
     (["--shape", "batch:2@0"], "must be a positive number"),
     (["--target", "tpu"], "the targets are: cpu, cuda"),
-    (["--strategy", "best"], "the strategies are: best-first, saturate"),
+    (["--strategy", "best"], "the strategies are: best-first, saturate, both"),
     (["--inputs", "missing.npz"], "not a readable .npz"),
 ]
 
@@ -212,7 +212,7 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
         "from taso_mirage.cli import commands as cli, interrupt\n"
         "def press():\n    os.kill(os.getpid(), signal.SIGINT)\n"
         f"{start}\n"
-        "cli.app = lambda run=cli.app: (start(), run())\n"
+        "cli.app = lambda run=cli.app, **given: (start(), run(**given))\n"
         f"sys.argv = {['taso-mirage', *map(str, arguments)]!r}\n"
         "cli.main()"
     )

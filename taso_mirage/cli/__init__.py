@@ -1,5 +1,14 @@
 """The command line."""
 
-from taso_mirage.cli.commands import main
+import time
+
+from taso_mirage.cli import commands
+from taso_mirage.system.spending import process_age
+
+
+def main() -> None:
+    """Run the command of this process, whose budget began with it."""
+    commands.main(time.monotonic() - process_age())
+
 
 __all__ = ["main"]

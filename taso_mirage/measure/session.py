@@ -25,6 +25,7 @@ from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
 from taso_mirage.targets.protocol import Source, Trusted
 
@@ -127,6 +128,7 @@ class _Place:
         return self._kept
 
 
+@spent(Purpose.LOADS)
 def open_in_child(
     model: Model,
     target: Target = CPU,
@@ -171,6 +173,7 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
         return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
 
 
+@spent(Purpose.OPERATORS)
 def seconds_by_operator(
     model: Model, inputs: Arrays, seconds: float, target: Target = CPU, source: bool = False
 ) -> tuple[dict[str, float], float]:
@@ -199,6 +202,7 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
+@spent(Purpose.LOADS)
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read, on the CPU without the runtime's optimizations where
     these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""
@@ -238,12 +242,19 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-ROUNDS, FEW, MOST = 15, 5, 2000
-"""Rounds of a comparison: at least, at least those of slow models, and at most."""
+ROUNDS, FEW, MOST = 15, 7, 2000
+"""Rounds of a comparison: at least, at least those of slow models (of fewer there is no verdict),
+and at most."""
 
 
+@spent(Purpose.COMPARISONS)
 def interleaved(
-    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = ROUNDS, patience: float = 4.0
+    sessions: Sequence[Session],
+    inputs: Arrays,
+    seconds: float,
+    least: int = ROUNDS,
+    patience: float = 4.0,
+    ends: Callable[[Sequence[Sequence[float]]], bool] = lambda times: False,
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.
@@ -253,7 +264,7 @@ def interleaved(
     `least` rounds; of models so slow that these would take more than `patience` times the
     `seconds`, fewer, down to FEW: their times vary less. On a machine that has become slower
     meanwhile no round begins after that time either, and after the command's last end there are no
-    FEW.
+    FEW. After `least` rounds there is no other once `ends` says so of the times.
     """
     deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
@@ -269,7 +280,7 @@ def interleaved(
     rounds = 0
     while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
-        if late or (rounds and deadline.last() <= 0):
+        if late or (rounds and deadline.last() <= 0) or (rounds >= least and ends(times)):
             break
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:

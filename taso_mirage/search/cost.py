@@ -23,6 +23,7 @@ from taso_mirage.ir.terms import Node, topological
 from taso_mirage.measure import tasks
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target_for as placed
@@ -40,9 +41,12 @@ from taso_mirage.search.settings import (
     description,
     running,
 )
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
+FRESH = 10.0
+"""Seconds for which a look at the load holds: the rewriters of one command agree."""
 DEPTH = 3
 """How many terms in a row take part in a setting."""
 SMALL, COPIES = 1 << 20, 8
@@ -50,7 +54,7 @@ SMALL, COPIES = 1 << 20, 8
 than what a run costs anyway."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
-what is there."""
+one before it."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -129,7 +133,8 @@ class Roofline:
         self.context = context
 
     def seconds(self, setting: FusionContext) -> float:
-        return self.context.estimate(setting.node)
+        slow = self.context.target.device.operator.slow.get(setting.node.op, 1.0)
+        return slow * self.context.estimate(setting.node)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         return False
@@ -141,6 +146,7 @@ class MeasuredCost:
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
         self.context, self.cache, self.executor = context, cache, executor
+        self.target = context.target if executor is not None else _clocked(context.target)
         self.fallback = Roofline(context)
         self.measured = 0
         self.deadline = math.inf
@@ -189,7 +195,7 @@ class MeasuredCost:
             return None
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
-            target = placed(self.context.target, [n.op for n in setting.terms])
+            target = placed(self.target, [n.op for n in setting.terms])
             late = time.monotonic() > self.deadline
             if late and target not in self._keys:  # not even the device is asked for
                 return None
@@ -224,11 +230,12 @@ class MeasuredCost:
 
     def device(self, target: Target | None = None) -> str:
         """The machine that measures, by a target, and this version, as a key."""
-        target = target or self.context.target
+        target = target or self.target
         if target not in self._keys:
             self._keys[target] = f"{self._run(tasks.device_key, target)} | taso-mirage {__version__}"
         return self._keys[target]
 
+    @spent(Purpose.OPERATORS)
     def _run(self, function: Any, *args: Any) -> Any:
         return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 
@@ -242,7 +249,7 @@ class MeasuredCost:
             times = [t for t in known if t is not None]
             if len(times) < len(states):
                 contents = [serialize(concrete(s, Running(), self.context)) for s in states]
-                times = [*map(_number, self._run(tasks.in_turn, contents, self.context.target, seconds))]
+                times = [*map(_number, self._run(tasks.in_turn, contents, self.target, seconds))]
                 if len(times) != len(states):
                     raise ValueError(f"{len(times)} times of {len(states)} models")
                 for i, taken in enumerate(times):
@@ -250,6 +257,12 @@ class MeasuredCost:
         except UNMEASURABLE:
             return None
         return times
+
+
+def _clocked(target: Target) -> Target:
+    """The target as this machine can measure it now, for a whole command: times of two clocks do
+    not add up."""
+    return target if target.serial is None else observed_load(FRESH).clock(target)
 
 
 def _number(answer: Any) -> float:
@@ -307,13 +320,10 @@ class Weighted:
         return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
 
     def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest; the first, unless another is so by
-        GAIN."""
-        times = self.in_turn(states)
-        if times is None:
-            return 0
-        best = min(range(len(times)), key=times.__getitem__)
-        return best if times[best] * GAIN < times[0] else 0
+        """Which of several equal graphs is measured fastest: the first of those that none is faster
+        than by GAIN."""
+        times = self.in_turn(states) or [1.0]
+        return next(i for i, each in enumerate(times) if each <= GAIN * min(times))
 
     def _sum(self, seconds: Sequence[float]) -> float:
         return sum(share * each for share, each in zip(self.shares, seconds, strict=True))

@@ -70,7 +70,7 @@ class Rewriter:
         (sizes, share), *rest = workloads
         asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
-        slower = None if cache is None else self._slower
+        slower = self._predicted_slower if cache is None else self._slower
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
@@ -154,6 +154,13 @@ class Rewriter:
             candidate, name=f"{candidate.name}, together", model=model, steps=(*candidate.steps, *steps, *folded)
         )
 
+    def _predicted_slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
+        """Whether terms are predicted to be slower than those that they would replace."""
+        key = tuple(before), tuple(after)
+        if key not in self._compared:
+            self._compared[key] = self.cost(after) > self.cost(before)
+        return self._compared[key]
+
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost
         of each in its setting, and then, as these sums vary, as models of their own that run in
@@ -223,7 +230,7 @@ def shares(budget: Budget, count: int) -> Iterator[Budget]:
     """Equal shares of what is left of a budget for one search after the other; an interrupt of one
     ends them all."""
     for left in range(count, 0, -1):
-        share = Budget(budget.left() / left, alpha=budget.alpha)
+        share = replace(budget, seconds=budget.left() / left, start=time.monotonic())
         yield share
         if share.stop:
             budget.stop = True

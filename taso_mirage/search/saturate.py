@@ -100,7 +100,7 @@ def saturated(
             names[smaller] = (*why, *(e for s in steps for e in s.equations))
     states = finalists_of(graph.outputs, prices, budget)
     finalists = tuple([(prices[s], () if s == graph.outputs else (StateRewrite(names[s], s),)) for s in states])
-    after, path = min(finalists, key=lambda each: each[0])
+    after, path = finalists[0]
     done = Saturation(
         ended,
         growth.iterations,

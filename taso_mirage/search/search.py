@@ -4,11 +4,12 @@ distinct part at a time."""
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
@@ -19,17 +20,25 @@ from taso_mirage.search.cost import Cost
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
+from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
-"""Which of several equal graphs is the fastest; the first is the one that is there."""
+"""Which of several equal graphs is the fastest; the first is predicted to be."""
+PLAIN = (str, int, float, tuple)
+"""Values of attributes that a text tells apart."""
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring what was found."""
 FIRST = 0.7
 """The share of a search's time for the first look at a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
+TERM = 0.02
+"""Seconds for each term of a part that its search is expected to take; those searched before it
+correct that."""
 FINALISTS = 4
-"""So many of the cheapest states of a part are measured as they are."""
+"""So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+EQUAL = 1.01
+"""Predicted costs that differ by less are one: measured operators vary as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Budget:
     Either way the best found so far is kept.
 
     A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are
-    many.
+    many. `matches` are those that all parts together may try.
     """
 
     seconds: float
@@ -59,6 +68,7 @@ class Budget:
     stop: bool = False
     start: float = field(default_factory=time.monotonic)
     choose: Choose | None = None
+    matches: float = math.inf
 
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
@@ -70,8 +80,8 @@ class BestState:
     search looked at and what ended it, and the gap of the extraction, where there was one: the
     share of the cost that a better one might save.
 
-    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among
-    them with an empty one.
+    `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
+    it was is among them with an empty one.
     """
 
     path: tuple[StateRewrite, ...]
@@ -140,23 +150,20 @@ def search_model(
     cuts: set[Node] = set()
     for last in (False, True):
         pieces = list(model_parts(outputs, cuts))
-        waiting = len({p.graph for p in pieces} - found.keys())
-        if last and (len(pieces) == 1 or not waiting):
+        if last and (len(pieces) == 1 or all(p.graph in found for p in pieces)):
             break
         kept = 0.0 if last or len(pieces) == 1 else (1 - FIRST) * budget.left()
         measuring = (1 - SEARCHING) * (budget.left() - kept)
-        fresh: Counter[Graph] = Counter()
-        for i, piece in enumerate(pieces):
-            progress(i + last * len(pieces), 2 * len(pieces))
-            if piece.graph not in found:
-                share = replace(
-                    budget, seconds=(budget.left() - kept - measuring) / max(waiting, 1), start=time.monotonic()
-                )
-                found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
-                waiting -= 1
-                fresh[piece.graph] = 0
-            fresh.update([piece.graph] if piece.graph in fresh else [])
-        contests(found, fresh, budget, kept)
+        places = Counter(p.graph for p in pieces if p.graph not in found)
+        found |= _searched(
+            places,
+            lambda graph, share: (strategy or search_part)(graph, rules, eager, cost, context, share, budget),
+            kept + measuring,
+            context,
+            budget,
+            partial(_counted, progress, last * len(pieces), 2 * len(pieces)),
+        )
+        contests(found, places, budget, kept)
         current: dict[Node, Node] = {}
         for piece in pieces:
             steps += _place(piece, found[piece.graph], current)
@@ -169,6 +176,42 @@ def search_model(
     statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
     statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
     return outputs, steps, statistics
+
+
+def _counted(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
+def _searched(
+    places: Mapping[Graph, int],
+    search: Callable[[Graph, Budget], BestState],
+    kept: float,
+    context: Context,
+    budget: Budget,
+    progress: Callable[[int], None],
+) -> dict[Graph, BestState]:
+    """The best states of some parts, until `kept` seconds are left: those first that cost most on a
+    roofline, in all their places, for each second that a search of so many terms takes. A part for
+    which there was no time stays as it is."""
+    orders = {graph: topological(graph.outputs) for graph in places}
+    prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}
+    found = {graph: BestState((), price, price, 0, 0, "time") for graph, price in prices.items()}
+    done = Counter[str]()
+
+    def looked(graph: Graph, seconds: float) -> float:
+        progress(done.total())
+        done["parts"] += places[graph]
+        each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
+        budget.matches -= each.matches
+        return (each.before - each.after) * places[graph]
+
+    schedule = Schedule(lambda: budget.left() - kept)
+    schedule.add(
+        ScheduledWork("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
+        for graph, count in places.items()
+    )
+    schedule.run()
+    return found
 
 
 def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
@@ -226,12 +269,14 @@ def search_part(
     queue: list[tuple[float, int, SearchState]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
     raw: set[SearchState] = set()
-    while queue and not _limit(budget, whole, popped, popped - improved):
+    while queue and not _limit(budget, whole, popped, popped - improved, tried):
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best:
             break
         popped += 1
         for rewrite in rewrites(state, rules, eager, context, raw):
+            if tried >= budget.matches:
+                break
             tried += 1
             if rewrite.outputs in prices:
                 continue
@@ -243,13 +288,13 @@ def search_part(
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
                 break
-    ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
+    ended = _limit(budget, whole, popped, popped - improved, tried) or "nothing left to try"
     finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
-    after, path = min(finalists, key=lambda each: each[0])
+    after, path = finalists[0]
     return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
 
-def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
+def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: int = 0) -> str:
     """The limit that a search is at; none is empty."""
     if whole and whole.stop:
         return "interrupt"
@@ -257,13 +302,36 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
         return "time"
     if popped >= budget.states_per_part:
         return "number of states"
+    if tried >= budget.matches:
+        return "number of matches"
     return "nothing better found in a while" if idle > budget.patience else ""
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
-    """`first`, and the cheapest of the other states that are worth a measurement."""
-    cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
-    return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
+    """`first`, and the cheapest of the other states that are worth a measurement, the best first.
+
+    Of states whose costs are EQUAL the one of the fewest terms that is most like the first is best,
+    whatever noise says.
+    """
+    worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
+    least = min(map(prices.__getitem__, worth))
+    equal = sorted((s for s in worth if prices[s] <= EQUAL * least), key=partial(changed, first=first))
+    others = heapq.nsmallest(FINALISTS, (s for s in worth if prices[s] > EQUAL * least), key=prices.__getitem__)
+    found = [*equal, *others][:FINALISTS]
+    return found if first in found else [*found, first]
+
+
+def changed(state: SearchState, first: SearchState) -> tuple[int, int, int, str]:
+    """How many terms of a state run, how many of them are of operators that `first` has not, how
+    many terms are others, and a text that tells the state from all: an order that depends on no
+    measurement."""
+    order, before = topological(state), set(topological(first))
+    known, terms, numbers = {n.op for n in before}, work_terms(order), {node: i for i, node in enumerate(order)}
+    rows = [
+        (n.op, str(n.type), [numbers[a] for a in n.args], [str(v) for _, v in n.attrs if isinstance(v, PLAIN)])
+        for n in order
+    ]
+    return len(terms), sum(n.op not in known for n in terms), sum(n not in before for n in terms), str(rows)
 
 
 def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateRewrite]]) -> tuple[StateRewrite, ...]:

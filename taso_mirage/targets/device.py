@@ -5,17 +5,20 @@ Each target describes its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
     """What one operator of a runtime reaches, far from the device's peak: seconds to start it,
-    operations and bytes a second. The roofline of passes and search."""
+    operations and bytes a second. The roofline of passes and search. `slow`: how many times as long
+    operators take, by their names."""
 
     launch: float = 3e-6
     flops: float = 5e10
     bandwidth: float = 1e10
+    slow: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.replays import REPLAYED, input_sets, measured
 from taso_mirage.kernels.codegen.triton import options_text
+from taso_mirage.system.spending import Purpose, spent, waited
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -263,12 +264,13 @@ class _Bench:
             return
         futures = {self.compiler(job(programs[i])): i for i in which}
         try:
-            for future in as_completed(futures):
+            for future in waited(as_completed(futures), Purpose.COMPILING):
                 yield futures[future], bool(future.result())
         finally:
             for future in futures:
                 future.cancel()
 
+    @spent(Purpose.TUNING)
     def _measured(self, program: TritonProgram) -> float:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from taso_mirage.targets.device import Device, Reached
 
+SLOW = {"skip_layer_norm": 8.0, "skip_layer_norm_sum": 8.0, "skip_rms_norm": 1.6, "skip_rms_norm_sum": 1.6}
+"""ONNX Runtime computes them element by element, its sums and norms by vectors."""
 CPU_DEVICE = Device(
     "CPU",
     processors=2,
@@ -22,7 +24,7 @@ CPU_DEVICE = Device(
     elementwise=8,
     padded=1,
     general=True,
-    operator=Reached(launch=3e-6, flops=5e10, bandwidth=1e10),
+    operator=Reached(launch=3e-6, flops=5e10, bandwidth=1e10, slow=SLOW),
 )
 """Two cores with vectors of 16 floats, fp32.
 

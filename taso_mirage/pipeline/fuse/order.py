@@ -1,0 +1,103 @@
+"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries in
+the model those that were made, whichever is expected to gain more for each second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.pipeline.fuse.trials import Fused, trials
+from taso_mirage.system.schedule import Schedule, ScheduledWork
+
+KERNEL, KNOWN = 4.0, 0.5
+"""Seconds that a kind of regions is expected to take, and one whose kernel lies on disk; those
+before it correct that."""
+LEAST = 0.5
+"""Seconds without which no kernel is begun."""
+MADE, TRIED = "kernels", "kernels in the model"
+
+
+class KernelOrder:
+    """Kernels of kinds of regions, of which the `possible` seconds are what they may save, and
+    trials of them in the model.
+
+    `make` gives the kernels of a kind that are faster alone, within some seconds; `place` puts some
+    in the model and says whether it is faster so; a trial takes about `trial()` seconds. Those are
+    kept as long as there is a kernel that was not tried, so that what was made is tried. `left`:
+    the seconds for all of it.
+    """
+
+    def __init__(
+        self,
+        possible: Mapping[EqualRegions, float],
+        known: Container[EqualRegions],
+        make: Callable[[EqualRegions, float], Sequence[Fused]],
+        place: Callable[[Sequence[Fused]], bool],
+        trial: Callable[[], float],
+        left: Callable[[], float],
+    ) -> None:
+        self.make, self.place, self.trial, self.left = make, place, trial, left
+        self.made: list[Fused] = []
+        """Faster alone, and not in the model."""
+        self.split = False
+        self.waiting = dict(possible)
+        self.schedule = Schedule(left)
+        for kind, gain in possible.items():
+            seconds = KNOWN if kind in known else KERNEL
+            self.schedule.add(
+                [ScheduledWork(MADE, gain, seconds, partial(self._made, kind), f"{MADE} {seconds}", LEAST)]
+            )
+
+    def run(self, going: Callable[[], bool]) -> None:
+        """Do all for which there is time, as long as it is `going` on.
+
+        A kernel that took longer than it was given is tried all the same.
+        """
+        while going() and (self._step() or self._apart()):
+            pass
+        for work in [each for each in self.schedule.waiting if each.name == TRIED and not each.least]:
+            if going():
+                work.run(0.0)
+
+    def _step(self) -> ScheduledWork | None:
+        """The next work: once there is no time for a kernel and a trial, the trial alone."""
+        late = self.left() < self.trial() + LEAST
+        if late:
+            self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
+        return self.schedule.step()
+
+    def _made(self, kind: EqualRegions, seconds: float) -> float:
+        del self.waiting[kind]
+        found = self.make(kind, min(seconds, max(self.left() - self.trial(), 0.0)))
+        if found:
+            self.made += found
+            self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
+            self._try(self.made)
+        return _saved(found)
+
+    def _try(self, kinds: Sequence[Fused], least: float = 0.0) -> None:
+        work = partial(self._tried, tuple(kinds))
+        self.schedule.add([ScheduledWork(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
+
+    def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
+        """What kinds save, if the model is faster with those of them that are not in it."""
+        kinds = [each for each in kinds if each in self.made]
+        if not kinds or not self.place(kinds):
+            return 0.0
+        self.made = [each for each in self.made if each not in kinds]
+        return _saved(kinds)
+
+    def _apart(self) -> bool:
+        """Once all that was made is refused together, try sets of it."""
+        if self.split or len(self.made) < 2:
+            return False
+        self.split = True
+        for kinds in trials(sorted(self.made, key=lambda each: -each.saved)):
+            self._try(kinds, self.trial())
+        return True
+
+
+def _saved(kinds: Sequence[Fused]) -> float:
+    """Seconds; kernels that prepare weights may be slower alone."""
+    return max(sum(each.saved for each in kinds), 0.0)

@@ -1,0 +1,125 @@
+"""Kernels of regions and their trials in the model: the best first, and what was made is tried,
+whatever the time. A clock that the works turn stands for time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.fuse.order import KERNEL, KernelOrder
+from taso_mirage.pipeline.fuse.trials import Fused
+
+PLANTED = {"attention": 24e-5, **{f"odd {i}": 1e-6 + i * 1e-8 for i in range(60)}}
+"""Seconds that kernels may save in all places: attention of 24 layers, and 60 odd regions."""
+
+
+def kind(name: str) -> EqualRegions:
+    x = variable(name, Tensor("float32", (2,)))
+    goal = Graph((x,), (term("neg", x),))
+    return EqualRegions(goal, goal)
+
+
+KINDS = {name: kind(name) for name in PLANTED}
+NAMES = {each: name for name, each in KINDS.items()}
+
+
+def kernel(name: str, saved: float) -> Fused:
+    placed: Any = None
+    return Fused((name,), (), {"name": name}, placed, saved)
+
+
+@dataclass
+class Planted:
+    """A model in which kernels save what they promise, but for `bad` ones, which make it slower.
+
+    A region takes `region` seconds, or those that it is given, and is `late` then; a trial takes
+    `trial`.
+    """
+
+    budget: float
+    trial: float = 2.0
+    region: float = KERNEL
+    late: float = 0.0
+    bad: frozenset[str] = frozenset()
+    now: float = 0.0
+    made: list[str] = field(default_factory=list)
+    trials: list[list[str]] = field(default_factory=list)
+    model: list[str] = field(default_factory=list)
+
+    def left(self) -> float:
+        return self.budget - self.now
+
+    def make(self, each: EqualRegions, seconds: float) -> Sequence[Fused]:
+        self.now += min(self.region, seconds) + self.late
+        self.made.append(NAMES[each])
+        return [kernel(NAMES[each], PLANTED[NAMES[each]])]
+
+    def place(self, kinds: Sequence[Fused]) -> bool:
+        self.now += self.trial
+        names = [each.operators[0] for each in kinds]
+        self.trials.append(names)
+        if self.bad & {*names}:
+            return False
+        self.model += names
+        return True
+
+    def run(self) -> Planted:
+        possible = {KINDS[name]: gain for name, gain in reversed(PLANTED.items())}
+        KernelOrder(possible, (), self.make, self.place, lambda: self.trial, self.left).run(lambda: True)
+        return self
+
+    @property
+    def saved(self) -> float:
+        return sum(PLANTED[name] for name in self.model)
+
+
+BUDGETS = [7.0, 12.0, 20.0, 33.0, 60.0, 100.0, 200.0, 400.0]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("trial", [0.1, 2.0, 12.0])
+def test_the_attention_of_all_layers_is_made_first_and_what_is_made_is_tried(budget: float, trial: float) -> None:
+    planted = Planted(max(budget, KERNEL + trial + 1), trial).run()
+    assert planted.made[0] == "attention"
+    assert sorted(planted.model) == sorted(planted.made)  # none was made for nothing
+    assert planted.now <= planted.budget
+
+
+@pytest.mark.parametrize("trial", [0.1, 2.0, 12.0])
+def test_more_time_gains_no_less(trial: float) -> None:
+    saved = [Planted(budget, trial).run().saved for budget in range(18, 300, 6)]
+    assert all(b >= a for a, b in pairwise(saved))
+    assert saved[0] >= PLANTED["attention"]
+
+
+def test_the_first_complete_answer_is_early() -> None:
+    """The attention is in the model before another kernel is made."""
+    assert Planted(60.0).run().trials[0] == ["attention"]
+
+
+def test_where_a_trial_takes_long_there_are_few_of_them() -> None:
+    quick, slow = Planted(200.0, trial=0.1).run(), Planted(200.0, trial=20.0).run()
+    assert len(slow.trials) < 6 < len(quick.trials)
+    assert len(slow.model) == len(slow.made) > 10
+
+
+def test_what_is_slower_in_the_model_keeps_no_other_kernel_out() -> None:
+    planted = Planted(1000.0, bad=frozenset({"odd 7", "attention"})).run()
+    assert set(planted.model) == PLANTED.keys() - planted.bad
+
+
+def test_without_the_time_to_try_a_kernel_none_is_made() -> None:
+    assert not Planted(5.0, trial=5.0).run().made
+
+
+def test_kernels_that_take_longer_than_they_are_given_are_tried_all_the_same() -> None:
+    planted = Planted(40.0, trial=3.0, region=11.0, late=4.0).run()
+    assert len(planted.made) > 1
+    assert sorted(planted.model) == sorted(planted.made)

@@ -1,0 +1,88 @@
+"""What must follow on a stage has its time by what it cost in the run; all other time is for what
+is next."""
+
+from __future__ import annotations
+
+import pytest
+
+from taso_mirage.ir.terms import Graph, Tensor, topological, variable
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.shares import after_choice, kernel_seconds, parts_seconds, search_seconds
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.search.config import OFF, SEARCH, Config, Stop, quiet
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context
+from taso_mirage.search.search import BestState, Budget, search_model
+from taso_mirage.system.deadline import Deadline
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(budget: float, at: float, load: float = 0.3, kernels: str = SEARCH) -> Job:
+    """One that has come to `at`, of a model that takes `load` seconds to open."""
+    clock = Clock()
+    made = Job(Config(budget=budget, kernels=kernels), quiet, Stop(), CostCache(None), deadline=Deadline(budget, clock))
+    made.seconds["load the original"], made.checking, made.running = load, 0.5, 1e-3
+    clock.now = at
+    return made
+
+
+@pytest.mark.parametrize("kernels", [OFF, SEARCH])
+@pytest.mark.parametrize(("budget", "at"), [(3.0, 1.0), (15.0, 4.0), (30.0, 10.0), (60.0, 12.0), (60.0, 40.0)])
+def test_a_search_has_time_whatever_the_budget(kernels: str, budget: float, at: float) -> None:
+    assert search_seconds(job(budget, at, kernels=kernels)) >= (budget - at) / 8
+
+
+@pytest.mark.parametrize("load", [0.1, 2.0, 8.0])
+def test_what_must_follow_fits_behind_the_search(load: float) -> None:
+    made = job(60.0, 20.0, load)
+    left = made.deadline.left() - search_seconds(made)
+    assert left >= made.checking + 2 * load + 1.5 or left >= made.deadline.left() / 2
+
+
+def test_where_the_first_kernel_has_no_time_nothing_is_kept_for_it() -> None:
+    short, long = job(15.0, 9.0), job(60.0, 9.0)
+    assert after_choice(short) == short.checking
+    assert after_choice(long) > long.checking + 4.0
+    assert search_seconds(short) >= 3.0
+
+
+def test_what_others_leave_is_for_the_kernels() -> None:
+    assert kernel_seconds(job(60.0, 10.0)) - kernel_seconds(job(60.0, 25.0)) == 15.0
+
+
+def test_the_look_for_parts_that_do_not_pay_takes_no_kernels_their_time() -> None:
+    made = job(60.0, 10.0)
+    assert parts_seconds(made, made.deadline.left()) == 9.0
+    assert parts_seconds(made, 1.0) == 0.0
+
+
+def test_a_search_looks_first_at_what_costs_most_in_all_its_places() -> None:
+    """One part of large matrices after small ones, and time for one look."""
+    x = variable("x", Tensor("float32", (64, 64)))
+    y = x
+    for i in range(90):
+        y = term(("tanh", "exp", "relu")[i % 3] if i < 30 else "sigmoid", y)
+    y = term("concat", y, y, axis=0)
+    for _ in range(6):
+        y = term("concat", y, y, axis=1)
+    for i in range(40):
+        y = term(("neg", "abs")[i % 2], y)
+    looked = list[int]()
+
+    def strategy(graph: Graph, rules: Rules, eager: Rules, cost: Cost, *rest: object) -> BestState:
+        looked.append(max(size for node in topological(graph.outputs) for size in map(int, node.shape)))
+        price = cost(graph.outputs)
+        return BestState((), price, price, 1, 1, "")
+
+    context = Context({"": 20, "com.microsoft": 1}, {})
+    search_model((y,), Rules(()), Rules(()), Cost(Roofline(context)), context, Budget(20.0), strategy=strategy)
+    assert len(looked) > 2
+    assert looked[0] == max(looked) > looked[-1]
