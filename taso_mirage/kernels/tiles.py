@@ -213,6 +213,8 @@ class _Model(TileWork):
             lanes_once=found.lanes_once * share,
             functions=found.functions * share,
             folds=found.folds * share,
+            largest=found.largest * share,
+            chain_once=found.chain_once * share,
             computed_once=np.where(soon, 0, found.computed_once),
         )
 
