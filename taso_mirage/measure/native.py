@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import first_line, installed_providers, onnx_runtime_version, starts
@@ -18,6 +19,8 @@ SETTLED = 0.003
 """Seconds that a model runs before a run counts, where others ran before it."""
 LONG = 0.5
 """Seconds of a run that counts as it is."""
+ALIGNED = 64
+"""Bytes: a line of a cache."""
 
 
 def turn(run: Callable[[], float]) -> float:
@@ -43,6 +46,7 @@ def spins(run: Callable[[], float], seconds: float) -> bool:
 
 
 _NUMBERS = count(1)
+_WEIGHTS: dict[int, NDArray[Any]] = {}
 _SESSIONS: dict[int, RuntimeSession] = {}
 _RUNS: dict[int, Callable[[], float]] = {}
 
@@ -53,9 +57,27 @@ def device_key(target: Target, options: bool = True) -> str:
     return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
-def open_session(source: Source, target: Target, alone: bool, apart: Arrays) -> tuple[int, bool]:
-    """The number of a new session, and whether it captures CUDA graphs."""
-    session, number = target.open(source, alone, apart), next(_NUMBERS)
+def keep_weight(array: NDArray[Any]) -> int:
+    """The number of a weight, which any session may use from then on.
+
+    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it.
+    """
+    room = np.empty(array.nbytes + ALIGNED, np.uint8)
+    begin = -room.ctypes.data % ALIGNED
+    own = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    own[...] = array
+    number = next(_NUMBERS)
+    _WEIGHTS[number] = own
+    return number
+
+
+def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str, int]) -> tuple[int, bool]:
+    """The number of a new session, and whether it captures CUDA graphs.
+
+    `apart`: the numbers of the weights that the source leaves out.
+    """
+    given = {name: _WEIGHTS[number] for name, number in apart.items()}
+    session, number = target.open(source, alone, given), next(_NUMBERS)
     _SESSIONS[number] = session
     return number, session.captures
 
@@ -92,7 +114,8 @@ def spins_after(number: int, seconds: float) -> bool:
 
 
 def let_go(numbers: Iterable[int]) -> None:
-    """Forget sessions and prepared runs."""
+    """Forget weights, sessions and prepared runs; a session keeps the weights that it uses."""
     for number in numbers:
+        _WEIGHTS.pop(number, None)
         _SESSIONS.pop(number, None)
         _RUNS.pop(number, None)

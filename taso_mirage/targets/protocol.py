@@ -137,6 +137,10 @@ class Target(Protocol):
         """
 
     @property
+    def apart(self) -> bool:
+        """Whether sessions take large weights apart from the source, and share them."""
+
+    @property
     def profiles(self) -> bool:
         """Whether `profile.profiled_seconds` is for its runtime: ONNX Runtime on a CPU. On a GPU
         its profiler knows when a kernel was launched, not how long it ran."""
