@@ -179,18 +179,23 @@ def opened(
 class Compiled:
     """torch.compile's result, called as a session is: weights and inputs stay on the device.
 
-    `changed` changes the module, on the device and in its dtype, before.
+    `make` gives the module, `changed` changes it, on the device and in its dtype, before.
     """
 
     def __init__(
-        self, case: Case, small: bool, device: str, dtype: str, mode: str, changed: Callable[[Any], Any] | None = None
+        self,
+        make: Callable[[], Any],
+        device: str,
+        dtype: str,
+        mode: str,
+        changed: Callable[[Any], Any] | None = None,
     ) -> None:
         try:
             import torch
 
             self.torch, self.device, self.dtype = torch, device, getattr(torch, dtype)
             torch._dynamo.reset()
-            module = torch_module(case, small).to(device, self.dtype)
+            module = make().to(device, self.dtype)
             module = module if changed is None else changed(module)
         except ImportError as error:
             raise Absent(f"{type(error).__name__}: {native.first_line(error)}") from None

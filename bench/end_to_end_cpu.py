@@ -115,7 +115,11 @@ def row(case: Case, options: Any, known: Machine) -> dict[str, Any]:
     """One model at one batch size."""
     model = common.imported(common.proto(case, options.models, options.small))
     peers = (
-        {} if options.no_compile else {COMPILED: partial(Compiled, case, options.small, "cpu", "float32", "default")}
+        {}
+        if options.no_compile
+        else {
+            COMPILED: partial(Compiled, partial(common.torch_module, case, options.small), "cpu", "float32", "default")
+        }
     )
     config = Config(budget=options.budget, seconds=min(2.0, options.seconds))
     return common.measured(model, config, options, peers, known, left)

@@ -220,7 +220,9 @@ def peers(case: Case, model: Model, options: argparse.Namespace, target: Target)
         found[TENSORRT] = lambda: Engine(serialize(model, source=True))
     if not options.no_compile:
         device, dtype = ("cuda", "float16") if target.gpu else ("cpu", "float32")
-        found[COMPILED] = partial(Compiled, case, options.small, device, dtype, options.mode)
+        found[COMPILED] = partial(
+            Compiled, partial(common.torch_module, case, options.small), device, dtype, options.mode
+        )
     return found
 
 

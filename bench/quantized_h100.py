@@ -267,7 +267,14 @@ def decode(options: argparse.Namespace, known: Machine) -> dict[str, Any]:
         case = replace(DECODE, name=f"{DECODE.name}_{options.layers}", options={**DECODE.options, "configuration": own})
     model = common.imported(in_blocks(common.halved(common.proto(case, options.models, options.small))))
     config = Config(budget=options.budget, target=CUDA, seconds=min(2.0, options.seconds))
-    compiled = partial(common.Compiled, case, options.small, "cuda", "bfloat16", options.mode, in_blocks_of_torch)
+    compiled = partial(
+        common.Compiled,
+        partial(common.torch_module, case, options.small),
+        "cuda",
+        "bfloat16",
+        options.mode,
+        in_blocks_of_torch,
+    )
     peers = {} if options.no_compile else {"torchao": compiled}
     return {"case": str(case), **common.measured(model, config, options, peers, known, end_to_end.left)}
 

@@ -17,6 +17,11 @@ class Rows:
         self.path, self.head = path, head
         self._rows = {row["case"]: row for row in earlier["rows"]} if same and earlier else {}
 
+    @property
+    def kept(self) -> list[dict[str, Any]]:
+        """The rows so far."""
+        return [*self._rows.values()]
+
     def keep(self, row: dict[str, Any]) -> None:
         """Put the row at the end, in the place of an earlier one of its case, and write the
         file."""

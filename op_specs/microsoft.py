@@ -98,6 +98,8 @@ def _skip(xp, x, skip, bias, *scales):
 @op(onnx="BiasGelu", domain="com.microsoft", since=1)
 def bias_gelu(xp, x, bias):
     """(...,n), (n) -> gelu(x + bias)"""
+    if xp.rank(x) == 0:
+        raise IllTyped("data of rank 0; there is a last axis")
     if xp.shape(bias) != xp.shape(x)[-1:]:
         raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
     return gelu(xp, add(xp, x, bias))

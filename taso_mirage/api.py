@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +31,12 @@ from taso_mirage.report import html
 from taso_mirage.report.result import Result
 from taso_mirage.search.arrays import fitting, read_inputs
 from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet, unseen
+from taso_mirage.search.effort import USUAL_EFFORT, effort_named
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.locks import locked
+from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import one_line
 
 Given = TypeVar("Given")
@@ -51,24 +55,27 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     written to `output` (`MODEL.optimized.onnx` if left out), and its path is returned. The options
     have the names of the command line's:
 
-    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
-    shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
-    run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, fix_defaults, in_place, may_grow (or a
-    function that is told how much the file would grow, and answers), allow_rounding (a number of
-    quantization steps, or a text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule
-    files whose rules are added to all others. Of shape, inputs and rules one may stand without a
-    list around it.
+    effort ("quick", "default" or "thorough": it sets those of the others that are not given),
+    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first", "saturate" or
+    "both"), shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays),
+    budget and run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure,
+    scheduler, explain, report and certificate (paths), trust_kernels, fix_defaults, in_place,
+    may_grow (or a function that is told how much the file would grow, and answers), elsewhere
+    (whether the file may be opened where its kernels do not run, and is to be no slower there),
+    allow_rounding (a number of quantization steps, or a text with rules like "1:add.3"), and rules:
+    a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
+    rules one may stand without a list around it.
+
+    With effort="quick" it is what an exporter may call on every model: it takes seconds, gives the
+    same bytes every time, prints nothing, and writes no file of a model in memory.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
     which, and without `return_result` a warning does. Raises TasoMirageError.
     """
-    if unknown := options.keys() - Options.__dataclass_fields__.keys():
-        name = min(unknown)
-        near = get_close_matches(name, Options.__dataclass_fields__, 1)
-        raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
-    found = _run(model, Options(**options))
+    began = time.monotonic()
+    asked = options_of(options)
+    found = _run(model, asked, Deadline(asked.budget, began=began if asked.began is None else asked.began))
     if isinstance(model, str | Path):
         written: Any = type(model)(found.written[0])
     else:
@@ -81,6 +88,11 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
+FILE = 0.04
+"""Of the budget, for the report, and for the certificate."""
+NO_KERNELS = (
+    "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
+)
 TARGET = str | Target
 """A protocol, which no class is an instance of."""
 HUGE = 1e300
@@ -95,12 +107,14 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("target", TARGET, "a text like 'cpu'"),
     ("strategy", str, "a text like 'best-first'"),
     ("kernels", str | None, "a text like 'off'"),
+    ("effort", str, "'quick', 'default' or 'thorough'"),
     ("scheduler", str | None, "a text like 'tcp://host:8786'"),
     ("allow_rounding", str | int | float | None, "a number of steps, or a text like '1:add.3'"),
     ("progress", Callable, "a function"),
     ("candidates", Callable, "a function"),
     ("stop", Stop | None, "a Stop"),
     ("command", Sequence, "a list of texts"),
+    ("began", float | None, "a time of time.monotonic"),
 )
 """What an option is, and how it is said."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
@@ -113,7 +127,8 @@ class Options:
 
     `elsewhere`: the model is also for other machines; else its kernels are for this GPU alone, and
     nothing was checked or measured without their library. `command` is what a report says to
-    repeat; `progress` is called with what is going on, `candidates` with every model that is tried;
+    repeat; `began` is when the budget did, by `time.monotonic`: with the call, if left out;
+    `progress` is called with what is going on, `candidates` with every model that is tried;
     `stop` ends the searches.
     """
 
@@ -123,6 +138,7 @@ class Options:
     strategy: str = "best-first"
     shape: str | Sequence[str] = ()
     inputs: _Inputs | Sequence[_Inputs] = ()
+    effort: str = "default"
     budget: float = 60.0
     run_limit: float = LIMIT
     kernels: str | None = None
@@ -144,6 +160,7 @@ class Options:
     candidates: Candidates = unseen
     stop: Stop | None = None
     command: Sequence[str] = ()
+    began: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
@@ -178,6 +195,7 @@ class Options:
             run_limit=self.run_limit,
             rules=None if self.rules is None else _to_be_proved(self.rules),
             kernels=self.kernels or "off",
+            effort=effort_named(self.effort),
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
             candidates=self.candidates,
@@ -185,6 +203,18 @@ class Options:
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The options of `optimize` by their names, with what their effort sets of those that are not
+    given. InvalidOption where one is not known, or of a wrong kind."""
+    if unknown := given.keys() - Options.__dataclass_fields__.keys():
+        name = min(unknown)
+        near = get_close_matches(name, Options.__dataclass_fields__, 1)
+        raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
+    name = given.get("effort", "default")
+    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the options say what is wrong with it
+    return Options(**{**effort.options, **given})
 
 
 def _is_number(value: Any, least: float) -> bool:
@@ -225,16 +255,26 @@ def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, An
     return fitting(model, given, "inputs") if isinstance(given, Mapping) else read_inputs(model, Path(given))
 
 
-def _run(given: Any, options: Options) -> Result:
-    """The result of a model as the user has it, with all files that were asked for."""
+def _run(given: Any, options: Options, deadline: Deadline) -> Result:
+    """The result of a model as the user has it, with all files that were asked for, and what the
+    seconds of all that were spent on."""
+    with accounting() as account:
+        result = _with_files(given, options, deadline)
+        return replace(result, spending=account.spending())
+
+
+def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
+    opened = time.monotonic()
     if isinstance(given, str | Path):
         path = Path(given)
-        model = load(path, options.trust_kernels)
+        with staged("open the file"), spent(Purpose.FILES):
+            model = load(path, options.trust_kernels)
         output: Path | None = _output(path, options)
     else:
         model = from_memory(given, options.trust_kernels)
         path = Path(given.graph.name or "model")
         output = _in_memory(options)
+    reading = time.monotonic() - opened
     model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
     read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
@@ -245,11 +285,17 @@ def _run(given: Any, options: Options) -> Result:
         options.in_place,
     )
     with locked(*(each for each in (output, page, certified) if each is not None)):
-        result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
+        config, heard = options.config(model), (options.progress, options.stop)
+        files = deadline.earlier(FILE * deadline.seconds * sum(each is not None for each in (page, certified)))
+        result = stages.optimize_model(model, config, *heard, output, files, reading)
+        if options.kernels is None and usual_mode(config) != usual_mode(replace(config, scheduler=None)):
+            result = result.noted(NO_KERNELS)
         if certified is not None:
-            certificates.write_certificate(certified, result, Proofs(proofs_path()))
+            with staged("certificate"):
+                certificates.write_certificate(certified, result, Proofs(proofs_path()))
         if page is not None:
-            html.write_page(page, result, result.explanations, path, result.written, options.command)
+            with staged("report"):
+                html.write_page(page, result, result.explanations, path, result.written, options.command)
     return result
 
 

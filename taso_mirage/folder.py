@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -36,7 +36,7 @@ from taso_mirage.version import __version__
 PAGE, DATA = "index.html", "index.json"
 MINUTES = 120
 """Seconds from which on minutes are said."""
-APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command"}
+APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command", "began"}
 """Options that change nothing of a result, or that a folder has for each model."""
 
 ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]
@@ -93,13 +93,22 @@ class Folder:
     written over something else, or where options are wrong whatever the model.
     """
 
-    def __init__(self, source: Path, output: Path | None = None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        source: Path,
+        output: Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
         self.source, self.output = source, output or _beside(source)
         self.options = {k: v for k, v in (options or {}).items() if k not in APART}
+        self._began: float | None = (options or {}).get("began")
+        self._ending: float | None = None
         self._digest = _digest_of(self.options)
         if self.source.resolve().is_relative_to(self.output.resolve()):
             raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
-        api.Options(**self.options).config()
+        self._budget = self._asked().budget
         self.rows: dict[str, ModelRow] = {}
         try:
             self._look()
@@ -108,6 +117,12 @@ class Folder:
                 raise
             with locked(self.output):  # it may be what another run is writing: that is said then
                 self._look()
+
+    def _asked(self) -> api.Options:
+        """The options, if they are right whatever the model; else InvalidOption."""
+        asked = api.options_of(self.options)
+        asked.config()
+        return asked
 
     def _look(self) -> None:
         """What models there are, and what earlier runs did of them."""
@@ -213,17 +228,28 @@ class Folder:
 
         The report is written anew. OutputError where that fails.
         """
-        begun, result, read = time.monotonic(), None, dict[str, str]()
+        begun, result, read = self.clock(), None, dict[str, str]()
+        heard: dict[str, Any] = {"progress": progress, "stop": stop, "candidates": candidates}
         try:
+            heard |= {"began": begun, "budget": self._share(begun)}
             read = self._readable(name)
-            result = self._optimized(name, {"progress": progress, "stop": stop, "candidates": candidates})
+            result = self._optimized(name, heard)
             row = self._row_of(name, result, stop) | {"read": read}
         except Exception as error:  # a bug, too: it must not cost the other models
             row = self._failed(name, read, error)
-        row["seconds"] = time.monotonic() - begun
+        row["seconds"] = self.clock() - begun
         self.rows[name] = row
         self.write()
         return row, result
+
+    def _share(self, now: float) -> float:
+        """Seconds for the next model: the budget, or less where those before it were late, so that
+        all together take no longer than was said."""
+        left = max(len(self.waiting), 1)
+        if self._ending is None:
+            self._ending = (now if self._began is None else self._began) + left * self.budget
+        share = max(self._ending - now, 0.0) / left
+        return min(self.budget, share if math.isinf(share) else int(share * 10) / 10)
 
     def _failed(self, name: str, read: Mapping[str, str], error: Exception) -> ModelRow:
         """The row of a model that fails.
@@ -253,7 +279,7 @@ class Folder:
         _make(output.parent)
         command = ["taso-mirage", "optimize", str(source), "-o", str(output)]
         files = {"output": output, "report": _page(output), "command": command}
-        _, result = api.optimize(source, return_result=True, **self.options, **files, **heard)
+        _, result = api.optimize(source, return_result=True, **{**self.options, **files, **heard})
         return result
 
     def _row_of(self, name: str, result: Result, stop: Stop | None) -> ModelRow:
@@ -295,7 +321,7 @@ class Folder:
     @property
     def budget(self) -> float:
         """Seconds for each model."""
-        return float(self.options.get("budget", api.Options.__dataclass_fields__["budget"].default))
+        return float(self._budget)
 
     @property
     def plan(self) -> str:

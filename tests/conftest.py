@@ -51,14 +51,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_sessions() -> Iterator[None]:
-    """No test asks how fast a model is: threads do not spin, and comparisons have few rounds."""
+    """No test asks how fast a model is: threads do not spin, comparisons have few rounds, and a
+    look at the load finds a quiet machine."""
     import quiet
 
     from taso_mirage.measure import native, session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
+        patch.setattr(native, "cores_got", quiet.cores_got)
         patch.setattr(session, "MOST", 2 * session.ROUNDS)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_commands() -> Iterator[None]:
+    """No test asks how busy the machine is: a command of a small budget does its work."""
+    from taso_mirage.system import deadline
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadline, "GRACE", 15.0)
         yield
 
 

@@ -88,7 +88,7 @@ def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:
         for session in sessions:
             session.run(inputs)
         gain = left.pop(0) if len(left) > 1 else left[0]
-        return [[gain] * 3, [1.0] * 3]
+        return [[gain] * 9, [1.0] * 9]
 
     return timed
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import onnxruntime
 
+from taso_mirage.measure.native import cores_got as counted_cores
 from taso_mirage.measure.native import open_session as opened
+
+__all__ = ["cores_got", "counted_cores", "open_session"]
 
 made = onnxruntime.SessionOptions
 
@@ -22,3 +25,8 @@ def open_session(*given: Any) -> tuple[int, bool]:
     """In place of that of `native`, in the process of the runtime."""
     onnxruntime.SessionOptions = options
     return opened(*given)
+
+
+def cores_got(seconds: float) -> tuple[float, int]:
+    """In place of that of `native`: no other process works."""
+    return 1.0, 2

@@ -105,7 +105,7 @@ WRONG_OPTIONS = [
     (["--shape", "batch:2", "--shape", "x:3,8"], "two sizes, 2 and 3"),
     (["--shape", "batch:2@0"], "must be a positive number"),
     (["--target", "tpu"], "the targets are: cpu, cuda"),
-    (["--strategy", "best"], "the strategies are: best-first, saturate"),
+    (["--strategy", "best"], "the strategies are: best-first, saturate, both"),
     (["--inputs", "missing.npz"], "not a readable .npz"),
 ]
 

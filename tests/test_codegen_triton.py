@@ -781,6 +781,56 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
     assert programs[2] not in measured
 
 
+def in_clusters(program: TritonProgram) -> TritonProgram:
+    first, *others = program.launches
+    return replace(program, launches=(replace(first, cluster=4), *others))
+
+
+def test_a_newer_form_does_not_stand_for_a_simpler_one_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late it is: clusters come first by the model, and are compiled first."""
+
+    def compiler(job: Mapping[str, Any]) -> Future[bool]:
+        return pool.submit(lambda: job["source"] != plain.source or measured_one.wait(30))
+
+    def seconds(module: object, candidate: TritonProgram, *others: object) -> float:
+        measured.append(candidate)
+        measured_one.set()
+        return 1.0 + candidate.launches[0].cluster
+
+    plain, other = (codegen.program(mugraphs.ntrans(dtype=d)[0]) for d in ("float16", "bfloat16"))
+    clusters = in_clusters(other)
+    measured_one, measured = Event(), list[TritonProgram]()
+    monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
+    monkeypatch.setattr(tune, "input_sets", lambda program, sizes: [])
+    monkeypatch.setattr(tune, "_seconds", seconds)
+    monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
+    with ThreadPoolExecutor(2) as pool:
+        found = tune.tuned_program([clusters, plain], compiler=compiler, late=lambda: True)
+    assert measured == [clusters, plain]
+    assert found.program == plain
+
+
+def test_the_simplest_form_gets_other_schedules_where_it_is_not_far_behind() -> None:
+    plain = codegen.program(mugraphs.attention_split_safe()[0])
+    newer = [
+        replace(
+            in_clusters(plain),
+            source=f"# {i}\n{plain.source}",
+            launches=tuple(replace(x, cluster=4, grid=(*x.grid[:-1], 64 + i)) for x in plain.launches),
+        )
+        for i in range(tune.FINALISTS)
+    ]
+
+    def best(behind: float) -> TritonProgram:
+        def cost(programs: Sequence[TritonProgram]) -> list[float]:
+            return [1.0 if tune.newness(p)[0] else behind - (p.launches[0].schedule.warps == 2) for p in programs]
+
+        return tune._tuned([*newer, plain], cost, H100, True, lambda: False).program
+
+    assert not tune.newness(best(1.1))[0]
+    assert tune.newness(best(2.5))[0]
+
+
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a GPU each launch gets the schedule that was measured the fastest, from the cache the
     second time."""

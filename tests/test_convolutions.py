@@ -34,7 +34,6 @@ from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure.timing import compared_times
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
@@ -480,10 +479,3 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
     )
     assert any(n.op == "conv" for n in made.nodes())
     assert fragments(made, {}, prepared=CPU_GOALS) == {}
-
-
-@pytest.mark.parametrize(
-    ("others", "slower"), [([1.02] * 16, True), ([1.02, 0.99] * 8, False), ([1.005] * 16, False), ([0.9] * 16, False)]
-)
-def test_what_noise_explains_is_no_slower(others: list[float], slower: bool) -> None:
-    assert compared_times([[1.0] * 16], [others], [1.0]).slower is slower

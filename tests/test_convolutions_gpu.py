@@ -510,9 +510,8 @@ def test_they_run_on_the_gpu(batch: int | str, variant: int, monkeypatch: pytest
     fresh_cache(monkeypatch, tmp_path)
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "KEEP", 0.0)
-    monkeypatch.setattr(timing, "AS_FAST", 0.0)
-    monkeypatch.setattr(timing.Timing, "certain", True)
+    monkeypatch.setattr(stage, "GAIN", 0.0)
+    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
     target = CUDA.variants[variant]
     config = replace(CONFIG, target=target, seconds=0.2)
     result = replace(

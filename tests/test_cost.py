@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -25,12 +27,14 @@ from taso_mirage.ir.model import DRAWN
 from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
 from taso_mirage.measure import tasks as measure
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.load import Load
 from taso_mirage.measure.remote import executor
 from taso_mirage.measure.target import CPU, CUDA, Target, target_for
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.explanations import explained
+from taso_mirage.search import cost as costs
 from taso_mirage.search import settings
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, MeasuredCost, Roofline, Weighted
@@ -198,6 +202,44 @@ def test_states_measured_once_are_not_measured_again() -> None:
     for _ in range(2):
         cost.fastest([(term("tanh", x(4)),), (term("relu", x(4)),)])
     assert where.calls.count("in_turn") == 1
+
+
+def test_beside_other_processes_operators_are_measured_by_the_other_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of two clocks do not add up, so they have keys of their own; what measures elsewhere is
+    not looked at."""
+    node = term("tanh", x(64, 64))
+    quiet = measured()
+    monkeypatch.setattr(costs, "observed_load", lambda fresh: Load(0.4, 2))
+    busy = measured()
+    assert (quiet.target, busy.target) == (CPU, CPU.serial)
+    assert "threads=1" in busy.device()
+    assert busy.device() != quiet.device()
+    assert 0 < busy.seconds(FusionContext(node)) < 1
+    assert measured(Elsewhere({}, {}, [1.0])).target == CPU
+
+
+class Scripted:
+    """A target on which models take the times that are given, run by run, again and again."""
+
+    gpu = True  # nothing spins
+    resting: Any
+
+    def __init__(self, *times: list[float]) -> None:
+        self.resting, self.left = self, [cycle(each) for each in times]
+
+    def open(self, content: bytes, alone: bool, apart: Mapping[str, Any]) -> Any:
+        session = self.left[int(content)]
+        return SimpleNamespace(inputs=lambda: {}, bound=lambda feed: lambda: next(session))
+
+
+def test_what_may_be_chance_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of small models that run in turn: the end of the interval next to 1 counts."""
+    monkeypatch.setattr(measure, "_settle", lambda run: None)
+    noisy = [1.0] * measure.BLOCK + [0.8] * measure.BLOCK
+    target = Scripted([1.0], [0.5], noisy, [2.0] * measure.BLOCK + [3.0] * measure.BLOCK)
+    asked: Any = target
+    times = measure.in_turn([b"0", b"1", b"2", b"3"], asked, 0.0)
+    assert times == [1.0, 0.5, 1.0, 2.0]
 
 
 def test_states_that_cannot_be_run_leave_the_first() -> None:

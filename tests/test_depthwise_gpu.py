@@ -419,9 +419,8 @@ def test_they_run_on_the_gpu(batch: int | str, monkeypatch: pytest.MonkeyPatch, 
     fresh_cache(monkeypatch, tmp_path)
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "KEEP", 0.0)
-    monkeypatch.setattr(timing, "AS_FAST", 0.0)
-    monkeypatch.setattr(timing.Timing, "certain", True)
+    monkeypatch.setattr(stage, "GAIN", 0.0)
+    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
     config = replace(CONFIG, target=CUDA, seconds=0.2)
     result = replace(optimize_model(model(batch), replace(config, measure=False, budget=0.0)), target=CUDA)
     found = fused(result, config, "search")

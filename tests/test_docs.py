@@ -96,7 +96,7 @@ def within(text: str, budget: int) -> str:
     return SECONDS.sub(rf"\g<1>{budget}", text) if budget else text
 
 
-COMPARED = ("SPINNING = ", "ROUNDS, FEW, MOST = 15, 5, ")
+COMPARED = ("SPINNING = ", "ROUNDS, FEW, MOST = 15, 7, ")
 """Where `measure/session.py` says how long runs wait for each other, and how often they are
 compared."""
 

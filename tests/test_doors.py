@@ -194,6 +194,7 @@ WITHOUT_MODELS = {f"substitutions {name}" for name in ("list", "show", "explain"
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--output": ("--output", "written"),
     "--target": ("--target", "openvino"),
+    "--effort": ("--effort", "quick"),
     "--strategy": ("--strategy", "saturate"),
     "--shape": ("--shape", "batch:3"),
     "--inputs": ("--inputs", "x.npz"),

@@ -58,9 +58,8 @@ def made(rows: int | str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alone, "in_child", timed)
         patch.setattr(searches, "BEST", 4)
-        patch.setattr(stage, "KEEP", 0.0)
-        patch.setattr(timing, "AS_FAST", 0.0)
-        patch.setattr(timing.Timing, "certain", True)
+        patch.setattr(stage, "GAIN", 0.0)
+        patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
         return fused(plain(rows, config), config, "search")
 

@@ -21,7 +21,7 @@ from test_float8 import built
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
-from taso_mirage.kernels import tiles
+from taso_mirage.kernels import tile_work
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.integers import SUMMED, of_integers_or_floats
@@ -193,14 +193,14 @@ def test_the_time_of_a_product_of_bytes_hangs_on_no_result(dtype: str, monkeypat
     """What is made of the sums may be of single precision, whose own products take longer."""
     paces: list[Any] = []
 
-    def noted(model: tiles._Model, args: Sequence[int], label: str) -> Any:
+    def noted(model: tile_work.TileWork, args: Sequence[int], label: str) -> Any:
         paces.append(pace(model, args, label))
         return paces[-1]
 
-    pace = tiles._Model.pace
-    monkeypatch.setattr(tiles._Model, "pace", noted)
+    pace = tile_work.TileWork.pace
+    monkeypatch.setattr(tile_work.TileWork, "pace", noted)
     superoptimize(SUMMED_OF["zero"].layer(dtype), best=1, budget=20.0)
-    assert {*paces} == {tiles.TURNING}
+    assert {*paces} == {tile_work.TURNING}
 
 
 # ---------------------------------------------------------------- compiled

@@ -15,7 +15,7 @@ from taso_mirage.errors import SyntaxProblem
 from taso_mirage.prove.rules.enumerated import enumerated
 from taso_mirage.prove.rules.examine import apart_somewhere
 from taso_mirage.prove.rules.hostile import RuleStatement
-from taso_mirage.prove.rules.recheck import verdict_of
+from taso_mirage.prove.rules.recheck import law_rules, verdict_of
 from taso_mirage.rewriting.library import Rule, read
 from taso_mirage.verdicts import NO_EVIDENCE
 
@@ -220,3 +220,18 @@ def test_an_attribute_is_no_operand(tmp_path: Path) -> None:
     file.write_text(RULES.replace('rhs = "relu(x)"', 'rhs = "max(x, a)"', 1))
     with pytest.raises(SyntaxProblem, match="a is an operand and the attribute alpha of leaky_relu"):
         read(file)
+
+
+@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("name", ["matmul.27", "pad.0"])
+def test_every_seed_meets_typings_of_a_law_that_states_none(name: str, seed: int) -> None:
+    (law,) = (each for each in law_rules() if each.name == name)
+    verdict = verdict_of(law, seed, 320, laws=True)
+    assert not verdict.problem and verdict.cases["proved"]
+
+
+def test_a_law_claims_its_proved_cases_however_few_they_are() -> None:
+    (law,) = (each for each in law_rules() if each.name == "matmul.4")
+    assert verdict_of(law, 1, 320).problem
+    verdict = verdict_of(law, 1, 320, laws=True)
+    assert not verdict.problem and verdict.cases["proved"] and verdict.cases["excluded"]

@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[str, list[Node], dict[str, Any]]] = {
     "batches of sums of nothing": ("fused_matmul", operands("float32[3,0,2]", "float32[3,0,4]"), {"transA": 1}),
     "a pool of no channels": ("global_average_pool", operands("float32[1,0,2,2]"), {}),
     "a gelu of rank 0": ("fast_gelu", operands("float32[()]"), {}),
+    "a gelu of a sum of rank 0": ("bias_gelu", operands("float32[()]", "float32[()]"), {}),
     "integers padded by infinity": ("pad", operands("int8[3]"), {"pads": (1, 1), "value": -np.inf}),
     "a size that is not its scale's": (
         "resample",

@@ -23,6 +23,7 @@ from taso_mirage.ir.model import Model, StoredWeight, random_array
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.timing import Timing
 from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
@@ -34,7 +35,7 @@ from taso_mirage.report.changes import ReportedChange, changes
 from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanation import Explanation
-from taso_mirage.report.explanations import as_lines, measured_seconds, statement
+from taso_mirage.report.explanations import as_lines, measured_seconds, one_by_one, statement
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
@@ -213,14 +214,37 @@ def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
     graph = Graph(RELU.inputs, (term("relu", RELU.outputs[0]),))
     change = ReportedChange(("relu.0", "relu.0"), graph, RELU, ("a", "b", ""))
     lines = list(as_lines([Explanation(change, (3e-6, 1e-6), (2e-6, 1e-6)), Explanation(change, (1e-6, 1e-6), None)]))
-    assert lines[0] == "2 distinct changes at 6 places, the largest predicted gain first"
+    assert lines[0] == "2 distinct changes at 6 places, the largest gain first"
     assert lines[2:5] == [
         "1. 3 x relu -> nothing",
         "   at a, b and 1 more",
-        "   predicted 3 us -> 1 us a place, 6 us won in all; measured alone 2 us -> 1 us, 2.00 times as fast",
+        "   predicted 3 us -> 1 us a place; measured alone 2 us -> 1 us, 2.00 times as fast; 3 us won in all",
     ]
     assert sum("relu.0" in line for line in lines) == 2
     assert "   by relu.0 (above)" in lines
+
+
+def change(seconds: tuple[float, float], measured: tuple[float, float] | None, count: int = 1) -> Explanation:
+    return Explanation(ReportedChange(("relu.0",), RELU, RELU, ("a",) * count), seconds, measured)
+
+
+def test_what_was_measured_counts_before_what_was_predicted() -> None:
+    """A change that is predicted to win most and wins little is not what leads."""
+    small = change((9e-6, 1e-6), (6.8e-6, 6.5e-6), 7)
+    large = change((5e-6, 4e-6), (61e-6, 46e-6), 7)
+    assert small.gain == pytest.approx(7 * 0.3e-6)
+    assert large.gain == pytest.approx(7 * 15e-6)
+    assert "98% of what the changes win one by one" in html.most_of_it([small, large])
+
+
+def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None:
+    timed = replace(mini, changed=True, timing=Timing(600e-6, 250e-6, 2.4, 2.3, 2.5, 40))
+    assert one_by_one([change((100e-6, 50e-6), None, 7)], timed) == ""
+    less = one_by_one([change((20e-6, 10e-6), None, 7)], timed)
+    assert less.startswith("One by one the changes win 70 us, the whole model 350 us: the runtime gains more")
+    more = one_by_one([change((200e-6, 50e-6), None, 7)], timed)
+    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: what neighbours share")
+    assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 
 def test_statements_name_their_evidence() -> None:

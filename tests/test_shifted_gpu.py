@@ -565,9 +565,8 @@ def test_they_run_on_the_gpu(
     monkeypatch.setattr(triton, "program_forms", lambda *args: forms(*args)[-1:] if stays else forms(*args)[:1])
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "KEEP", 0.0)
-    monkeypatch.setattr(timing, "AS_FAST", 0.0)
-    monkeypatch.setattr(timing.Timing, "certain", True)
+    monkeypatch.setattr(stage, "GAIN", 0.0)
+    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
     config = replace(CONFIG, target=target, seconds=0.2)
     result = replace(optimize_model(model(batch), replace(config, measure=False, budget=0.0)), target=target)
     found = fused(result, config, "search")

@@ -15,7 +15,7 @@ from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.timing import Timing
-from taso_mirage.onnx_io import load
+from taso_mirage.onnx_io import load, save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import count
@@ -122,3 +122,17 @@ def test_nothing_moves_fewer_bytes_than_none(capsys: pytest.CaptureFixture[str])
     assert "n=8, d_0=8" in (printed := capsys.readouterr().out)
     assert "and 13 more" in printed
     assert "d_19" not in printed
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        (0.0, "the time was over before the search had seen any graph (--budget gives more)"),
+        (5.0, "no equation applies"),
+    ],
+)
+def test_a_search_that_saw_nothing_does_not_say_that_nothing_applies(budget: float, said: str, tmp_path: Path) -> None:
+    x = variable("x", Tensor("float32", (4, 8)))
+    save(standalone(Graph((x,), (term("softmax", x, axis=1),)), {"": 20}), tmp_path / "m.onnx")
+    found = optimize_model(load(tmp_path / "m.onnx"), Config(budget=budget, measure=False))
+    assert found.kept == f"{said}: the original's graph is kept"

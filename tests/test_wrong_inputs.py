@@ -177,5 +177,5 @@ def test_a_file_that_cannot_be_opened_is_named(here: Path, call: Callable[[], An
 
 def test_times_are_printed_for_people() -> None:
     assert str(Timing(0.0004, 0.0003, 1.3333, 1.25, 1.4, 10)) == (
-        "0.4 ms, then 0.3 ms: 1.33 times as fast (quartiles 1.25 and 1.40)"
+        "0.4 ms, then 0.3 ms: 1.33 times as fast (between 1.25 and 1.40)"
     )

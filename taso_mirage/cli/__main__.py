@@ -1,5 +1,5 @@
 """`python -m taso_mirage.cli`."""
 
-from taso_mirage.cli.commands import main
+from taso_mirage.cli import main
 
 main()

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -147,8 +148,9 @@ def doctor(as_json: JsonOption = False) -> None:
         inspection.show_diagnosis(found)
 
 
-def main() -> None:
-    """Run the command line; every expected error is one line on stderr and its exit code."""
+def main(began: float | None = None) -> None:
+    """Run the command line; every expected error is one line on stderr and its exit code. `began`:
+    when the command did, by `time.monotonic` (now, if left out)."""
     steady()
     signal.signal(signal.SIGINT, interrupt.give_up)
     interrupt.end_cleanly()
@@ -160,7 +162,7 @@ def main() -> None:
     collect_seldom()
     try:
         try:
-            app()
+            app(obj=time.monotonic() if began is None else began)
         except SystemExit:
             sys.stdout.flush()  # here a full disk can still be told
             raise

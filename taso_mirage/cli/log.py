@@ -19,8 +19,8 @@ from taso_mirage.cli.interrupt import CtrlC
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.folder import FolderReport
 from taso_mirage.measure.timing import Timing
-from taso_mirage.pipeline.stage import SPENT
 from taso_mirage.report.data import ResultData, Times, or_null, times_data
+from taso_mirage.search.config import SPENT
 from taso_mirage.system.terminal import say
 from taso_mirage.version import __version__
 

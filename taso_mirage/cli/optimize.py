@@ -14,11 +14,13 @@ import typer
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
 from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
 from taso_mirage.errors import InvalidOption
+from taso_mirage.system.spending import START, Purpose, accounting, process_age, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.cli.log import Log
     from taso_mirage.folder import Folder
+    from taso_mirage.report.result import Result
     from taso_mirage.report.summary import Stages
 
 # ---------------------------------------------------------------- options
@@ -42,7 +44,22 @@ _TargetName = Annotated[
 _Portable = Annotated[
     bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
 ]
-_Strategy = Annotated[str, typer.Option(help="best-first, or saturate (equality saturation and extraction).")]
+_Effort = Annotated[
+    str,
+    typer.Option(
+        metavar="quick|default|thorough",
+        help="How much is done for a result. quick: substitutions by predicted costs and a short check, in seconds and the "
+        "same every time (as --no-measure --no-partial --kernels off, without a search). thorough: ten minutes and wider "
+        "searches. Options that are given beside it count.",
+    ),
+]
+_Strategy = Annotated[
+    str | None,
+    typer.Option(
+        help="best-first (if left out), saturate (equality saturation and extraction), or both, one after the other "
+        "(of --effort thorough)."
+    ),
+]
 _WeightedShapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +74,12 @@ _InputFiles = Annotated[
     typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
 ]
 _Seconds = Annotated[
-    float, typer.Option(min=0, help="Seconds that all may take but reading and writing; of a folder, for each model.")
+    float | None,
+    typer.Option(
+        min=0,
+        help="Seconds that the command may take, from its start to its end; of a folder, for each model. 60 if left out, 600 "
+        "of --effort thorough.",
+    ),
 ]
 _RunLimit = Annotated[
     float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
@@ -71,13 +93,21 @@ _KernelMode = Annotated[
     ),
 ]
 _Mutants = Annotated[
-    bool, typer.Option("--partial/--no-partial", help="Try mutants with corrections of costly operators (PET).")
+    bool | None,
+    typer.Option(
+        "--partial/--no-partial",
+        help="Try mutants with corrections of costly operators (PET), as is usual but for --effort quick.",
+    ),
 ]
 _Alpha = Annotated[
     float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
 ]
 _Measure = Annotated[
-    bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
+    bool | None,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Measure operators and models, as is usual but for --effort quick, or estimate by a roofline.",
+    ),
 ]
 _Scheduler = Annotated[
     str | None,
@@ -112,6 +142,14 @@ _InPlace = Annotated[
 _MayGrow = Annotated[
     bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
 ]
+_Elsewhere = Annotated[
+    bool,
+    typer.Option(
+        "--elsewhere/--no-elsewhere",
+        help="The file may go to other machines, and be opened where its library of kernels is not registered: it is no slower "
+        "than the original there, either. Without: only here, and with the library.",
+    ),
+]
 _Rounding = Annotated[
     str | None,
     typer.Option(
@@ -121,6 +159,7 @@ _Rounding = Annotated[
         "of their range). With names, let these rules alone. What was let through is said, with its measured error.",
     ),
 ]
+_ShowTiming = Annotated[bool, typer.Option("--timing", help="Say what the seconds of each stage were spent on.")]
 _RuleFiles = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."),
@@ -131,19 +170,21 @@ _RuleFiles = Annotated[
 
 
 def optimize(
+    context: typer.Context,
     model: _Given,
     output: _Output = None,
     target: _TargetName = "cpu",
     portable: _Portable = False,
-    strategy: _Strategy = "best-first",
+    effort: _Effort = "default",
+    strategy: _Strategy = None,
     shape: _WeightedShapes = None,
     inputs: _InputFiles = None,
-    budget: _Seconds = 60.0,
+    budget: _Seconds = None,
     run_limit: _RunLimit = 300.0,
     kernels: _KernelMode = None,
-    partial: _Mutants = True,
+    partial: _Mutants = None,
     alpha: _Alpha = 1.05,
-    measure: _Measure = True,
+    measure: _Measure = None,
     scheduler: _Scheduler = None,
     explain: _Explain = False,
     report: _Page = None,
@@ -152,8 +193,10 @@ def optimize(
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
     may_grow: _MayGrow = False,
+    elsewhere: _Elsewhere = True,
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
+    timing: _ShowTiming = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make MODEL.onnx faster, or every model below a folder.
@@ -161,11 +204,13 @@ def optimize(
     The result computes the same, is never slower, and is checked before it is written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
-    del options["model"], options["as_json"]
+    del options["context"], options["model"], options["as_json"], options["timing"]
+    options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
+    options = {name: each for name, each in options.items() if each is not None}  # the effort says what these are
     log = _log(model) if as_json else None
     with nullcontext() if log is None else log.failing():
-        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log)
+        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, timing)
 
 
 def _log(model: Path) -> Log:
@@ -174,21 +219,14 @@ def _log(model: Path) -> Log:
     return Log(model)
 
 
-def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) -> None:
-    from taso_mirage import api
-    from taso_mirage.report import data, explanations, summary
-
-    if log is not None:
-        log.start(1, options["budget"])
-    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
-        own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
-        own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-        if log is None and not options["may_grow"] and asking():
-            own["may_grow"] = stages.asked
-        _, result = api.optimize(model, return_result=True, **{**options, **own})
+def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
+    with accounting(process_age()):
+        with staged(START), spent(Purpose.STARTING):
+            from taso_mirage.report import data, explanations, summary
+        result = _optimized(model, options, log)
     explained = options["explain"]
     if log is None:
-        summary.show(result, model, result.written)
+        summary.show(result, model, result.written, timing)
         say_lines(explanations.as_lines(result.explanations, result) if explained else ())
     else:
         found = data.result_data(result, model, result.written)
@@ -199,23 +237,37 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None) ->
         raise result.failure
 
 
-def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) -> None:
+def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Result:
+    from taso_mirage import api
+    from taso_mirage.report import summary
+
+    if log is not None:
+        log.start(1, api.options_of(options).budget)
+    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+        own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
+        own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        if log is None and not options["may_grow"] and asking():
+            own["may_grow"] = stages.asked
+        return api.optimize(model, return_result=True, **{**options, **own})[1]
+
+
+def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
     """One model after the other. What was done stays, and is not done again, however it ends."""
     from taso_mirage.folder import PAGE, Folder
 
     for name in ("report", "certificate"):
-        if options[name] is not None:
+        if name in options:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
     if options["in_place"]:
         raise InvalidOption("--in-place is for one model; the results of a folder need a folder of their own")
-    folder = Folder(source, options["output"], options)
+    folder = Folder(source, options.get("output"), options)
     try:
         with folder.locked():
             folder.write()
             if log is not None:
-                log.start(len(folder.waiting), options["budget"])
+                log.start(len(folder.waiting), folder.budget)
             say(folder.plan, err=True)
-            _optimize_each(folder, log)
+            _optimize_each(folder, log, timing)
     except CtrlC as given_up:
         said = str(given_up) or "interrupted; what was done before stays, and the same command goes on from there"
         if log is not None:
@@ -230,7 +282,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None) 
         raise typer.Exit(folder.exit_code)
 
 
-def _optimize_each(folder: Folder, log: Log | None) -> None:
+def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
     from taso_mirage.folder import row_text
     from taso_mirage.report import data, summary
 
@@ -242,6 +294,8 @@ def _optimize_each(folder: Folder, log: Log | None) -> None:
             row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
         if log is None:
             say_lines([f"{i}/{len(names)} {row_text(row)}"])
+            if timing and result is not None:
+                summary.show_spending(result.spending)
         elif result is not None:
             log.result(data.result_data(result, folder.source / name, result.written))
         elif row["error"] is not None:

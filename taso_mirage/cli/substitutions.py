@@ -183,7 +183,7 @@ def verify(
     stated = law_rules() if laws else None
     rules = _selected(files or [], rule or [], stated)
     with recheck_bar(len(rules), quiet=as_json) as progress:
-        verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress))
+        verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress, laws))
     bad = failures(verdicts)
     if record is not None and stated is not None:
         judged = (recorded_laws(record) if rule else {}) | {v.name: v.cases for v in verdicts}

@@ -28,7 +28,12 @@ class Unifier:
         self._together: list[AxisLabels] = []
 
     def fresh(self, size: int) -> AxisLabels:
-        """The axis of a dim of this size: a new label, none for 1."""
+        """The axis of a dim of this size: a new label, none for 1.
+
+        Raises Unsupported for one of no elements.
+        """
+        if size < 1:
+            raise Unsupported(f"a dim of {size} elements has no label")
         if size == 1:
             return ()
         self.sizes.append(size)

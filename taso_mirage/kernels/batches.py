@@ -23,10 +23,12 @@ from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels.arranged import over_inputs
+from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
+from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.prepared import PreparedKinds
-from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
+from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
@@ -71,6 +73,7 @@ def equal_regions(
     batched: bool,
     prepared: PreparedKinds | None = None,
     late: Callable[[], bool] = lambda: False,
+    report: ErrorReport = raised,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out.
 
@@ -80,15 +83,16 @@ def equal_regions(
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes, batched, prepared, late=late).items():
+    for whole, spots in fragments(model, sizes, lanes, batched, prepared, late=late, report=report).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen
-            kind: EqualRegions | None = EqualRegions(whole, whole)
-            if hidden and (batched or not seen):  # nothing would tell one size from another
-                kind = None
-            elif batched and seen:
-                kind = batched_kind(spot, whole, seen, known)
+            kind: EqualRegions | None = None
+            with contained(operators_of(whole), report):
+                if batched and seen and not hidden:
+                    kind = batched_kind(spot, whole, seen, known)
+                elif not (hidden and (batched or not seen)):  # else nothing would tell one size from another
+                    kind = EqualRegions(whole, whole)
             if kind is not None:
                 found.setdefault(kind, []).append(spot)
             else:

@@ -17,7 +17,7 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fix
 from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 from taso_mirage.kernels.goal import Labelled, LabelNames, whole_leaf
-from taso_mirage.kernels.tiles import TileSizes
+from taso_mirage.kernels.tile_work import TileSizes
 from taso_mirage.operators.ops import term, traits
 
 SMALL, LARGE = 16, 64

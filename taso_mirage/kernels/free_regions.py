@@ -15,10 +15,10 @@ from itertools import cycle
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import Dim, evaluate
+from taso_mirage.ir.dims import Dim, Symbolic, evaluate
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.terms import Graph, Tensor
 from taso_mirage.kernels.batches import (
     EqualRegions,
     batched_kind,
@@ -28,17 +28,22 @@ from taso_mirage.kernels.batches import (
     run_region,
     symbols_in,
 )
+from taso_mirage.kernels.canonical import SymbolSizes
+from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.integers import of_integers_or_floats
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.prepared import PreparedKinds
-from taso_mirage.kernels.regions import RegionSite, SymbolSizes, fragments
+from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.kernels.roles import inlined
 from taso_mirage.kernels.shrink import resized_goal
 
 OTHERS = (2, 3, 5), (3, 4, 2), (7, 2, 3)
 """Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
+LEAST, LARGEST = 2, 64
+"""Of any dim there: a label of one element is none. And how many times as large those sizes are, at
+most, where dims are quotients of them."""
 MANY = 1 << 24
 """Elements of a region's inputs from which on the first two of those have to do: float64 takes
 seconds for each."""
@@ -52,6 +57,7 @@ def free_regions(
     batched: bool,
     prepared: PreparedKinds | None = None,
     late: Callable[[], bool] = lambda: False,
+    report: ErrorReport = raised,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
     whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
@@ -59,14 +65,17 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, spots in fragments(model, instances, lanes, batched, prepared, True, late).items():
+    for goal, spots in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen
-            kind = free_kind(spot, goal, sizes, known, prepared) if seen and not hidden else None
-            if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
-                fixed = resized(spot, sizes) if seen else goal
-                kind = _other(spot, fixed, batched and bool(seen))
+            kind = None
+            with contained(operators_of(goal), report):
+                kind = free_kind(spot, goal, sizes, known, prepared) if seen and not hidden else None
+            with contained(operators_of(goal), report):
+                if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
+                    fixed = resized(spot, sizes) if seen else goal
+                    kind = _other(spot, fixed, batched and bool(seen))
             if kind is None:
                 left_out |= seen | hidden
             else:
@@ -123,7 +132,9 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
     dims, rng = _dims(spot, free), np.random.default_rng(0)
     symbols = sorted(symbols_in([*spot.inputs, *spot.outputs]))
     for numbers in OTHERS:
-        sizes = dict(zip(symbols, cycle(numbers), strict=False))
+        sizes = fitting_sizes(spot, dict(zip(symbols, cycle(numbers), strict=False)))
+        if sizes is None:
+            return False
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
         whole, made = resized(spot, sizes), goal_at(goal, labels, own)
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
@@ -138,6 +149,21 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
         ):
             return False
     return True
+
+
+def fitting_sizes(spot: RegionSite, sizes: SymbolSizes) -> dict[str, int] | None:
+    """The least multiples of some sizes at which all dims of a region that depend on sizes are
+    there: a quarter of 2 would have no elements. None where none of them fit."""
+    members = [*spot.inputs, *region_members(spot)]
+    dims = {dim for node in members if isinstance(node.type, Tensor) for dim in node.type.shape or ()}
+    free = [dim for dim in dims if isinstance(dim, Symbolic)]
+    factor = 1
+    while factor <= LARGEST:
+        found = {name: factor * n for name, n in sizes.items()}
+        if all(evaluate(dim, found) >= LEAST for dim in free):
+            return found
+        factor *= 2
+    return None
 
 
 def goal_at(goal: Labelled, labels: Mapping[str, Dim], sizes: Mapping[str, int]) -> Graph:

@@ -17,25 +17,24 @@ weights is a region first, where a back end has those (`prepared.py`). What only
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
-    ABSENT,
     Graph,
     Node,
     Tensor,
     is_computed,
-    is_constant,
     is_part,
     topological,
     users,
     variable,
 )
+from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
+from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.goal import LOADED, MADE
 from taso_mirage.kernels.horizontal import groups
@@ -45,9 +44,8 @@ from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integ
 from taso_mirage.kernels.region_kinds import RegionKind, kind_by_labels
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
-from taso_mirage.operators.work import size, sized, work
+from taso_mirage.operators.work import size, work
 
-SymbolSizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
 """A region has at most so many operators, and a lane of it so many inputs."""
 ROWS = 64
@@ -104,24 +102,32 @@ def fragments(
     prepared: PreparedKinds | None = None,
     free: bool = False,
     late: Callable[[], bool] = lambda: False,
+    report: ErrorReport = raised,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each
     with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a
     free number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is
-    in single precision. What `prepared` has kernels for is a region first."""
-    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free)
+    in single precision. What `prepared` has kernels for is a region first. Errors are reported."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
     if prepared is not None:
-        growing.prepare(prepared)
+        with contained("prepared weights", report):
+            growing.prepare(prepared)
     found: dict[Graph, list[RegionSite]] = {}
     growing.run(late)
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
-        results = growing.results(members)
-        graph, leaves = canonical_region(members, results, sizes)
-        terms = {leaf: term for term, leaf in leaves.items()}
-        names = tuple([_name(model, n) for n in members if not is_part(n)])
-        spot = RegionSite(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
-        found.setdefault(graph, []).append(spot)
+        with contained(operators_of(members), report):
+            graph, spot = _site(model, members, growing.results(members), sizes)
+            found.setdefault(graph, []).append(spot)
     return found
+
+
+def _site(
+    model: Model, members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
+) -> tuple[Graph, RegionSite]:
+    graph, leaves = canonical_region(members, results, sizes)
+    terms = {leaf: term for term, leaf in leaves.items()}
+    names = [_name(model, n) for n in members if not is_part(n)]
+    return graph, RegionSite(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), tuple(names))
 
 
 def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> KernelRegion:
@@ -135,23 +141,20 @@ def _name(model: Model, node: Node) -> str:
     return (origin.name if origin is not None else None) or model.names.get(node) or node.op
 
 
-def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
-    """One operator, with all its results, over canonical inputs.
-
-    Raises LookupError, TypeError or TasoMirageError where it has no fixed sizes.
-    """
-    results = (
-        [node] if isinstance(node.type, Tensor) else [term("item", node, index=i) for i in range(len(node.type or ()))]
-    )
-    return canonical_region([node, *results], results, sizes)[0]
-
-
 class _Growing:
     """Regions as they grow, each a list of terms in the model's order."""
 
-    def __init__(self, outputs: Sequence[Node], sizes: SymbolSizes, lanes: int, batched: bool, free: bool) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[Node],
+        sizes: SymbolSizes,
+        lanes: int,
+        batched: bool,
+        free: bool,
+        report: ErrorReport = raised,
+    ) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
-        self.batched, self.free = batched, free
+        self.batched, self.free, self.report = batched, free, report
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -162,9 +165,10 @@ class _Growing:
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
         for node in self.order:
-            kind = self._kind(node)
-            if kind is not None:
-                self.kinds[node] = kind
+            with contained(node.op, report):
+                kind = self._kind(node)
+                if kind is not None:
+                    self.kinds[node] = kind
 
     def prepare(self, kinds: PreparedKinds) -> None:
         """What there are kernels for that prepare weights, each with what follows."""
@@ -186,9 +190,10 @@ class _Growing:
         for kinds in ({RegionKind.PRODUCT, RegionKind.LINEAR}, {RegionKind.FOLD}, {RegionKind.CHAIN}):
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region and not late():
-                    members = self._grown(node)
-                    if self._accepted(members) and self._worth(members):
-                        self._take(members)
+                    with contained(node.op, self.report):
+                        members = self._grown(node)
+                        if self._accepted(members) and self._worth(members):
+                            self._take(members)
 
     def _take(self, members: list[Node]) -> None:
         self.found.append(members)
@@ -412,26 +417,3 @@ class _Growing:
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
             self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
-
-
-def canonical_region(
-    members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
-) -> tuple[Graph, dict[Node, Node]]:
-    """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has
-    become. Scalars stay constants."""
-    outside = {a for n in members for a in n.args} - set(members)
-    done: dict[Node, Node] = {ABSENT: ABSENT}
-    inputs: list[Node] = []
-    for node in topological(results, stop=outside):
-        for arg in node.args:
-            if arg not in done:
-                done[arg] = leaf = _leaf(arg, len(inputs), sizes)
-                inputs += [] if is_constant(leaf) else [leaf]
-        attrs = tuple([(k, fixed(v, sizes)) for k, v in node.attrs])
-        done[node] = Node(node.op, tuple([done[a] for a in node.args]), attrs, sized(node.type, sizes))
-    return Graph(tuple(inputs), tuple([done[r] for r in results])), done
-
-
-def _leaf(node: Node, place: int, sizes: SymbolSizes) -> Node:
-    scalar = is_constant(node) and math.prod(node.shape) == 1
-    return node if scalar else variable(f"i{place}", sized(node.tensor, sizes))

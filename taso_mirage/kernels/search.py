@@ -29,8 +29,9 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import resized_goal
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
+from taso_mirage.kernels.tile_work import TileSizes
 from taso_mirage.kernels.tiled_plans import TiledPlan, varied
-from taso_mirage.kernels.tiles import LONG, NEAR, Tiled, TileSizes, fastest, rank
+from taso_mirage.kernels.tiles import LONG, NEAR, Tiled, fastest, rank
 from taso_mirage.kernels.verify import AGAIN, read_tests, tests_json, verified_mugraph
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.derived_traits import multiplies

@@ -15,7 +15,8 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topol
 from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
 from taso_mirage.kernels.goal import Labelled, in_a_byte, is_packed, whole_leaf
-from taso_mirage.kernels.tiles import Tiled, TileSizes
+from taso_mirage.kernels.tile_work import TileSizes
+from taso_mirage.kernels.tiles import Tiled
 from taso_mirage.operators.ops import term
 
 ONE, PART, WHOLE, UNEVEN = range(4)

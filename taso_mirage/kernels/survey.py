@@ -15,10 +15,11 @@ from typing import Any
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.kernels.canonical import operator_alone
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.goal import views
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import KernelRegion, operator_alone
+from taso_mirage.kernels.regions import KernelRegion
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import tests_json, verified_mugraph
 from taso_mirage.operators.work import work

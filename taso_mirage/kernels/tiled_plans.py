@@ -15,7 +15,8 @@ from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.free import free_goal, free_tiles
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation
-from taso_mirage.kernels.tiles import ITERATION, Tiled, TileSizes, predicted
+from taso_mirage.kernels.tile_work import TileSizes
+from taso_mirage.kernels.tiles import ITERATION, Tiled, predicted
 
 
 @dataclass(frozen=True, slots=True)

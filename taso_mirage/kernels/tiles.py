@@ -9,21 +9,19 @@ measurement tells the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
 from taso_mirage.kernels.derivations.folds import DOT
-from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases, labels_of
+from taso_mirage.kernels.structures import Plan, PlannedKernel, labels_of
+from taso_mirage.kernels.tile_work import STORED, TileSizes, TileWork
 from taso_mirage.targets.device import Device
 
-TileSizes = Mapping[str, int]
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 """How many blocks and how many iterations a kernel may have; None leaves it open."""
 
@@ -31,9 +29,6 @@ Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 GRID_DIMS = 3
 NEAR = 0.02
 """Predictions within such a share of each other are the same."""
-STORED = 4
-"""Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
-half of that, which is not counted: how blocks are best was measured of fp32."""
 OVERLAPPING = 8
 """In a loop of so many iterations, a part of that size of the shorter of moving and computing does
 not overlap with the longer."""
@@ -60,11 +55,9 @@ GATHERED = 24
 one a kernel takes twice as long."""
 BESIDE = 2
 """So many blocks of a processor exchange at a time."""
-BY_WORDS, HELD, PIECE, WHOLE = 0.25, 64 * 1024, 64, 3
+BY_WORDS, HELD = 0.25, 64 * 1024
 """Of the time of computing, what a product of one row with weights in blocks takes on the tensor
-cores, without a loop, the bytes of weights that a kernel's block holds in registers, what bytes a
-block of weights has to be whole times, and how many values as large there are: the bytes, the
-numbers, and these less a zero."""
+cores, without a loop, and the bytes of weights that a kernel's block holds in registers."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 CROWDED, CROWDING = 48 * 1024, 1.25
@@ -73,13 +66,6 @@ that waits for all of them at once, and the kernel takes so many times as long (
 none of them is the best of its row)."""
 WIDE = 512
 """A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
-BYTES, TURNING = 0.5, 1.75
-"""Of the time of a product of half precision, that of one of bytes where both operands lie along
-the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
-SINGLE, PARTED = 7.5, 4
-"""A product of single precision takes so many times as long as one of half precision, in parts on
-the tensor cores, and to make the parts of an element, and each iteration, as long as so many
-products of an element more."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 LONG, STREAMED = 1 << 15, 8192
@@ -136,21 +122,6 @@ def rank(seconds: float, held: float) -> tuple[int, float, float]:
     return round(math.log(seconds) / NEAR), held, seconds
 
 
-def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
-    """The labels of a tensor, the one along which elements stand side by side first; of what
-    kernels hand on that one alone, as the goal's results have it."""
-    goal = closure.goal
-    axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
-    axes |= dict(zip(closure.targets, goal.outputs, strict=True))
-    found = {c: [x for axis in own for x in axis][::-1] for c, own in axes.items() if own and own[-1]}
-    results = [x for own in goal.outputs for axis in own for x in axis]
-    for c in (*kernel.body.leaves, *kernel.body.targets):
-        inner = [x for x in results if x in closure.classes[c]]
-        if c not in found and inner:
-            found[c] = inner[-1:]
-    return found
-
-
 def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
     long = not device.general and size > LONG and all(e.kind is not DOT for _, e in kernel.body.chosen)
@@ -192,49 +163,9 @@ def _full_parts(size: int, low: int, high: int) -> list[int]:
     return [d for d in range(low, high + 1) if size % d == 0 and d >= FULL * 2 ** (d - 1).bit_length()]
 
 
-class _Model:
+class _Model(TileWork):
     """The analytic model over all tilings of a kernel: every number is an array with one element
     for each."""
-
-    def __init__(
-        self,
-        kernel: PlannedKernel,
-        closure: Closure,
-        sizes: TileSizes,
-        tiles: Mapping[str, TileCounts],
-        width: int,
-        device: Device,
-    ) -> None:
-        self.body, self.loop, self.closure, self.sizes, self.tiles = kernel.body, kernel.loop, closure, sizes, tiles
-        self.width, self.device = width, device
-        self.one = next(iter(tiles.values())) * 0 + 1 if tiles else np.ones(1)
-        grid = [label for label in kernel.body.grid if label in tiles]
-        self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
-        self.joined = [c for c, e in kernel.body.chosen if e.label is not None and e.label == kernel.body.cluster]
-        self.cluster = sizes[self.body.cluster] if self.body.cluster is not None else 1
-        self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
-        self.once = self.iterations == 1
-        inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
-        self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
-        self.inner = _innermost(kernel, closure)
-        views = [(c, e.kind.reads) for c, e in kernel.body.chosen if e.kind.reads is not None]
-        self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
-        self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
-        self.loaded = self._loaded(views)
-
-    def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
-        """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
-        which is loaded once, else 1."""
-        leaves, inputs = self.closure.goal.leaves, self.closure.goal.inputs
-        first: dict[Node, str] = {}
-        found: dict[int, TileCounts] = {}
-        for c, view in views:
-            before = first.setdefault(leaves[view], view) if view in leaves else view
-            if before != view:
-                pairs = zip(chain(*inputs[before]), chain(*inputs[view]), strict=False)
-                parted = [x for pair in pairs if len({*pair}) > 1 for x in pair]
-                found[c] = 1 - self._product(self.tiles[x] == self.sizes[x] for x in parted)
-        return found
 
     def shared(self) -> TileCounts:
         """Bytes of the operands' tiles, two of each in a loop."""
@@ -307,21 +238,6 @@ class _Model:
         longest = longest * np.where(crowded, CROWDING, 1)
         return np.asarray(longest + device.launch + starting + self._exchange())
 
-    def _words_of_one_row(self) -> int | None:
-        """Weights of a few bits that one row is multiplied with, scaled after their sums
-        (`codegen/gpu/block_products.py`): nothing but they, and they less a zero, has all labels.
-        """
-        labels = [self.closure.classes[c] for c in (*self.body.leaves, *(c for c, _ in self.body.chosen))]
-        whole = set().union(*labels)
-        found = next((c for c in self.widths if set(self.closure.classes[c]) == whole), None)
-        if found is None or sum(set(each) == whole for each in labels) > WHOLE:
-            return None
-        return found if self.sizes[self.inner[found][0]] * self._bytes(found) % PIECE == 0 else None
-
-    def _alike(self, c: int) -> int:
-        """How many blocks of a cluster have the same of a result, which one of them stores."""
-        return 1 if self.body.cluster in self.closure.classes[c] else self.cluster
-
     def _exchange(self) -> TileCounts:
         """Seconds in which the blocks of a cluster combine: each folds its share of a tile, and all
         get it."""
@@ -330,62 +246,12 @@ class _Model:
         rounds = np.ceil(self.blocks / (BESIDE * self.device.processors))
         return np.asarray((self._combined() * share / self.device.exchanged + met) * rounds)
 
-    def _combined(self) -> TileCounts:
-        """Elements of a block that a cluster combines."""
-        return np.asarray(sum((self._tile(c) for c in self.joined), 0 * self.one))
-
     def _operations(self) -> TileCounts:
         total = 0 * self.one
         for made, edge in self.body.chosen:
             times = self.iterations if any(a in self.inside for a in edge.args) else self.one
             total = total + edge.kind.operations(made, edge, self) * times
         return np.asarray(total)
-
-    def labels(self, c: int) -> frozenset[str]:
-        """Those of a class."""
-        return self.closure.classes[c]
-
-    def volume(self, labels: Iterable[str]) -> TileCounts:
-        """Elements of a block along some labels."""
-        return self._product(self.tiles[label] for label in labels)
-
-    def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
-        """How many times as long a product of matrices takes as one of half precision."""
-        if all(self.widths.get(c) == 1 for c in args):  # whatever becomes of the sums
-            return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
-        if self.width != STORED or self.device.general:
-            return 1.0
-        rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
-        return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
-
-    def _tile(self, c: int) -> TileCounts:
-        return self.volume(self.closure.classes[c])
-
-    def _moved(self, c: int) -> TileCounts:
-        """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without
-        iterations a line."""
-        width = self._bytes(c)
-        least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
-        row, whole = self.one * width, self.one > 0
-        for label in self.inner.get(c, ()):
-            row = row * np.where(whole, self.tiles[label], 1)
-            whole = whole & (self.tiles[label] == self.sizes[label])
-        return self._tile(c) * width * np.where(c in self.inner, np.maximum(least / row, 1), 1)
-
-    def _times(self, c: int) -> TileCounts:
-        return self.iterations if c in self.inside else self.one
-
-    def _whole(self, c: int) -> float:
-        return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
-
-    def _bytes(self, c: int) -> float:
-        return self.widths.get(c, STORED if c in self.body.leaves else self.width)
-
-    def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
-        found = self.one
-        for factor in factors:
-            found = found * factor
-        return found
 
 
 def predicted(plan: Sequence[Tiled]) -> float:

@@ -3,12 +3,12 @@ does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from taso_mirage.errors import IllTyped, Undecidable
+from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype
@@ -17,7 +17,7 @@ from taso_mirage.measure.hints import words_of
 from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
-from taso_mirage.operators.work import sized
+from taso_mirage.operators.work import Work, sized, work
 
 LARGEST_TENSOR = 4e9
 """Bytes of one tensor in the float64 reference. Larger ones fill the memory, or come from a size
@@ -66,6 +66,29 @@ def bulk(model: Model, sizes: Mapping[str, int]) -> Bulk:
         peak = max(peak, now)
         now -= sum(held.pop(arg, 0) for arg in set(node.args) if last[arg] is node)
     return Bulk(total, peak)
+
+
+UNTYPED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, NotImplementedError)
+"""What terms raise that have no type at some sizes."""
+RATE, BANDWIDTH = 1.5e10, 1.0e9
+"""Operations and bytes that a float64 evaluation does in a second, at least."""
+
+
+def evaluation_seconds(nodes: Iterable[Node], sizes: Mapping[str, int]) -> float:
+    """What a float64 evaluation of some terms takes, about: their operations, and their bytes in
+    float64. Weights are read, too."""
+    total = 0.0
+    for node in nodes:
+        each = _work(node, sizes) if node.args else Work(0, 0)
+        total += each.flops / RATE + 2 * each.bytes / BANDWIDTH
+    return total
+
+
+def _work(node: Node, sizes: Mapping[str, int]) -> Work:
+    try:
+        return work(node, sizes)
+    except UNTYPED:
+        return Work(0, 0)
 
 
 def smaller(model: Model, sizes: Mapping[str, int], held: Collection[str]) -> Iterator[dict[str, int]]:

@@ -58,6 +58,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, original
 from taso_mirage.measure.target import CPU, Target
+from taso_mirage.system.spending import Purpose, spent
 
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
@@ -92,6 +93,12 @@ class CheckCase:
     fine: list[Any] | None = None
     allowed: Sequence[float] = ()
     """Errors that are no fault, of every output."""
+    against: str = "float64"
+    """What the reference is."""
+
+    def own(self) -> list[float]:
+        """The error of the original in each output."""
+        return [_own(self, i) for i in range(len(self.original))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,8 @@ class Difference:
     bound: float
     against: str = "float64"
     moved: float = 0.0
+    region: str = ""
+    """Where the output is a value inside of the model, of which region."""
 
     @property
     def passed(self) -> bool:
@@ -115,7 +124,7 @@ class Difference:
         relation = "within" if self.passed else "above"
         turned = f", and rounding moves it by {self.moved:.3g}" if self.moved else ""
         return (
-            f"output {self.output!r} on {self.case}: error {self.error:.3g} against {self.against}, "
+            f"output {self.output!r} on {self.case}{self.region}: error {self.error:.3g} against {self.against}, "
             f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g}{turned})"
         )
 
@@ -129,18 +138,19 @@ def check_cases(
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
     seconds: float = math.inf,
+    most: float = math.inf,
 ) -> Iterator[CheckCase]:
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
     reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
     `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
     those that every check needs twice as many; what else there was no time for is no case, and a
-    line says so.
+    line says so. There are `most` cases at most.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
-    taken = in_time(draws, seconds)
+    taken = in_time(draws, seconds, most)
     witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
@@ -151,10 +161,8 @@ def check_cases(
         if isinstance(reference, Exception):
             draws.unusable(each, reference)
             continue
-        moved = _moving(model, each.inputs, reference)
-        resolution = cache(partial(_resolution, model, each.inputs, reference))
         there = None if finely is None else finely.run(each.inputs)
-        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution, there)
+        case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
         if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
             continue
         yield _witnessed(witness, session.target, case)
@@ -162,16 +170,26 @@ def check_cases(
         skipped += draws.notes()
 
 
+def case_on(
+    name: str, model: Model, inputs: Arrays, outputs: list[Any], reference: list[Any], fine: list[Any] | None = None
+) -> CheckCase:
+    """The case of a model's float64 reference and of its outputs in the runtime."""
+    moved = _moving(model, inputs, reference)
+    return CheckCase(
+        name, inputs, outputs, reference, moved, cache(partial(_resolution, model, inputs, reference)), fine
+    )
+
+
 def _tame(case: CheckCase) -> bool:
     """Whether all floats of the original are finite, and near the reference."""
     floats = [o for o in case.original if rounds(o)]
-    return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and _plausible(case)
+    return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and plausible(case.original, case.reference)
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) -> CheckCase:
     """The case; with the outputs of the original on the CPU provider, if these are near the
     reference and the target's are not."""
-    if target.name == CPU.name or _plausible(case):
+    if target.name == CPU.name or plausible(case.original, case.reference):
         return case
     try:
         there = witness().run(case.inputs)
@@ -179,12 +197,12 @@ def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) 
         return case
     name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
     witnessed = replace(case, name=name, original=there)
-    return witnessed if _plausible(witnessed) else case
+    return witnessed if plausible(there, case.reference) else case
 
 
-def _plausible(case: CheckCase) -> bool:
+def plausible(outputs: Sequence[Any], reference: Sequence[Any]) -> bool:
     """Whether every output in floats is as near the reference as rounding explains."""
-    for old, exact in zip(case.original, case.reference, strict=True):
+    for old, exact in zip(outputs, reference, strict=True):
         if rounds(old) and exact.shape == old.shape:
             most = magnitudes(old, old, exact)
             if most is None or most.own > max(_explained(old.dtype, most.target), least_normal(old.dtype)):
@@ -234,6 +252,7 @@ class Runs(Protocol):
         """The outputs, in the order of the model. Raises RunFailed."""
 
 
+@spent(Purpose.CHECKS)
 def compare(
     model: Model, session: Runs, prepared: Sequence[CheckCase], fine: Runs | None = None, share: float = 0.0
 ) -> list[Difference]:
@@ -275,7 +294,7 @@ def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int
     """The difference of an output; where it fails, with what roundings explain."""
     old, exact = case.original[i], case.reference[i]
     coarse = case.fine is not None
-    found = difference(case.name, name, new, old, exact, coarse=coarse)
+    found = difference(case.name, name, new, old, exact, coarse=coarse, against=case.against)
     if case.allowed and found.against != UNEXPLAINED:
         found = replace(found, bound=max(found.bound, case.allowed[i]))
     if found.passed or not np.isfinite(found.error) or not isinstance(old, np.ndarray):
@@ -283,7 +302,7 @@ def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int
     turned = _turned(case, i, found)
     if turned.passed or case.resolution is None:
         return turned
-    resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i), coarse)
+    resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i), coarse, case.against)
     return resolved if resolved.passed else turned
 
 
@@ -311,6 +330,7 @@ def difference(
     resolution: float = 0.0,
     usual: float = 0.0,
     coarse: bool = False,
+    against: str = "float64",
 ) -> Difference:
     """The criterion of this module on one output of a known `resolution`, where the original's
     largest error on any inputs is the `usual` one; of a sequence or a map on each of its parts, of
@@ -333,7 +353,7 @@ def difference(
     factor = FACTOR if most.own <= explained else 1.0  # it underflows
     floor = max(unit * most.target, FLOOR[width] * least(old.dtype))
     own = factor * max(most.own, min(resolution, usual))
-    return Difference(case, output, most.error, most.own, max(own, resolution) + floor)
+    return Difference(case, output, most.error, most.own, max(own, resolution) + floor, against)
 
 
 def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
@@ -359,6 +379,7 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
+@spent(Purpose.CHECKS)
 def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from taso_mirage.errors import OutOfTime, RunFailed, RuntimeCrashed
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
+from taso_mirage.system.spending import Purpose, spent
 
 R = TypeVar("R")
 LIMIT = 300.0
@@ -53,8 +54,10 @@ class Child:
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
+        self._ready = False
         self._dropped: deque[tuple[int, int]] = deque()
 
+    @spent(Purpose.RUNS, usual=True)
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """What a function of a module gives there.
 
@@ -65,6 +68,7 @@ class Child:
             connection = self._started()
             done = [number for life, number in self._taken() if life == self.life]
             try:
+                self._await_start(connection)
                 _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
                 self._wait(connection)
                 raised, answer = _receive(connection)
@@ -77,6 +81,13 @@ class Child:
             raise answer
         result: R = answer
         return result
+
+    def _await_start(self, connection: Connection[Any, Any]) -> None:
+        """Until a new process says that it has imported the runtime's modules."""
+        if not self._ready:
+            with spent(Purpose.STARTING):
+                self._wait(connection)
+                self._ready = bool(_receive(connection))
 
     def _wait(self, connection: Connection[Any, Any]) -> None:
         """Until there is an answer, which may never come."""
@@ -125,7 +136,7 @@ class Child:
                 env=os.environ | {"PYTHONPATH": path, CONFIGURED: "0"},
             )
             theirs.close()
-            self._connection = ours
+            self._connection, self._ready = ours, False
         return self._connection
 
     def _ending(self) -> str:
@@ -188,6 +199,7 @@ def main(descriptor: int) -> None:
     _limit_memory()
     from taso_mirage.measure import native
 
+    _send(connection, True)
     while True:
         try:
             name, args, dropped = _receive(connection)

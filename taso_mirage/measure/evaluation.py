@@ -7,6 +7,7 @@ not held up by a product of large arrays.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
@@ -134,18 +136,21 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
         return error
 
 
-def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
-    """What the original runs on; of one that is slow only what was drawn in the time, and at least
-    what every check needs."""
+def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[Drawn]:
+    """What the original runs on, at most so many of them; of one that is slow only what was drawn
+    in the time, and at least what every check needs."""
     began, found = time.monotonic(), list[Drawn]()
     for each in draws:
         found.append(each)
+        if len(found) >= most:
+            break
         if not each.needed and time.monotonic() - began > seconds:
             draws.late = True
             break
     return found
 
 
+@spent(Purpose.REFERENCES)
 def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
     """The float64 evaluation on every drawn input; where there is not time for all, those that
     every check needs come first, then other sizes, then other values.

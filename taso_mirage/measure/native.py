@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -43,6 +46,27 @@ def spins(run: Callable[[], float], seconds: float) -> bool:
     start = time.process_time()
     time.sleep(seconds)
     return time.process_time() - start > seconds / 10
+
+
+BYTES = bytes(1 << 16)
+"""A digest of so many takes some microseconds, in which Python's lock is free for others."""
+
+
+def cores_got(seconds: float) -> tuple[float, int]:
+    """Which part of this process's cores is free for it, and how many there are: what as many
+    threads as cores work in so many seconds, by the clock of the processor over that of the
+    wall."""
+
+    def work(_: int) -> tuple[float, float]:
+        start, began = time.thread_time(), time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            hashlib.sha256(BYTES)
+        return time.thread_time() - start, time.perf_counter() - began
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as threads:
+        spent = list(threads.map(work, range(cores)))
+    return sum(own for own, _ in spent) / sum(wall for _, wall in spent), cores
 
 
 _NUMBERS = count(1)

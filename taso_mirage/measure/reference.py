@@ -23,6 +23,7 @@ from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.interpret import interpret, unfolded
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
+from taso_mirage.system.spending import Purpose, spent
 
 SINGLE = float(np.finfo(np.float32).eps)
 """A rounding of single precision, in which the runtime computes functions of half precision too."""
@@ -51,6 +52,7 @@ class FloatReference:
         self.decisions = Decisions(model)
         self.rng = None if seed is None else np.random.default_rng(seed)
 
+    @spent(Purpose.REFERENCES)
     def __call__(self, inputs: Arrays, step: Callable[[], None] = lambda: None) -> list[Any]:
         def after(node: Node, value: Any) -> Any:
             step()

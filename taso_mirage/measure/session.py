@@ -25,6 +25,7 @@ from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
 from taso_mirage.targets.protocol import Source, Trusted
 
@@ -138,6 +139,7 @@ def _number_there(weight: Weight) -> int:
     return place.number(lambda: in_child(native.keep_weight, weight.numpy()))
 
 
+@spent(Purpose.LOADS)
 def open_in_child(
     model: Model,
     target: Target = CPU,
@@ -183,6 +185,7 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
         return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
 
 
+@spent(Purpose.OPERATORS)
 def seconds_by_operator(
     model: Model, inputs: Arrays, seconds: float, target: Target = CPU, source: bool = False
 ) -> tuple[dict[str, float], float]:
@@ -211,6 +214,7 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
+@spent(Purpose.LOADS)
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read, on the CPU without the runtime's optimizations where
     these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""
@@ -250,10 +254,12 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-ROUNDS, FEW, MOST = 15, 5, 2000
-"""Rounds of a comparison: at least, at least those of slow models, and at most."""
+ROUNDS, FEW, MOST = 15, 7, 2000
+"""Rounds of a comparison: at least, at least those of slow models (of fewer there is no verdict),
+and at most."""
 
 
+@spent(Purpose.COMPARISONS)
 def interleaved(
     sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = ROUNDS, patience: float = 4.0
 ) -> list[list[float]]:

@@ -13,6 +13,7 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
+from taso_mirage.measure.timing import compared_times, enough_wins
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get
@@ -26,6 +27,8 @@ FEW, LONG = 3, 0.1
 """Runs that are enough where they have taken so many seconds: a long run varies less."""
 BLOCK = 4
 """Runs in a row of one of several models: more would only see the drift that they are to share."""
+SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)
+"""Rounds that a verdict takes at least."""
 
 
 def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
@@ -36,17 +39,20 @@ def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
 
 def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int = 1) -> list[float]:
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
-    machine meets all alike."""
-    runs = [_runner(content, target, seed) for content in contents]
+    machine meets all alike: the median of the first, and of every other what it surely gains or
+    loses against it (`Timing.sure`); a difference that may be chance is none."""
+    runs = [_runner(content, target.resting, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
-    while len(times[0]) < LEAST or (time.perf_counter() < end and len(times[0]) < MOST):
-        for run, taken in zip(runs, times, strict=True):
+    while len(times[0]) < SIGNS or (time.perf_counter() < end and len(times[0]) < MOST):
+        order = range(len(runs)) if len(times[0]) % 2 == 0 else reversed(range(len(runs)))
+        for i in order:
             time.sleep(pause)
-            _settle(run)
-            taken += [run() for _ in range(BLOCK)]
-    return [float(np.percentile(t, 25)) for t in times]
+            _settle(runs[i])
+            times[i].append(float(np.median([runs[i]() for _ in range(BLOCK)])))
+    first = float(np.median(times[0]))
+    return [first, *(first / compared_times([times[0]], [each], [1.0]).sure for each in times[1:])]
 
 
 def counted_nodes(content: bytes, target: Target) -> int:

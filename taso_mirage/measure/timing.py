@@ -1,24 +1,52 @@
-"""What interleaved runs of two models say about their times."""
+"""What paired runs of two models say about their times, and which of the two is faster.
+
+Both models run once in every round, so that a drift of the machine meets both. Of each round only
+the sign of its gain counts, so that no outlier decides. A sequential test on these signs (a mixture
+of bets on a coin; Shafer and Vovk, Game-Theoretic Foundations, 2019; Ville's inequality) may look
+after every round: it calls two models of equal times different with a probability below ALPHA in
+all of its looks together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from enum import Enum
+from functools import cache
+from math import exp, fsum, lgamma, log
 
 import numpy as np
 
+ALPHA = 0.05
+"""The error rate of a verdict: of either side, over all looks."""
+GAIN = 1.01
+"""A model is faster that takes so many times less; what gains less is not worth another graph."""
+LUCK = 1.03
+"""How much a pair of sessions may differ by where their memory lies, for as long as they live."""
+PAIRS = 3
+"""Of so many pairs of sessions luck does not make all agree: then GAIN is enough."""
 AS_FAST = 0.99
 """What is at least so many times as fast is no slower."""
 
 
+class Verdict(Enum):
+    """What a comparison says of the other model."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    UNDECIDED = "undecided"
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time),
-    their ratio, and the quartiles of the ratio round by round, of which the ratio is at most the
-    upper one: few runs of one model may fall into a good moment. `wins` is the part of the rounds
-    in which the other was faster. Of several sets of sizes the weighted sums; `each` has the times
-    of every set."""
+    """Median seconds of one model over paired rounds; the median of the rounds' ratios, by which
+    the seconds of the other are said; and the interval that the sequential test does not exclude
+    (error rate ALPHA; it contains the ratio).
+
+    Of several sets of sizes the seconds are weighted sums; `each` has the times of every set.
+    `pairs`: the ratio of each pair of sessions. `rounds`: the seconds of both models, round by
+    round. `works`: whether the seconds are those of the processor (CPU time).
+    """
 
     original: float
     optimized: float
@@ -27,37 +55,117 @@ class Timing:
     high: float
     runs: int
     each: tuple[Timing, ...] = ()
-    wins: float = 1.0
+    pairs: tuple[float, ...] = ()
+    rounds: tuple[tuple[float, float], ...] = ()
+    works: bool = False
 
     def __str__(self) -> str:
         """As one line for people."""
-        milliseconds = f"{self.original * 1e3:.3g} ms, then {self.optimized * 1e3:.3g} ms"
-        return f"{milliseconds}: {self.ratio:.2f} times as fast (quartiles {self.low:.2f} and {self.high:.2f})"
+        clock = " of CPU time" if self.works else ""
+        milliseconds = f"{self.original * 1e3:.3g} ms, then {self.optimized * 1e3:.3g} ms{clock}"
+        return f"{milliseconds}: {self.ratio:.2f} times as fast (between {self.low:.2f} and {self.high:.2f})"
 
     @property
-    def certain(self) -> bool:
-        """Whether the other was faster in so many rounds as two equal ones would not be by chance
-        (two standard deviations)."""
-        return self.wins >= min(1.0, 0.5 + 1 / sqrt(self.runs))
+    def verdict(self) -> Verdict:
+        """Which model is faster.
+
+        One pair of sessions decides what luck does not explain; of a smaller gain PAIRS have to
+        agree.
+        """
+        if self.low >= self._bar(min(self.pairs, default=0.0) >= 1):
+            return Verdict.FASTER
+        if 1 / self.high >= self._bar(max(self.pairs, default=2.0) <= 1):
+            return Verdict.SLOWER
+        return Verdict.UNDECIDED
 
     @property
-    def slower(self) -> bool:
-        """Whether the other was clearly slower: by 1 %, in more rounds than chance gives."""
-        return self.ratio < AS_FAST and self.wins <= max(0.0, 0.5 - 1 / sqrt(self.runs))
+    def faster(self) -> bool:
+        """Whether the verdict is that the other model is faster."""
+        return self.verdict is Verdict.FASTER
+
+    @property
+    def as_fast(self) -> bool:
+        """Whether the other model is no slower, as far as one can see."""
+        return self.faster or (self.verdict is Verdict.UNDECIDED and self.ratio >= AS_FAST)
+
+    @property
+    def sure(self) -> float:
+        """How many times as fast the other model surely is, or, below 1, how slow: the end of the
+        interval next to 1; 1 where that is undecided."""
+        return max(self.low, 1.0) if self.high > 1 else self.high
+
+    def _bar(self, agree: bool) -> float:
+        """What the interval has to be beyond."""
+        return GAIN if agree and len(self.pairs) >= PAIRS else LUCK
 
 
 def compared_times(
-    original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]
+    original: Sequence[Sequence[float]],
+    other: Sequence[Sequence[float]],
+    shares: Sequence[float],
+    works: bool = False,
 ) -> Timing:
-    """Of the times of both models at every set of sizes; the shares weigh the sets."""
-    rounds = min(map(len, original))
-    sums = [np.dot(shares, [times[:rounds] for times in side]) for side in (original, other)]
-    low, high = (float(v) for v in np.percentile(sums[0] / sums[1], (25, 75)))
-    quiet, other_quiet = (
-        float(np.dot(shares, [np.percentile(times, 25) for times in side])) for side in (original, other)
+    """Of the times of one pair of sessions at every set of sizes; the shares weigh the sets."""
+    count = min(map(len, original))
+    sums = [np.dot(shares, [times[:count] for times in side]) for side in (original, other)]
+    each: tuple[Timing, ...] = ()
+    if len(shares) > 1:
+        each = tuple([compared_times([a], [b], [1.0], works) for a, b in zip(original, other, strict=True)])
+    rounds = tuple([(float(a), float(b)) for a, b in zip(*sums, strict=True)])
+    return _timing(rounds, (_ratio(rounds),), each, works)
+
+
+def pooled(timings: Sequence[Timing]) -> Timing:
+    """The times of several pairs of sessions of the same models together."""
+    if len(timings) == 1:
+        return timings[0]
+    each = tuple([pooled(same) for same in zip(*(t.each for t in timings), strict=True)])
+    rounds = tuple([both for t in timings for both in t.rounds])
+    return _timing(rounds, tuple([ratio for t in timings for ratio in t.pairs]), each, timings[0].works)
+
+
+def _timing(
+    rounds: tuple[tuple[float, float], ...], pairs: tuple[float, ...], each: tuple[Timing, ...], works: bool
+) -> Timing:
+    first = float(np.median([a for a, _ in rounds]))
+    low, high = interval([a / b for a, b in rounds])
+    ratio = min(max(_ratio(rounds), low), high)  # by rounding it may be outside
+    return Timing(first, first / ratio, ratio, low, high, len(rounds), each, pairs, rounds, works)
+
+
+def _ratio(rounds: Sequence[tuple[float, float]]) -> float:
+    """The median of the ratios, as logarithms: the same for both orders of the models."""
+    return exp(float(np.median([log(a / b) for a, b in rounds])))
+
+
+def interval(ratios: Sequence[float], alpha: float = ALPHA) -> tuple[float, float]:
+    """The medians that the test does not exclude: it excludes one that enough ratios are above, or
+    below. Of too few rounds all that was seen, which decides nothing only if it is on both sides of
+    1; where even that is on one side, the interval reaches to 1."""
+    ordered, wins = sorted(ratios), enough_wins(len(ratios), alpha)
+    if wins is None:
+        return min(ordered[0], 1.0), max(ordered[-1], 1.0)
+    return ordered[len(ordered) - wins], ordered[wins - 1]
+
+
+@cache
+def enough_wins(rounds: int, alpha: float = ALPHA) -> int | None:
+    """In how many rounds one model must win so that equal ones would not, by the test; None where
+    not even all are enough."""
+    return next((wins for wins in range(rounds // 2 + 1, rounds + 1) if evidence(wins, rounds) >= 1 / alpha), None)
+
+
+@cache
+def evidence(wins: int, rounds: int) -> float:
+    """How many times as much a gambler has who bets on more wins than losses, on all chances of
+    above one half alike: 2^n times the mean of p^k (1-p)^(n-k) over p from 1/2 to 1.
+
+    By the binomial sum of the incomplete beta function: 2^(n+1) B(k+1, n-k+1) P(X <= k), X of n+1
+    fair coins.
+    """
+    losses, tosses = rounds - wins, rounds + 1
+    beta = lgamma(wins + 1) + lgamma(losses + 1) - lgamma(tosses + 1)
+    terms = (
+        exp(lgamma(tosses + 1) - lgamma(i + 1) - lgamma(tosses - i + 1) - tosses * log(2)) for i in range(wins + 1)
     )
-    each = (
-        tuple(compared_times([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
-    )
-    wins = float(np.mean(sums[1] < sums[0]))
-    return Timing(quiet, other_quiet, min(quiet / other_quiet, high), low, high, rounds, each, wins)
+    return exp(tosses * log(2) + beta) * fsum(terms)

@@ -86,6 +86,25 @@ def observing(model: Model, terms: Sequence[Node]) -> Model:
     return replace(model, graph=graph, output_names=names, header=copy_model(header, shell))
 
 
+def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = None) -> Model:
+    """A model of a graph over inputs of its own whose other terms are those of another model: it
+    has that one's versions of operators and functions, and its weights or others."""
+    header: ir.Model = model.header
+    names = tuple(f"value_{i}" for i in range(len(graph.outputs)))
+    inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
+    outputs = [ir.Value(name=name) for name in names]
+    for value, node in zip((*inputs, *outputs), (*graph.inputs, *graph.outputs), strict=True):
+        _declare_like(value, node)
+        if node.op == "input":
+            declare(value, node.tensor)
+    shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(model.opsets), name="graph")
+    functions = [f.clone() for f in header.functions.values()]
+    header = ir.Model(shell, ir_version=header.ir_version, functions=functions)
+    kept = {n: n.attr("name") for n in graph if n.op == "weight"}
+    given = model.weights if weights is None else weights
+    return Model(graph, given, names, model.opsets, header, names=kept, opaque=model.opaque, trusted=model.trusted)
+
+
 def _declare_like(value: ir.Value, node: Node) -> None:
     """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of
     their tensor."""

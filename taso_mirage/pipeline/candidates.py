@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import cache_path
@@ -26,9 +28,9 @@ from taso_mirage.search.steps import RewriteStep
 class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
-    the target's options that is searched. The `budget` is that of mutants and search together; the
-    passes have taken of it. `inside`: the model after what was done inside of nodes alone, if
-    something was."""
+    the target's options that is searched. The `budget` is that of passes and mutants, and anew that
+    of the search. `inside`: the model after what was done inside of nodes alone, if
+    something was. `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model
     steps: list[RewriteStep]
@@ -36,13 +38,16 @@ class Start:
     rewriters: list[Rewriter]
     budget: Budget
     inside: tuple[ModelCandidate, ...] = ()
+    looked: bool = True
 
 
 def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
     """The model after the passes, from which the search starts, with what was done inside of
     nodes."""
-    budget = Budget(search_seconds(job), alpha=job.config.alpha)
+    effort = job.config.effort
+    budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha)
     problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
+    problem.rewriter.known.over = lambda: job.deadline.last() <= job.deadline.closing
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
     alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()
@@ -77,15 +82,18 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
+    start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
     candidates, statistics = list(start.inside), SearchStatistics()
     made = [m.equation for m in found.found]
-    progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
-    for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):
+    progress = partial(job.progress, "search")
+    ways = [each for each in product(start.rewriters, STRATEGIES[job.config.strategy]) if start.budget.states_per_part]
+    for share, (rewriter, strategy) in zip(shares(start.budget, len(ways)), ways, strict=False):
         job.stop.budget = share
         candidate, looked = rewriter.search(start.normal, start.steps, strategy, share, progress, made)
         statistics += looked
         candidates += [candidate] if candidate is not None else []
     job.stop.budget = None
+    start.looked = statistics.states > 0 or "time" not in statistics.ended
     fit = partial(small, job, problem)
     candidates, passed = [*map(fit, candidates)], fit(start.passed)
     start.passed = passed = replace(passed, cost=problem.cost(passed.model.graph.outputs))

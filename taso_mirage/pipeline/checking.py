@@ -19,9 +19,11 @@ from taso_mirage.measure.check import FINE_CASE, UNEXPLAINED, CheckCase, Differe
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.rounding import LetThrough, OutputRounding, furthest, output_rounding
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
+from taso_mirage.measure.whole import BY_RUNS
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice, choose
@@ -30,7 +32,7 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import single_steps
-from taso_mirage.search.steps import FOLDING, RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep, claimed, folded_from
 from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
@@ -63,7 +65,8 @@ def check_candidates(
     if choice.candidate is None:
         return choice, (), cases, None
     checking = _Checking(job, problem, valid, cases)
-    differences = checking.differences(choice.candidate.model, choice.candidate.target)
+    differences = checking.of(choice.candidate)
+    job.remarks += checking.only_whole()
     bad = next((d for d in differences if not d.passed), None)
     if bad is None:
         return choice, differences, cases, None
@@ -119,8 +122,28 @@ class _Checking:
         self.let_through: LetThrough | None = None
         self.folds = False
         """Whether weights are computed ahead after any number of steps."""
+        demand = partial(job.deadline.demand, "regions were checked in float64")
+        self.regions = RegionalCheck(problem.model, cases, demand) if cases[0].against == BY_RUNS else None
 
-    def differences(self, model: Model, target: Target) -> Differences:
+    def only_whole(self) -> list[str]:
+        """Says that regions are no models of their own, and why."""
+        alone = {} if self.regions is None else self.regions.alone
+        return [f"regions were compared in the whole model alone, not in float64: {why}" for why in alone]
+
+    def of(self, candidate: ModelCandidate) -> Differences:
+        """The differences of a candidate."""
+        return self.differences(candidate.model, candidate.steps, candidate.target)
+
+    def differences(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> Differences:
+        """Those of the regions that the steps changed, where the whole model has no float64
+        reference, and where they pass of the whole."""
+        regions: Differences = ()
+        if self.regions is not None:
+            claims = claimed(self.problem.model.graph.outputs, steps)
+            regions = tuple(self.regions.differences(ClaimedModel(model, target, claims, folded_from(steps))))
+        return (*regions, *self._whole(model, target)) if all(d.passed for d in regions) else regions
+
+    def _whole(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output
         of every case."""
         try:
@@ -184,7 +207,7 @@ class _Checking:
                     known = left_out.get(name, set())
                     left_out[name] = None if known is None or len(known | looks) > LOOKS else known | looks
                 chosen = self._without(chosen, left_out)
-                differences = self.differences(chosen.model, chosen.target)
+                differences = self.of(chosen)
                 bad = next((d for d in differences if not d.passed), None)
                 if bad is None:
                     left = chosen.model.graph.outputs != outputs
@@ -217,7 +240,7 @@ class _Checking:
         if refused := set(rules) - set(permitted):
             chosen = self._without(chosen, dict.fromkeys(refused))
         try:
-            differences = self.differences(chosen.model, chosen.target)
+            differences = self.of(chosen)
             failed = [d for d in differences if not d.passed]
             if failed and not self._equal_in_float64(chosen.model, failed):
                 return "together with other rewrites it is not right in float64"
@@ -269,19 +292,23 @@ class _Checking:
         return self._first_bad(chosen) if self.folds else k
 
     def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
-        return all(d.passed for d in self.differences(self._after(steps), target))
+        return all(d.passed for d in self.differences(*self._after(steps), target))
 
-    def _after(self, steps: Sequence[RewriteStep]) -> Model:
-        model = self.problem.after(steps)[0]
-        return fold_weights(model, self.problem.weights)[0] if self.folds else model
+    def _after(self, steps: Sequence[RewriteStep]) -> tuple[Model, tuple[RewriteStep, ...]]:
+        """The model after steps, and the steps to it."""
+        model, made = self.problem.after(steps)
+        if not self.folds:
+            return model, made
+        model, folded = fold_weights(model, self.problem.weights)
+        return model, (*made, *folded)
 
     def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         """Whether a model is equal to the original in float64 on the inputs where it fails: what
         quantizes decides there as in the reference, so only roundings of its own make it fail."""
-        model = self._after(steps)
+        model, made = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
-        return self._equal_in_float64(model, [d for d in self.differences(model, target) if not d.passed])
+        return self._equal_in_float64(model, [d for d in self.differences(model, made, target) if not d.passed])
 
     def _equal_in_float64(self, model: Model, failed: Sequence[Difference]) -> bool:
         """Whether a model is equal to the original in float64 on the cases of some differences."""
@@ -299,7 +326,7 @@ class _Checking:
         problem = self.problem
         good, steps = problem.after(before)
         problem.weights.update(good.weights)
-        differences = self.differences(good, chosen.target)
+        differences = self.differences(good, steps, chosen.target)
         if good.graph == problem.model.graph or not all(d.passed for d in differences):
             return None, ()
         cost = problem.cost(good.graph.outputs)

@@ -1,45 +1,46 @@
-"""The stage that chooses: candidates run in turn with the original, and the fastest is taken where
-it surely gains."""
+"""The stage that chooses: candidates run in turn with the original, and what is surely faster is
+taken. Where no run decides, predicted costs do.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase
+from taso_mirage.measure.load import Load, observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
-from taso_mirage.measure.timing import AS_FAST, Timing, compared_times
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
+from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, parts_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
+UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
-LOOKS = 3
-"""A gain that may be chance is measured so often, at most."""
+INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
+UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
+PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
-"""Of the cost after the passes: a candidate that is predicted to cost less is not given up for one
-measurement."""
+"""Of a cost: what is predicted to be less is predicted to be faster."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02
 """Seconds that a round takes longer by what it takes to open the models."""
-KEEP_BELOW = 1.01
-"""A candidate must be measured this many times faster than the original, or the original is
-kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,15 @@ def choose(
     if not candidates:
         larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
         job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
+        job.kept = job.kept if start.looked else UNSEARCHED
         return Choice()
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
-    return choosing.fastest(candidates, original) if job.config.measure else choosing.predicted(candidates)
+    if not job.config.measure:
+        return choosing.predicted(candidates)
+    if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
+        job.remarks.append(UNMEASURED)
+        return choosing.predicted(candidates)
+    return choosing.fastest(candidates, original)
 
 
 class Choosing:
@@ -82,6 +89,7 @@ class Choosing:
         feeds: Sequence[Arrays],
     ) -> None:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
+        self.load = Load()
 
     def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:
         """The one that is predicted to cost the least, if that is no more than the original."""
@@ -95,33 +103,81 @@ class Choosing:
         return Choice()
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
-        """The one that was measured to be the fastest, if it is so by more than chance gives."""
-        sessions, alive = self._alive(self._in_time(candidates), original)
+        """The one that was measured to be the fastest, or is predicted to be where no run decides;
+        the original where none is faster than that."""
+        target = original.target
+        alive, times, pace = self._first_look(self._in_time(candidates), original)
         if not alive:
             return Choice()
-        start = time.monotonic()
-        times = self._times(sessions)
-        pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
         timings = self._compared(times)
         for candidate, each in zip(alive, timings, strict=True):
             self.job.config.candidates(candidate.name, candidate.cost, each, None)
-        usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
+        usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and t.as_fast)
         normal = next(usable, None)
-        best = max(range(len(timings)), key=lambda i: timings[i].ratio)
-        sessions.clear()
-        if self.job.config.part and timings[best].ratio >= AS_FAST and self._predicted_faster(alive[best]):
-            return Choice(alive[best], timings[best], normal)
-        timing = self._sure(alive[best], timings[best], [[each[0], each[1 + best]] for each in times])
-        candidate, timing = self._what_pays(alive[best], timing, pace)
-        if not gains(timing) and original.target == self.problem.target:  # else it does not load
-            chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
-            self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
+        best = self._champion(alive, times)
+        timing = self._sure(alive[best], timings[best], target)
+        candidate, timing = self._what_pays(alive[best], timing, pace, target)
+        if self.load.busy:
+            self.job.remarks.append(self.load.said(target))
+        if self.job.stop.asked and self._unclear(candidate, timing):
+            self.job.remarks.append(INTERRUPTED)
+            return Choice(candidate, timing, normal)
+        if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
+            self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
+        if not timing.faster:
+            self.job.remarks.append(PREDICTED)
         if not candidate.steps and candidate.target == self.problem.target:
             self.job.remarks.append(FIXED if has_fixed_inputs(self.problem.model) else FOLDED)
         return Choice(candidate, timing, normal)
 
-    def _what_pays(self, best: ModelCandidate, timing: Timing, pace: float) -> tuple[ModelCandidate, Timing]:
+    def _first_look(
+        self, candidates: Sequence[ModelCandidate], original: Session
+    ) -> tuple[list[ModelCandidate], list[list[list[float]]], float]:
+        """Those of the candidates that the runtime takes, the times of the original and of these,
+        and the seconds of a session for a round.
+
+        Where others came to use the cores meanwhile, all run again by the other clock.
+        """
+        for _ in range(2):
+            self.load = observed_load()
+            if (clock := self.load.clock(original.target)) != original.target:
+                original = runtime.open_in_child(self.problem.model, clock, source=True)
+            sessions, alive = self._alive(candidates, original)
+            if not alive:
+                return [], [], 0.0
+            start = time.monotonic()
+            times = self._times(sessions)
+            pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
+            sessions.clear()
+            if self._works() or not self._disturbed():
+                break
+        return alive, times, pace
+
+    def _disturbed(self) -> bool:
+        """Whether others use the cores by now, and there is another clock and time for it."""
+        found = observed_load()
+        wanted = found.clock(self.problem.target) != self.problem.target
+        return wanted and self._left() >= comparison_seconds(self.job)
+
+    def _champion(self, alive: Sequence[ModelCandidate], times: list[list[list[float]]]) -> int:
+        """The candidate that is predicted to be the fastest, or one that is surely faster than
+        it."""
+        order = sorted(range(len(alive)), key=lambda i: alive[i].cost)
+        best = order[0]
+        for i in order[1:]:
+            (timing,) = self._compared([[each[1 + best], each[1 + i]] for each in times])
+            best = i if timing.faster else best
+        return best
+
+    def _taken(self, candidate: ModelCandidate, timing: Timing) -> bool:
+        """Whether a candidate is faster than the original by the verdict, or, where there is none,
+        by the prediction, if the runs leave a gain open."""
+        return timing.faster or (timing.as_fast and timing.high >= GAIN and self._predicted_faster(candidate))
+
+    def _what_pays(
+        self, best: ModelCandidate, timing: Timing, pace: float, target: Target
+    ) -> tuple[ModelCandidate, Timing]:
         """The best without the kinds of rewrites that it is faster without, and its times against
         the original; the best itself where there are none, or where the rest does not gain.
         `pace`: how many seconds a session took for a round."""
@@ -131,8 +187,8 @@ class Choosing:
         rest = payoff.run()
         if rest is None:
             return best, timing
-        again = self._confirmed(rest, [[[], []] for _ in self.feeds])
-        if not gains(again):
+        again = self._confirmed(rest, [], target)
+        if not again.faster:
             return best, timing
         said = "; ".join(map(str, payoff.left_out))
         self.job.remarks.append(f"left out, as the model was measured faster without: {said}")
@@ -140,13 +196,13 @@ class Choosing:
 
     def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
         """The first candidate against each of the others, in new sessions and so many rounds."""
-        sessions = [runtime.open_in_child(each.model, each.target) for each in candidates]
+        sessions = [runtime.open_in_child(each.model, self.load.clock(each.target)) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _for_parts(self) -> float:
         """Seconds to look for parts that do not pay: what is left but for a comparison, which
         follows."""
-        return max(self._left() - comparison_seconds(self.job), 0.0)
+        return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""
@@ -165,11 +221,16 @@ class Choosing:
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
 
+    def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
+        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
+        is slower."""
+        return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
+
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether it costs less than the original by the prediction; what happened inside of nodes
         has none, and was faster by itself."""
         inside = any(step.equations == (BODIES,) for step in candidate.steps)
-        return inside or candidate.cost < self.problem.cost(self.problem.model.graph.outputs)
+        return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
 
     def _alive(
         self, candidates: Sequence[ModelCandidate], original: Session
@@ -180,10 +241,11 @@ class Choosing:
         alive: list[ModelCandidate] = []
         for candidate in candidates:
             try:
-                survivor, session = self._surviving(candidate)
+                survivor, session = self._surviving(replace(candidate, target=self.load.clock(candidate.target)))
                 if survivor is not None and session is not None:
                     sessions.append(session)
-                    alive.append(survivor)
+                    same = survivor.model.graph == candidate.model.graph
+                    alive.append(candidate if same else replace(survivor, target=candidate.target))
             except TasoMirageError as error:
                 options = [
                     f" {k}={v}" for k, v in candidate.target.options if (k, v) not in self.problem.target.options
@@ -192,46 +254,46 @@ class Choosing:
                 self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
         return sessions, alive
 
-    def _sure(self, best: ModelCandidate, timing: Timing, times: list[list[list[float]]]) -> Timing:
+    def _sure(self, best: ModelCandidate, timing: Timing, target: Target) -> Timing:
         """The times of the best, of more sessions where those seen leave it open whether it
         gains."""
-        if timing.ratio >= KEEP_BELOW and not (timing.certain and timing.low >= KEEP_BELOW):
-            return self._confirmed(best, [[[], []] for _ in times])
-        if timing.ratio < KEEP_BELOW and best.cost < PROMISING * self.passed.cost:
-            return self._confirmed(best, times)
-        return timing
+        hopeful = timing.ratio >= GAIN or self._predicted_faster(best)
+        return self._confirmed(best, [timing], target) if hopeful else timing
 
     def _surviving(self, candidate: ModelCandidate) -> tuple[ModelCandidate | None, Session | None]:
         problem = self.problem
         cost = lambda model: problem.cost(model.graph.outputs)  # noqa: E731
         return surviving(candidate, self.inputs, problem.after, cost, self.job.remarks.append)
 
-    def _confirmed(self, candidate: ModelCandidate, times: list[list[list[float]]]) -> Timing:
-        """The original and one candidate anew, each time in other sessions, beside `times` that
-        count as well: the best of several is so by luck, too, a promising one looks slower by bad
-        luck, and a session's luck lasts. On a busy machine it takes several looks until a gain is
-        told from chance."""
-        hopeful = any(map(any, times))
+    def _confirmed(self, candidate: ModelCandidate, looks: list[Timing], target: Target) -> Timing:
+        """The original and one candidate in pairs of new sessions, beside the `looks` that there
+        are, until the verdict is clear or there were PAIRS: a session's luck lasts as long as it.
+
+        Where the wall does not decide, CPU time is asked last.
+        """
         least = comparison_seconds(self.job) / 2 + 2 * load_seconds(self.job)
-        timing = self._compared(times)[0] if hopeful else None
-        for _ in range(LOOKS):
-            if timing is not None and self._left() < least:
+        for _ in range(len(looks), PAIRS):
+            if looks and self._ends(pooled(looks), least):
                 break
-            sessions = [
-                runtime.original(self.problem.model, self.problem.target),
-                runtime.open_in_child(candidate.model, candidate.target),
-            ]
-            for known, more in zip(times, self._times(sessions), strict=True):
-                for rounds, each in zip(known, more, strict=True):
-                    rounds += each
-            sessions.clear()
-            (timing,) = self._compared(times)
-            gain = timing.ratio >= KEEP_BELOW and timing.wins >= 0.5
-            hoping = hopeful and not self.job.stop.asked
-            if (gain and timing.certain) or timing.slower or not (gain or hoping):
-                break
-        assert timing is not None  # LOOKS is above 0
-        return timing
+            self.load = observed_load()
+            looks = _alike([*looks, self._look(candidate, target, self.load.clock)])
+        timing = pooled(looks)
+        if timing.works or target.serial is None or self._ends(timing, least):
+            return timing
+        second = self._look(candidate, target, lambda each: each.serial or each)
+        return timing if second.verdict is Verdict.UNDECIDED else second
+
+    def _ends(self, timing: Timing, least: float) -> bool:
+        """Whether no other look is needed, or none is in time."""
+        return timing.verdict is not Verdict.UNDECIDED or self.job.stop.asked or self._left() < least
+
+    def _look(self, candidate: ModelCandidate, target: Target, clock: Callable[[Target], Target]) -> Timing:
+        """The original against a candidate in new sessions, by a clock."""
+        sessions = [
+            runtime.open_in_child(self.problem.model, clock(target), source=True),
+            runtime.open_in_child(candidate.model, clock(candidate.target)),
+        ]
+        return self._compared(self._times(sessions), clock(target) != target)[0]
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
         """Of each workload the times of every session, in the seconds of a comparison; slow models
@@ -240,12 +302,23 @@ class Choosing:
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience) for inputs in self.feeds]
 
-    def _compared(self, times: list[list[list[float]]]) -> list[Timing]:
-        """The first session against each of the others, over all workloads."""
+    def _compared(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
+        """The first session against each of the others, over all workloads; `works`: by CPU time,
+        or as the load says."""
         first, *others = zip(*times, strict=True)
-        return [compared_times(first, other, [share for _, share in self.problem.workloads]) for other in others]
+        shares = [share for _, share in self.problem.workloads]
+        works = self._works() if works is None else works
+        return [compared_times(first, other, shares, works) for other in others]
+
+    def _works(self) -> bool:
+        return self.load.clock(self.problem.target) != self.problem.target
 
 
-def gains(timing: Timing) -> bool:
-    """Whether a model is faster than the original by more than chance gives."""
-    return timing.ratio >= KEEP_BELOW and timing.certain
+def _alike(looks: Sequence[Timing]) -> list[Timing]:
+    """The looks by the clock of the last one: those by the other have other seconds."""
+    return [each for each in looks if each.works == looks[-1].works]
+
+
+def _chance(timing: Timing) -> str:
+    """What a measurement leaves open, in words."""
+    return f" ({timing.low:.3f} to {timing.high:.3f})" if timing.verdict is Verdict.UNDECIDED else ""

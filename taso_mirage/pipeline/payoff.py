@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure.session import weight_bytes
-from taso_mirage.measure.timing import Timing
+from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
@@ -16,11 +16,8 @@ from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
 Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
 """Of candidates that run in turn for so many rounds the times of the first against each other."""
 Bundle = tuple[ChangeKind, ...]
-FASTER = 1.01
-"""So many times as fast, in more rounds than chance gives, a model must be without what is left
-out."""
 ROUNDS, SURE = 8, 24
-"""Rounds of a first look, and of one, in new sessions, that confirms it."""
+"""Rounds of a first look, and of one, in new sessions, that confirms it by its verdict."""
 WIDE = 6
 """So many models are looked at beside the one that they are compared with, at most."""
 BYTES = 1 << 30
@@ -52,14 +49,14 @@ class Payoff:
         return self.current if self.left_out else None
 
     def _looked(self, look: Sequence[Bundle]) -> tuple[list[float], list[Bundle]]:
-        """How many times as fast the model is without each bundle, and those without which it is
+        """How many times as fast the model is without each bundle, and those without which it looks
         faster."""
         tried = [self._without(bundle) for bundle in look]
         there = [each for each in tried if each is not None]
         timings = iter(self._timings(there, ROUNDS) or [])
         times = [None if each is None else next(timings, None) for each in tried]
         ratios = [0.0 if each is None else each.ratio for each in times]
-        return ratios, [bundle for bundle, t in zip(look, times, strict=True) if t is not None and faster(t)]
+        return ratios, [bundle for bundle, t in zip(look, times, strict=True) if t is not None and t.ratio >= GAIN]
 
     def _leave_out(self, kinds: Sequence[ChangeKind]) -> None:
         """Leave kinds out for good if a second look confirms it: all together, or else the one that
@@ -69,7 +66,7 @@ class Payoff:
                 return
             without = self._without(each)
             timings = None if without is None else self._timings([without], SURE)
-            if without is not None and timings and faster(timings[0]):
+            if without is not None and timings and timings[0].faster:
                 self.current, self.left_out = without, [*self.left_out, *each]
                 return
 
@@ -96,11 +93,6 @@ class Payoff:
         fitting = BYTES // max(weight_bytes(self.current.model), 1)
         rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
         return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)
-
-
-def faster(timing: Timing) -> bool:
-    """Whether the other model is faster by more than chance gives."""
-    return timing.ratio >= FASTER and timing.certain
 
 
 def split(kinds: Sequence[ChangeKind], parts: int) -> list[Bundle]:

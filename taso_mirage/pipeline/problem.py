@@ -12,7 +12,7 @@ import numpy as np
 from taso_mirage.errors import InvalidModel, InvalidOption, OutOfTime, RunFailed
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.bulk import ROOM, bulk, smaller
+from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.draws import feed
@@ -21,9 +21,11 @@ from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
+from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
+from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.pipeline.shares import REFERENCE, load_seconds
+from taso_mirage.pipeline.shares import REFERENCE, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
@@ -32,9 +34,16 @@ from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.selection import steps_without
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
+from taso_mirage.system.spending import Purpose, spent
 
 SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
+NEEDED, LONGEST = 0.5, 2.0
+"""Of the references' share, and seconds in any case, what those that every check needs may take."""
+REGIONAL = (
+    "the check has no float64 reference of the whole model, which takes too long: regions that changed were checked in "
+    "float64 on what the original gives them, and the whole model against the original's runs"
+)
 WAY, COUNTS = 4e-9, 0.3
 """Seconds for each byte that goes to a session, and back and is compared, and from which part of
 all seconds on they count."""
@@ -124,6 +133,7 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     target = job.config.target
+    job.deadline.demand("to load a model takes about as long as to read it", job.reading)
     session = runtime.original(model, target)
     if session.target != target:
         job.remarks.append(WITHOUT)
@@ -145,12 +155,15 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     same = repeatable(original, prepared[0])
     checked = (time.monotonic() - start) / 2
     job.running = running_seconds(original, prepared[0], checked)
-    job.checking = load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    loads = 1 if prepared[0].against != BY_RUNS else 2  # once more for the values of regions
+    job.checking = loads * load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    job.deadline.closing = 2 * load_seconds(job) + slow_seconds(job) + job.checking
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
     return prepared, feeds
 
 
+@spent(Purpose.CHECKS)
 def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
     """Seconds of a run; `checked` are those of one whose outputs are compared here. Of large arrays
     a GPU's runs take less than their way there and back."""
@@ -161,22 +174,23 @@ def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
     return min(checked, run(), run())
 
 
+@spent(Purpose.CHECKS)
 def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
-    """The cases on which the original runs, at every set of sizes; where their float64 references
-    have no room or no time, at smaller ones."""
+    """The cases on which the original runs, at every set of sizes, with their float64 references;
+    where these take long, at smaller sizes, or if there are none the cases by the original's own
+    runs: its regions are checked in float64 then."""
     fixed = {name for sizes, _ in job.config.shapes for name in sizes}
     given = job.config.inputs
     others = [sizes for sizes, _ in problem.workloads[1:]]
     seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
-    why = ""
-    for sizes in _affordable(problem.model, problem.sizes):
+    most = max(job.config.effort.draws, len(given))
+    for sizes in _affordable(problem.model, problem.sizes, min(NEEDED * seconds, LONGEST)):
         first = sizes == problem.sizes
         remarks: list[str] = []
         try:
             more = others if first else []
-            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds))
-        except OutOfTime as late:
-            why = str(late)
+            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds, most))
+        except OutOfTime:
             given = ()
             continue
         except (InvalidModel, InvalidOption, RunFailed, NoReference):
@@ -186,14 +200,15 @@ def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckC
         said = f"the check was done at smaller sizes than {shown_sizes(problem.sizes)}, at which the float64 reference"
         job.remarks += remarks if first else [*remarks, f"{said} takes too much time or memory"]
         return found
-    raise NoReference(f"{why or 'no float64 reference'}; smaller sizes (--shape) or a larger --budget may help")
+    job.remarks.append(REGIONAL)
+    given = job.config.inputs
+    return list(cases_by_runs(problem.model, original, problem.sizes, given, others, fixed, job.remarks, seconds))
 
 
-def _affordable(model: Model, sizes: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """The sizes, if there is room for a float64 evaluation there, or nothing else to try; then
-    smaller ones."""
-    less = list(smaller(model, sizes, ()))
-    if bulk(model, sizes).peak <= ROOM or not less:
-        yield sizes
-    fitting = [each for each in less if bulk(model, each).peak <= ROOM]
-    yield from fitting or less[-1:]
+def _affordable(model: Model, sizes: Mapping[str, int], seconds: float) -> Iterator[Mapping[str, int]]:
+    """The sizes, and then smaller ones, at which there is room for a float64 evaluation and time
+    for those that every check needs."""
+    for each in (sizes, *smaller(model, sizes, ())):
+        takes = len(SEEDS) * evaluation_seconds(model.nodes(), each)
+        if takes <= seconds and (bulk(model, each).peak <= ROOM or not model.symbols()):
+            yield each

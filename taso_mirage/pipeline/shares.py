@@ -1,37 +1,47 @@
-"""How the time of a command is divided: what must come at the end (measuring, checking, kernels)
-has its share kept, and the searches have what is left before it."""
+"""What must still come on what is found, by what it cost in this run: a comparison, the check, a set
+of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.config import OFF
+from taso_mirage.search.config import OFF, Config
 
-REFERENCE = 0.25
+REFERENCE = 0.1
 """Of the budget, for the float64 references, at most; the first has twice as much."""
 COMPARISON, SHORTEST = 0.15, 1.5
 """Of the budget, for one comparison of whole models, and seconds that it has in any case."""
-KERNELS, AFTER = 0.4, 0.5
-"""Of the budget, for kernels, and the part of a comparison's time that each has then: there are
-more of them."""
-COMPARISONS = 2
-"""For so many comparisons time is kept: a gain that may be chance is measured again."""
+AFTER = 0.5
+"""The part of a comparison's time that each has where kernels follow: there are more of them."""
 RUNS = 3
 """Runs in a round of a slow model: of both sessions, with those to warm up."""
 PARTS = 0.15
-"""Of the budget, to look for parts of a candidate that do not pay; what the search left is for it
-as well."""
+"""Of the budget, at most, to look for parts of a candidate that do not pay."""
 HALF = 0.5
-"""Of the budget, for all comparisons, at most."""
+"""Of what is left, for all that must follow, and for the search where kernels come after it."""
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
 CHECKED = 2
 """So many models are loaded to check kernels: with their library and, if the model also goes to
 other machines, without."""
+REGION = 4.0
+"""Seconds for the first kernel."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
 LEAST = 0.2
 """Of the budget, for kernels however late it is, but no more than half of what is left."""
+EXPLAINING, MEASURED = 0.1, 30.0
+"""Of the budget, to explain changes where that is asked for, and seconds at most."""
+WRITING = 1 << 29
+"""Bytes of weights that are written in a second."""
+
+
+def finishing_seconds(config: Config, reading: float, bytes: int) -> float:
+    """What is kept for all that follows on the result: an explanation, and to write it, which takes
+    about as long as the file took to read (`reading`), or longer where its weights were not yet
+    read."""
+    explaining = min(EXPLAINING * config.budget, MEASURED) if config.explain else 0.0
+    return reading + bytes / WRITING + explaining
 
 
 def comparison_seconds(job: Job) -> float:
@@ -57,26 +67,42 @@ def load_seconds(job: Job) -> float:
 
 def measuring_seconds(job: Job) -> float:
     """What is kept for the choice among the candidates."""
-    if not job.config.measure:
-        return 0.0
-    wanted = COMPARISONS * compared_seconds(job) + LOADS * load_seconds(job) + PARTS * job.config.budget
-    return min(wanted, HALF * job.config.budget)
+    return compared_seconds(job) + LOADS * load_seconds(job) if job.config.measure else 0.0
+
+
+def parts_seconds(job: Job, left: float) -> float:
+    """What the look for parts that do not pay may take where so many seconds are `left`: a
+    comparison follows."""
+    return max(min(left - comparison_seconds(job), PARTS * job.config.budget), 0.0)
+
+
+def _checked_kernels(job: Job) -> float:
+    """What follows on kernels in a model: a comparison and a check of the original and of the model
+    with its kernels and without."""
+    share = 1.0 if job.config.elsewhere else 1 / CHECKED
+    return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
+
+
+def _first_kernels(job: Job) -> float:
+    """What one kernel takes until it is in a result: it is made, and tried in the model."""
+    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _checked_kernels(job)
 
 
 def after_choice(job: Job) -> float:
-    """What is kept for all that follows on the choice: the check, and kernels."""
-    return job.checking + (0.0 if job.config.kernels == OFF else KERNELS * job.config.budget)
+    """What is kept for all that follows on the choice: the check, and the first kernels."""
+    kernels = 0.0 if job.config.kernels == OFF else min(_first_kernels(job), HALF * job.deadline.left())
+    return job.checking + kernels
 
 
 def search_seconds(job: Job) -> float:
-    """What passes, mutants and search may take from now on."""
-    return max(job.deadline.left() - measuring_seconds(job) - after_choice(job), 0.0)
+    """What passes, mutants and search may take from now on: all but what must follow on them, and
+    where kernels come after them half of it. What they leave is for the kernels."""
+    left = job.deadline.left()
+    follows = min(measuring_seconds(job) + after_choice(job), HALF * left)
+    return max(left - follows, 0.0) * (1.0 if job.config.kernels == OFF else HALF)
 
 
 def kernel_seconds(job: Job) -> float:
-    """What the search of kernels may take: a comparison and a check follow, of the original and of
-    the model with its kernels and without."""
-    share = 1.0 if job.config.elsewhere else 1 / CHECKED
-    after = share * (COMPARISONS * compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
+    """What the search of kernels may take: all but what follows on them."""
     left = job.deadline.left()
-    return max(left - after, min(LEAST * job.config.budget, left / 2))
+    return left - min(_checked_kernels(job), HALF * left)

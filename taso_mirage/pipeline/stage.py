@@ -13,16 +13,13 @@ from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.report.result import Result
-from taso_mirage.search.config import Config, Progress, Stop
+from taso_mirage.search.config import SPENT, Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
+from taso_mirage.system.spending import staged
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
 """What stages gave so far, by name."""
-
-
-SPENT = "budget"
-"""What progress calls the whole: the seconds of it that were spent before a stage."""
 
 
 class Kept(Exception):
@@ -41,9 +38,9 @@ class Job:
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
-    those of one run of the original. The `deadline` is that of the command. `nested` optimizes
-    another model with options of its own. `backend`: that of kernels on a GPU, if they are searched
-    and can be made.
+    those of one run of the original, `reading` those that its file took. The `deadline` is that of
+    the stages that run. `nested` optimizes another model with options of its own. `backend`: that
+    of kernels on a GPU, if they are searched and can be made.
     """
 
     config: Config
@@ -56,6 +53,7 @@ class Job:
     kept: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     deadline: Deadline = UNBOUNDED
+    reading: float = 0.0
     checking: float = 0.0
     running: float = 0.0
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
@@ -81,7 +79,8 @@ class Stage:
             job.progress(SPENT, int(job.deadline.spent), int(job.deadline.seconds))
         job.progress(self.name, 0, 0)
         start = time.perf_counter()
-        made = self.work(job, *(values[name] for name in self.takes))
+        with staged(self.name):
+            made = self.work(job, *(values[name] for name in self.takes))
         job.seconds[self.name] = time.perf_counter() - start
         return dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
 

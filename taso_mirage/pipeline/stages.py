@@ -16,7 +16,7 @@ from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.rounding import LetThrough
-from taso_mirage.measure.session import Session, seconds_by_operator
+from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -27,7 +27,13 @@ from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
-from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds, load_seconds, slow_seconds
+from taso_mirage.pipeline.shares import (
+    comparison_seconds,
+    finishing_seconds,
+    kernel_seconds,
+    load_seconds,
+    slow_seconds,
+)
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
@@ -39,6 +45,7 @@ from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.targets.lowering import Backend, here
 from taso_mirage.targets.packaging import stamped
 
@@ -105,7 +112,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
         known = original if result.target == config.target else None
-        backend = job.backend.result() if job.backend is not None and result.target.name == config.target.name else None
+        with spent(Purpose.WAITING):
+            same = job.backend is not None and result.target.name == config.target.name
+            backend = job.backend.result() if job.backend is not None and same else None
         return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job), backend)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
@@ -139,8 +148,8 @@ def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | N
         of_one, whole = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
         if sum(of_one.values()) > MOST_BY_PROFILER * whole:
             return None
-        for name, spent in of_one.items():
-            found[name] = found.get(name, 0.0) + share * spent
+        for name, seconds_of_it in of_one.items():
+            found[name] = found.get(name, 0.0) + share * seconds_of_it
     return found
 
 
@@ -149,13 +158,14 @@ def explain(job: Job, result: Result) -> Result:
     for; after an interrupt no change is measured alone, and no model is profiled."""
     if not job.config.explain:
         return result
-    seconds, began = 0.0 if job.stop.asked else MEASURING, time.monotonic()
+    seconds, began = 0.0 if job.stop.asked else min(MEASURING, job.deadline.left()), time.monotonic()
     profiled = profile(job, result, PROFILE_SHARE * seconds)
     left = max(began + seconds - time.monotonic(), 0.0)
     listed = tuple(explained(result, job.config, job.progress, left))
     return replace(result, explanations=listed, times=operator_times(result, job.config), profile=profiled)
 
 
+@spent(Purpose.FILES)
 def write(job: Job, result: Result, output: Path) -> Result:
     """The result with the files that the model was written to."""
     return replace(result, written=tuple(save(stamped(result.model, result.target), output, source=not result.changed)))
@@ -195,15 +205,25 @@ CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differenc
 
 
 def optimize_model(
-    model: Model, config: Config, progress: Progress = quiet, stop: Stop | None = None, output: Path | None = None
+    model: Model,
+    config: Config,
+    progress: Progress = quiet,
+    stop: Stop | None = None,
+    output: Path | None = None,
+    deadline: Deadline | None = None,
+    reading: float = 0.0,
 ) -> Result:
-    """A faster model that computes the same, or the original.
+    """A faster model that computes the same, or the original, by a deadline (that of the budget
+    from now on, if left out). `reading`: the seconds that its file took.
 
     Every step is an equation; the result is checked.
     """
     before, child().limit = child().limit, config.run_limit
+    deadline = deadline or Deadline(config.budget, within=child().deadline)
     try:
-        return _optimized(without_functions(model), config, progress, stop or Stop(), output)
+        with accounting() as account:
+            found = _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+            return replace(found, spending=account.spending())
     finally:
         child().limit = before
 
@@ -236,25 +256,36 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
             found.add_done_callback(ended)
 
 
-def _optimized(model: Model, config: Config, progress: Progress, stop: Stop, output: Path | None) -> Result:
+def _optimized(
+    model: Model,
+    config: Config,
+    progress: Progress,
+    stop: Stop,
+    output: Path | None,
+    whole: Deadline,
+    reading: float,
+) -> Result:
     around, asked = child().deadline, stop.deadline
-    stop.deadline = deadline = Deadline(config.budget, within=around)
+    bytes = 0 if output is None else weight_bytes(model)
+    stop.deadline = deadline = whole.earlier(finishing_seconds(config, reading, bytes))
     child().deadline = deadline
+    config = replace(config, budget=deadline.left())
     try:
         with _backend(config) as backend:
             with measuring(config) as (cache, executor):
-                job = Job(
-                    config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model, backend=backend
-                )
+                job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
+                job.nested, job.backend = optimize_model, backend
                 values: Values = run(SEARCH, job, {"model": model})
-                known: Values = values if "problem" in values else {"problem": pose(job, model)}
-                result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
+                with staged("conclude"):
+                    known: Values = values if "problem" in values else {"problem": pose(job, model)}
+                    result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
             loaded = {name: values[name] for name in ("original",) if name in values}
             result = run(KERNELS, job, {"result": result, **loaded})["result"]
+        job.deadline = child().deadline = whole
+        given = {"result": result} | ({} if output is None else {"output": output})
+        found: Result = run(FINISH, job, given)["result"]
+        return found
     finally:
         child().deadline = around
         if asked is not None:
             stop.deadline = asked
-    given = {"result": result} | ({} if output is None else {"output": output})
-    found: Result = run(FINISH, job, given)["result"]
-    return found

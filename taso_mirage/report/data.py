@@ -20,8 +20,10 @@ from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
+from taso_mirage.report.leftover import Leftover
 from taso_mirage.report.result import Result
 from taso_mirage.search.search import SearchStatistics
+from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
 from taso_mirage.targets.stamp import PROVIDERS
@@ -43,15 +45,17 @@ class Counts(TypedDict):
 
 
 class Times(TypedDict):
-    """Measured seconds: lower quartiles over rounds in which both ran in turn."""
+    """Measured seconds: medians over rounds in which both ran in turn."""
 
     before: float
     after: float
     ratio: float
     """How many times as fast the result is."""
-    quartiles: list[float]
-    """Of the ratio, round by round."""
+    interval: list[float]
+    """What the rounds leave open of the ratio, by the sequential test."""
     runs: int
+    clock: str
+    """`wall`, or `processor`: CPU time on one thread, where others used the cores."""
 
 
 class TargetData(TypedDict):
@@ -151,6 +155,46 @@ class MutantsData(TypedDict):
     paying: list[MutantData]
 
 
+class LeftRegionData(TypedDict):
+    """A kind of regions that was not tried."""
+
+    operators: list[str]
+    places: int
+    gain: float
+    """How many times as fast a kernel may make the whole model, at most, by an estimate."""
+
+
+class LeftoverData(TypedDict):
+    """What the search of kernels had no time for."""
+
+    said: str
+    """In one line."""
+    tuned: int
+    kinds: int
+    """Of regions, all together."""
+    seconds: float
+    """That the others would take, about."""
+    regions: list[LeftRegionData]
+
+
+class StageSpendingData(TypedDict):
+    """The seconds of a stage, and what they were spent on."""
+
+    stage: str
+    seconds: float
+    spent: dict[str, float]
+
+
+class SpendingData(TypedDict):
+    """What the seconds of a command were spent on: each second is in one stage, and for one
+    purpose."""
+
+    seconds: float
+    """All: from the start of the process to the last file."""
+    spent: dict[str, float]
+    stages: list[StageSpendingData]
+
+
 class ResultData(TypedDict):
     """What `optimize` did with a model."""
 
@@ -178,8 +222,11 @@ class ResultData(TypedDict):
     search: SearchData
     partial: MutantsData
     seconds: dict[str, float]
-    """What each stage took."""
+    """What each stage of the pipeline took."""
+    spending: SpendingData
     notes: list[str]
+    left: LeftoverData | None
+    """Null where the kernels of all kinds of regions were tried, or none at all."""
     version: str
     changes: NotRequired[list[ChangeData]]
     """With `--explain`."""
@@ -213,8 +260,26 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
         "search": _search_data(result.statistics),
         "partial": _mutants_data(result),
         "seconds": dict(result.seconds),
+        "spending": _spending_data(result.spending),
         "notes": list(result.notes),
+        "left": None if result.left is None else _left_data(result.left),
         "version": __version__,
+    }
+
+
+def _left_data(left: Leftover) -> LeftoverData:
+    regions = [LeftRegionData(operators=[*r.operators], places=r.places, gain=r.gain) for r in left.regions]
+    return {"said": str(left), "tuned": left.tuned, "kinds": left.kinds, "seconds": left.seconds, "regions": regions}
+
+
+def _spending_data(spending: Spending) -> SpendingData:
+    return {
+        "seconds": spending.seconds,
+        "spent": spending.purposes,
+        "stages": [
+            {"stage": stage, "seconds": sum(each.values()), "spent": dict(each)}
+            for stage, each in spending.stages.items()
+        ],
     }
 
 
@@ -223,8 +288,9 @@ def times_data(timing: Timing) -> Times:
         "before": timing.original,
         "after": timing.optimized,
         "ratio": timing.ratio,
-        "quartiles": [timing.low, timing.high],
+        "interval": [timing.low, timing.high],
         "runs": timing.runs,
+        "clock": "processor" if timing.works else "wall",
     }
 
 

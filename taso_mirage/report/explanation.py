@@ -39,8 +39,9 @@ class Explanation:
 
     @property
     def gain(self) -> float:
-        """Predicted seconds won at all places."""
-        return self.change.count * (self.predicted[0] - self.predicted[1])
+        """Seconds won at all places: as measured alone, else predicted."""
+        before, after = self.measured or self.predicted
+        return self.change.count * (before - after)
 
 
 @dataclass(frozen=True, slots=True)

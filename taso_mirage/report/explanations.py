@@ -40,7 +40,7 @@ EACH, LARGEST = 0.1, 1 << 29
 
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
-    """The distinct changes of a result, the largest predicted gain first.
+    """The distinct changes of a result, the largest gain first: measured alone, else predicted.
 
     Measures for about `seconds` at most.
     """
@@ -61,7 +61,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
             measured = measured_seconds(change, term, result.workloads) if timed else None
             listed.append(Explanation(change, predicted[change], measured, ground(change, proofs)))
     proofs.close()
-    return listed
+    return sorted(listed, key=lambda each: -each.gain)
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
@@ -191,9 +191,7 @@ def _fields(each: StatedEquation) -> dict[str, str]:
 def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Iterator[str]:
     """The changes as text; an equation is stated where it comes first."""
     total = sum(each.change.count for each in listed)
-    yield (
-        f"{len(listed)} distinct changes at {total} places, the largest predicted gain first" if total else "no changes"
-    )
+    yield (f"{len(listed)} distinct changes at {total} places, the largest gain first" if total else "no changes")
     stated: set[str] = set()
     for i, each in enumerate(listed, 1):
         yield ""
@@ -251,12 +249,31 @@ def gains(each: Explanation) -> str:
     if not work_terms(each.change.before):
         return "computed ahead: it takes no time at a run"
     text = f"predicted {duration(each.predicted[0])} -> {duration(each.predicted[1])} a place"
-    if each.change.count > 1:
-        text += f", {duration(each.gain)} won in all"
     if each.measured is None:
-        return text + "; not measured"
-    before, after = each.measured
-    return text + f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
+        text += "; not measured"
+    else:
+        before, after = each.measured
+        text += f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
+    return text + (f"; {duration(each.gain)} won in all" if each.change.count > 1 else "")
+
+
+def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
+    """How the changes' own gains and that of the whole model agree, where both are known and differ
+    much; else nothing."""
+    alone = sum(each.gain for each in listed)
+    if result.timing is None or not result.changed or alone <= 0:
+        return ""
+    won = result.timing.original - result.timing.optimized
+    if won > 0 and 1 / APART < alone / won < APART:
+        return ""
+    said = f"One by one the changes win {duration(alone)}, the whole model {duration(won)}"
+    if alone > won:
+        return f"{said}: what neighbours share counts in each of them, and alone they run without what is around them."
+    return f"{said}: the runtime gains more between them, and by kernels, than in each."
+
+
+APART = 1.5
+"""So many times apart both sums are said to differ."""
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_po
 from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
 from taso_mirage.report.explanation import Explanation, StatedEquation
-from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
+from taso_mirage.report.explanations import duration, explanation_lines, gains, one_by_one, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.notation import Formula, conditions, formula
 from taso_mirage.report.outline import DRAWN, shown_sections
@@ -70,10 +70,11 @@ def page(
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
         headline=headline(result),
-        most=most_of_it(explained),
+        most=" ".join(filter(None, (most_of_it(explained), one_by_one(explained, result)))),
         facts=_facts(result, explained),
         standing=_standing(result),
         notes=result.notes,
+        left=result.left,
         **_times(result, pairs),
         **_changes(result, explained),
         **_roofline(result, pairs),
@@ -101,17 +102,18 @@ def headline(result: Result) -> str:
 
 
 def most_of_it(explained: Sequence[Explanation]) -> str:
-    """Which change wins most by prediction, and its share of what is won; empty without changes."""
+    """Which change wins most, measured alone or else predicted, and its share of what is won; empty
+    without changes."""
     if not explained:
         return ""
     if sum(each.gain for each in explained) <= 0:
-        return "Operator by operator the changes are not predicted to pay: what was gained lies in how the runtime runs the whole."
+        return "Operator by operator the changes do not pay: what was gained lies in how the runtime runs the whole."
     largest = max(explained, key=lambda each: each.gain)
     share = largest.gain / sum(each.gain for each in explained if each.gain > 0)
     count = largest.change.count
     places = f"in {count} places" if count > 1 else "in one place"
     what = _arrows(explanation_lines(largest.change))
-    return f"The largest part ({share:.0%} of what the changes are predicted to win): {what}, {places}."
+    return f"The largest part ({share:.0%} of what the changes win one by one): {what}, {places}."
 
 
 def _standing(result: Result) -> str:

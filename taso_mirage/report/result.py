@@ -16,12 +16,14 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.leftover import Leftover
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.search.steps import RewriteStep
+from taso_mirage.system.spending import Spending
 
 if TYPE_CHECKING:
     from taso_mirage.report.explanation import Explanation, OperatorProfile, OperatorTimes
@@ -63,7 +65,8 @@ class Result:
     float64 references, for a later stage that checks again; `normal` is the original after the
     passes, if they change it and it was measured no slower. `let_through`: rules that turn
     decisions of quantizers, which the user allowed, with their errors; the cases then have the
-    model's results as the original's. `seconds` are those of each stage; `written`: the files.
+    model's results as the original's. `seconds` are those of each stage; `spending` says what all
+    seconds were spent on; `left`: kernels that there was no time for; `written`: the files.
     """
 
     original: Model
@@ -97,6 +100,8 @@ class Result:
     written: tuple[Path, ...] = ()
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     unfused: Model | None = field(default=None, repr=False, compare=False)
+    left: Leftover | None = None
+    spending: Spending = field(default_factory=Spending, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,14 +4,17 @@ data."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import Timing
@@ -19,28 +22,49 @@ from taso_mirage.report.data import by_sizes, opened_with
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.rewriting.text import show_equation
+from taso_mirage.search.config import SPENT
 from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
+from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 
 
-class Stages:
-    """Progress on stderr, one line a stage with the time elapsed and left; silent when stderr is no
-    terminal."""
+class _SpentBar(BarColumn):
+    """The share of the budget that is spent, at every moment."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, spent: Callable[[], float]) -> None:
+        super().__init__()
+        self.spent = spent
+
+    def render(self, task: Task) -> ProgressBar:
+        if task.total is not None:
+            task.completed = min(self.spent(), task.total)
+        return super().render(task)
+
+
+class _Seconds(ProgressColumn):
+    """The seconds that are spent, of how many."""
+
+    def __init__(self, spent: Callable[[], float]) -> None:
+        super().__init__()
+        self.spent = spent
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{self.spent():.0f} s" + ("" if task.total is None else f" of {task.total:.0f}"))
+
+
+class Stages:
+    """Progress on stderr: one bar, the share of the budget that is spent, and what is going on
+    beside it. It leaves the screen at its end; silent when stderr is no terminal."""
+
+    def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         console = Console(stderr=True)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self.progress = Progress(*columns, console=console, disable=quiet or not sys.stderr.isatty())
-        self.tasks: dict[str, TaskID] = {}
-        self.current: str | None = None
+        columns = SpinnerColumn(), _SpentBar(self.spent), _Seconds(self.spent), TextColumn("{task.description}")
+        hidden = quiet or not sys.stderr.isatty()
+        self.progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self.clock, self.began = clock, clock()
+        self.task = self.progress.add_task("start", total=None)
 
     def __enter__(self) -> Stages:
         self.progress.start()
@@ -49,17 +73,22 @@ class Stages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._finish()
         self.progress.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self.current:
-            self._finish()
-            self.current = stage
-        if stage not in self.tasks:
-            self.tasks[stage] = self.progress.add_task(stage, total=total or None)
-        self.progress.update(self.tasks[stage], completed=done, total=total or None)
+        if stage == SPENT:
+            self.began = self.clock() - done if self._one.total is None else self.began
+            self.progress.update(self.task, total=total)
+        elif not stage.endswith(f": {SPENT}"):  # of a body, whose budget is a part of the whole
+            self.progress.update(self.task, description=f"{stage}: {done} of {total}" if total else stage)
+
+    @property
+    def _one(self) -> Task:
+        return self.progress.tasks[0]
+
+    def spent(self) -> float:
+        """Seconds of the budget."""
+        return self.clock() - self.began
 
     def asked(self, said: str) -> bool:
         """What a user answers to whether that is well, with no progress in between."""
@@ -70,10 +99,6 @@ class Stages:
             return False
         finally:
             self.progress.start()
-
-    def _finish(self) -> None:
-        if self.current is not None:
-            self.progress.update(self.tasks[self.current], completed=1, total=1)
 
 
 def search_facts(result: Result) -> dict[str, str]:
@@ -105,8 +130,8 @@ def _mutants_fact(made: Mutations) -> str:
     )
 
 
-def show(result: Result, source: Path, written: Sequence[Path]) -> None:
-    """The table at the end of `optimize`."""
+def show(result: Result, source: Path, written: Sequence[Path], spending: bool = False) -> None:
+    """The table at the end of `optimize`; with `spending` that of its seconds."""
     console = Console()
     table = Table(title=source.name, title_justify="left")
     made = "optimized" if result.failure is None else "without what failed"
@@ -127,6 +152,8 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
     _show_check(console, result)
     for note in result.notes:
         console.print(one_line(f"note: {note}"), style="yellow", highlight=False, markup=False)
+    if result.left is not None:
+        console.print(one_line(f"left: {result.left}"), highlight=False, markup=False)
     if not result.changed:
         console.print("The original's graph was kept.", highlight=False)
     if result.target.options:
@@ -137,6 +164,30 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         plain = "" if result.target.stamp.options else "; any ONNX Runtime opens it, too"
         said = f"open it with {opened_with(result, written)}{plain}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
+    if spending:
+        show_spending(result.spending)
+
+
+def show_spending(spending: Spending) -> None:
+    """The table of `--timing`: the seconds of every stage, and of all, by what they were spent on,
+    the most first."""
+    table = Table(title="seconds spent", title_justify="left", show_footer=True)
+    table.add_column("stage", footer="all")
+    table.add_column("seconds", justify="right", footer=f"{spending.seconds:.2f}")
+    table.add_column("on", overflow="fold", footer=_spent_on(spending.purposes))
+    for stage, each in spending.stages.items():
+        if sum(each.values()) >= SHOWN:
+            table.add_row(escape(stage), f"{sum(each.values()):.2f}", _spent_on(each))
+    Console().print(table, highlight=False)
+
+
+def _spent_on(seconds: Mapping[str, float]) -> str:
+    parts = sorted(seconds.items(), key=lambda each: -each[1])
+    return ", ".join(f"{purpose} {spent:.2f}" for purpose, spent in parts if spent >= SHOWN)
+
+
+SHOWN = 0.005
+"""Seconds that are shown: less would be 0.00."""
 
 
 def _times(timing: Timing | None) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from taso_mirage.measure.shapes import Workloads, learned, workloads
 from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
+from taso_mirage.search.effort import USUAL_EFFORT, Effort
 from taso_mirage.search.passes import multiplies_alike, runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
@@ -28,8 +29,12 @@ from taso_mirage.search.search import Budget, Strategy, search_part
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets.cuda.options import ROUNDED
 
-STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
-"""How one part of a model is searched, by the names of `--strategy`."""
+STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
+    "best-first": (search_part,),
+    "saturate": (saturate_part,),
+    "both": (search_part, saturate_part),
+}
+"""How one part of a model is searched, one way after the other, by the names of `--strategy`."""
 OFF, CACHED, SEARCH = "off", "cached", "search"
 KERNELS = (OFF, CACHED, SEARCH)
 """The values of `--kernels`: no kernels, those that were searched on this machine before, or a
@@ -37,7 +42,8 @@ search."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
-
+SPENT = "budget"
+"""What progress calls the whole: the seconds of it that were spent before a stage."""
 
 Candidates = Callable[[str, float, Timing | None, str | None], None]
 """Called with the name of each model that is tried, its predicted seconds, its times against the
@@ -66,7 +72,8 @@ class Config:
     may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
     one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
     file may become much larger, or what asks a user that. `allow_rounding`: which rewrites may turn
-    decisions of quantizers, and how far that may move the outputs. `elsewhere`: the model also goes
+    decisions of quantizers, and how far that may move the outputs. `effort`: how far searches and
+    check go. `elsewhere`: the model also goes
     to other machines, or where the library of kernels is not. `candidates` hears of every model
     that is tried.
     """
@@ -90,6 +97,7 @@ class Config:
     explain: bool = False
     may_grow: bool | Callable[[str], bool] = False
     allow_rounding: AllowedRounding | None = None
+    effort: Effort = USUAL_EFFORT
     part: bool = False
     elsewhere: bool = True
     candidates: Candidates = unseen

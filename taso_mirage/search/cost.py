@@ -23,6 +23,7 @@ from taso_mirage.ir.terms import Node, topological
 from taso_mirage.measure import tasks
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target_for as placed
@@ -40,9 +41,12 @@ from taso_mirage.search.settings import (
     description,
     running,
 )
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
+FRESH = 10.0
+"""Seconds for which a look at the load holds: the rewriters of one command agree."""
 DEPTH = 3
 """How many terms in a row take part in a setting."""
 SMALL, COPIES = 1 << 20, 8
@@ -141,6 +145,7 @@ class MeasuredCost:
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
         self.context, self.cache, self.executor = context, cache, executor
+        self.target = context.target if executor is not None else _clocked(context.target)
         self.fallback = Roofline(context)
         self.measured = 0
         self.deadline = math.inf
@@ -189,7 +194,7 @@ class MeasuredCost:
             return None
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
-            target = placed(self.context.target, [n.op for n in setting.terms])
+            target = placed(self.target, [n.op for n in setting.terms])
             late = time.monotonic() > self.deadline
             if late and target not in self._keys:  # not even the device is asked for
                 return None
@@ -224,11 +229,12 @@ class MeasuredCost:
 
     def device(self, target: Target | None = None) -> str:
         """The machine that measures, by a target, and this version, as a key."""
-        target = target or self.context.target
+        target = target or self.target
         if target not in self._keys:
             self._keys[target] = f"{self._run(tasks.device_key, target)} | taso-mirage {__version__}"
         return self._keys[target]
 
+    @spent(Purpose.OPERATORS)
     def _run(self, function: Any, *args: Any) -> Any:
         return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 
@@ -242,7 +248,7 @@ class MeasuredCost:
             times = [t for t in known if t is not None]
             if len(times) < len(states):
                 contents = [serialize(concrete(s, Running(), self.context)) for s in states]
-                times = [*map(_number, self._run(tasks.in_turn, contents, self.context.target, seconds))]
+                times = [*map(_number, self._run(tasks.in_turn, contents, self.target, seconds))]
                 if len(times) != len(states):
                     raise ValueError(f"{len(times)} times of {len(states)} models")
                 for i, taken in enumerate(times):
@@ -250,6 +256,12 @@ class MeasuredCost:
         except UNMEASURABLE:
             return None
         return times
+
+
+def _clocked(target: Target) -> Target:
+    """The target as this machine can measure it now, for a whole command: times of two clocks do
+    not add up."""
+    return target if target.serial is None else observed_load(FRESH).clock(target)
 
 
 def _number(answer: Any) -> float:

@@ -53,6 +53,7 @@ class Context:
     `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
     `slower` says, where costs are measured, whether the second of two lists of terms takes longer
     than the first: a roofline knows nothing of how well the runtime's own operators are written.
+    Once it is `over`, passes end where they are.
     """
 
     opsets: Mapping[str, int]
@@ -63,6 +64,7 @@ class Context:
     weights: Mapping[str, Weight] = field(default_factory=dict)
     hopeful: bool = False
     slower: Callable[[Sequence[Node], Sequence[Node]], bool] | None = None
+    over: Callable[[], bool] = lambda: False
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
@@ -205,7 +207,7 @@ def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[t
     current = tuple(outputs)
     for _ in range(SWEEPS):
         swept = _Sweep(current, rules, context, steps).run()
-        if swept == current:
+        if swept == current or context.over():
             break
         current = swept
     return current, steps
@@ -237,13 +239,17 @@ class _Sweep:
             result = node
             if not done.keys().isdisjoint(node.args):
                 result = with_args(node, tuple([done.get(a, a) for a in node.args]))
-            if self.rules.applications(result) or fold_small(result) is not result:
+            if self._may_change(result):
                 result = self._reduce(result, self.uses[node])
             if result is not node:
                 done[node] = result
                 if "uses" in self.__dict__:
                     self.uses[result] = max(self.uses[result], self.uses[node])
         return tuple([done.get(o, o) for o in self.outputs])
+
+    def _may_change(self, node: Node) -> bool:
+        """Whether a rule or a folding applies, if there is time to look."""
+        return not self.context.over() and bool(self.rules.applications(node) or fold_small(node) is not node)
 
     def _reduce(self, node: Node, uses: int) -> Node:
         for _ in range(16):
@@ -289,6 +295,8 @@ def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
 def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
     """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on
     a roofline, no slower."""
+    if context.over():
+        return tuple(outputs), []
     order = topological(outputs)
     used_by = users(order)
     uses = Counter(a for n in order for a in set(n.args))

@@ -223,7 +223,7 @@ def shares(budget: Budget, count: int) -> Iterator[Budget]:
     """Equal shares of what is left of a budget for one search after the other; an interrupt of one
     ends them all."""
     for left in range(count, 0, -1):
-        share = Budget(budget.left() / left, alpha=budget.alpha)
+        share = replace(budget, seconds=budget.left() / left, start=time.monotonic())
         yield share
         if share.stop:
             budget.stop = True

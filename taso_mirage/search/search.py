@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
@@ -19,6 +19,7 @@ from taso_mirage.search.cost import Cost
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
+from taso_mirage.system.schedule import Schedule, Work
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
@@ -28,6 +29,9 @@ SEARCHING = 0.8
 FIRST = 0.7
 """The share of a search's time for the first look at a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
+TERM = 0.02
+"""Seconds for each term of a part that its search is expected to take; those searched before it
+correct that."""
 FINALISTS = 4
 """So many of the cheapest states of a part are measured as they are."""
 
@@ -140,23 +144,20 @@ def search_model(
     cuts: set[Node] = set()
     for last in (False, True):
         pieces = list(model_parts(outputs, cuts))
-        waiting = len({p.graph for p in pieces} - found.keys())
-        if last and (len(pieces) == 1 or not waiting):
+        if last and (len(pieces) == 1 or all(p.graph in found for p in pieces)):
             break
         kept = 0.0 if last or len(pieces) == 1 else (1 - FIRST) * budget.left()
         measuring = (1 - SEARCHING) * (budget.left() - kept)
-        fresh: Counter[Graph] = Counter()
-        for i, piece in enumerate(pieces):
-            progress(i + last * len(pieces), 2 * len(pieces))
-            if piece.graph not in found:
-                share = replace(
-                    budget, seconds=(budget.left() - kept - measuring) / max(waiting, 1), start=time.monotonic()
-                )
-                found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
-                waiting -= 1
-                fresh[piece.graph] = 0
-            fresh.update([piece.graph] if piece.graph in fresh else [])
-        contests(found, fresh, budget, kept)
+        places = Counter(p.graph for p in pieces if p.graph not in found)
+        found |= _searched(
+            places,
+            lambda graph, share: (strategy or search_part)(graph, rules, eager, cost, context, share, budget),
+            kept + measuring,
+            context,
+            budget,
+            partial(_told, progress, last * len(pieces), 2 * len(pieces)),
+        )
+        contests(found, places, budget, kept)
         current: dict[Node, Node] = {}
         for piece in pieces:
             steps += _place(piece, found[piece.graph], current)
@@ -169,6 +170,41 @@ def search_model(
     statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
     statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
     return outputs, steps, statistics
+
+
+def _told(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
+def _searched(
+    places: Mapping[Graph, int],
+    search: Callable[[Graph, Budget], BestState],
+    kept: float,
+    context: Context,
+    budget: Budget,
+    progress: Callable[[int], None],
+) -> dict[Graph, BestState]:
+    """The best states of some parts, until `kept` seconds are left: those first that cost most on a
+    roofline, in all their places, for each second that a search of so many terms takes. A part for
+    which there was no time stays as it is."""
+    orders = {graph: topological(graph.outputs) for graph in places}
+    prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}
+    found = {graph: BestState((), price, price, 0, 0, "time") for graph, price in prices.items()}
+    done = Counter[str]()
+
+    def looked(graph: Graph, seconds: float) -> float:
+        progress(done.total())
+        done["parts"] += places[graph]
+        each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
+        return (each.before - each.after) * places[graph]
+
+    schedule = Schedule(lambda: budget.left() - kept)
+    schedule.add(
+        Work("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
+        for graph, count in places.items()
+    )
+    schedule.run()
+    return found
 
 
 def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:

@@ -68,6 +68,17 @@ def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node,
     return current
 
 
+def claimed(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> dict[Node, Node]:
+    """What each term below `outputs` is after the steps: a term that they claim to be equal."""
+    nodes = topological(outputs)
+    return dict(zip(nodes, replay(nodes, steps), strict=True))
+
+
+def folded_from(steps: Sequence[RewriteStep]) -> dict[Node, Node]:
+    """Of each weight that the steps computed ahead the term that it was."""
+    return {new: old for step in steps if step.equations == (FOLDING,) for old, new in step.table.items()}
+
+
 def used(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> set[Node]:
     """The terms that the steps of one sweep, or one step, replace in `outputs`."""
     table = {old: new for step in steps for old, new in step.table.items()}

@@ -3,82 +3,98 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from taso_mirage.errors import OutOfTime
 
-OVERTIME = 1.2
-"""How many times its seconds a command may take where what must come at the end is not done: what
-goes on then is given up."""
-SHORTEST = 15.0
-"""Nothing is given up before so many seconds: to load a model and to check it takes its time."""
-EXTRA = 1.05
-"""The same of work that only makes more of a result."""
+OVERTIME, GRACE = 1.05, 1.2
+"""How many times its seconds, and how many more, a command may take before all of its work is given
+up. It promises a tenth and 2 s: the rest is for the end of the process."""
+EXTRA = 1.02
+"""How many times its seconds work may take that only makes more of a result."""
 INTERRUPTED = 1.5, 4.0
-"""Seconds that are left after an interrupt: for what is measured, and for what is given up."""
+"""Seconds that are left after an interrupt, beside those of what ends a command: until nothing
+begins that is not needed, and until all is given up."""
 
 
 @dataclass(slots=True, eq=False)
 class Deadline:
-    """The end of `seconds` from now on, and a later, last one.
+    """The end of `seconds` that `began` at a time of the clock (now, if left out), and a later,
+    last one.
 
-    At the first no work begins that is not needed, at the last all work is given up. An interrupt
-    moves both up (`hasten`). Neither is later than that of the deadline that it is `within`.
+    After the first end no work begins that is not needed, at the last all work is given up. An
+    interrupt moves both up (`hasten`), as far as what ends the command allows: `closing` are the
+    seconds that to load, to compare and to check a result take, by what was seen so far. Neither is
+    later than that of the deadline that it is `within`.
     """
 
     seconds: float = math.inf
     clock: Callable[[], float] = time.monotonic
     within: Deadline | None = None
-    began: float = field(init=False)
+    began: float | None = None
+    closing: float = field(default=0.0, init=False)
+    start: float = field(init=False)
     _ends: tuple[float, float] = field(init=False)
-    _room: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
-        ends = self.began + self.seconds, self.began + max(OVERTIME * self.seconds, SHORTEST)
+        self.start = self.clock() if self.began is None else self.began
+        ends = self.start + self.seconds, self.start + OVERTIME * self.seconds + GRACE
         around = ends if self.within is None else self.within._ends
         self._ends = min(ends[0], around[0]), min(ends[1], around[1])
-        self._room = min(max(self._ends[0], self.began + SHORTEST), self._ends[1])
 
     @property
     def spent(self) -> float:
         """Seconds since it began."""
-        return self.clock() - self.began
+        return self.clock() - self.start
 
     def left(self) -> float:
         """Seconds to the end; none are left after it."""
         return max(self._ends[0] - self.clock(), 0.0)
-
-    def room(self) -> float:
-        """Seconds to the end, or to when the first work may be given up, if that is later: for what
-        is to be done by then."""
-        return max(self._room - self.clock(), 0.0)
 
     def last(self) -> float:
         """Seconds to the last end."""
         around = math.inf if self.within is None else self.within.last()
         return min(max(self._ends[1] - self.clock(), 0.0), around)
 
+    def earlier(self, seconds: float) -> Deadline:
+        """Both ends so many seconds earlier, for what others follow on."""
+        found = Deadline(self.seconds, self.clock, self, self.start)
+        found._ends = self._ends[0] - seconds, self._ends[1] - seconds
+        return found
+
     def of_extras(self) -> Deadline:
         """The same end, and a last one soon after it, for work that only makes more of a result."""
-        found = Deadline(self.left(), self.clock, within=self)
-        last = self.began + max(EXTRA * self.seconds, SHORTEST)
-        found._ends = found._ends[0], min(found._ends[1], last)
-        found._room = min(found._room, found._ends[1])
+        found = self.earlier(0.0)
+        extra = (EXTRA - 1) * self.seconds + GRACE / 2
+        found._ends = self._ends[0], min(self._ends[0] + extra, self._ends[1])
         return found
 
     def hasten(self) -> None:
         """An interrupt: what was found is to be measured and checked, and no more."""
         now = self.clock()
-        end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, INTERRUPTED, strict=True))
-        self._ends, self._room = (end, last), end
+        least = (seconds + times * self.closing for seconds, times in zip(INTERRUPTED, (1, 2), strict=True))
+        end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, least, strict=True))
+        self._ends = end, last
 
-    def demand(self, what: str) -> None:
-        """Raise OutOfTime after the last end."""
-        if self.last() <= 0:
+    def demand(self, what: str, seconds: float = 0.0) -> None:
+        """Raise OutOfTime where so many seconds are not left to the last end."""
+        if self.last() <= seconds:
             raise OutOfTime(f"the time is over: {what}")
 
 
 UNBOUNDED = Deadline()
+
+
+def process_start() -> float:
+    """When this process was started, by the clock of `time.monotonic`; now, where the system does
+    not tell."""
+    now = time.monotonic()
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        return now - max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    return now

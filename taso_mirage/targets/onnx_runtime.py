@@ -47,18 +47,21 @@ def inference_session(
     dump: str = "",
     optimized: bool = True,
     profile: str = "",
+    serial: bool = False,
+    resting: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
     `apart`: what `ort_values` gives; `dump`: a file for the model that the runtime makes of this
     one, with its weights beside it; `profile`: what the name of a file of its profiler begins
-    with.
+    with; `serial`: runs are on one thread, the caller's; `resting`: threads sleep between runs.
     """
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
-    options = onnxruntime.SessionOptions()
+    options = resting_options() if resting else onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = int(serial)  # 0: as many as there are cores
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     if dump:

@@ -46,6 +46,15 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def worked(run: Callable[[], object]) -> float:
+    """Seconds of one call that the processor works for this process: of a model on one thread those
+    of its operators, whatever else the machine does. Threads that wait for each other spin, which
+    counts as work, so there must be no others."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
 class RuntimeSession(Protocol):
     """A model loaded in the target's runtime; it lives in the child process
     (`measure/child.py`)."""
@@ -61,8 +70,8 @@ class RuntimeSession(Protocol):
         """The types of the inputs; dims that are not fixed are refused with RunFailed."""
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
-        """A function that runs the model on these inputs, and returns the wall seconds, as its
-        users would run it."""
+        """A function that runs the model on these inputs, as its users would run it, and returns
+        the wall seconds, or those of the processor on a target that is `serial`."""
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
         """The same with inputs and outputs in place: a plain run takes a microsecond for each of
@@ -117,6 +126,16 @@ class Target(Protocol):
     @property
     def plain(self) -> Target:
         """A variant without its own options: what it runs other operators like."""
+
+    @property
+    def serial(self) -> Target | None:
+        """The same on one thread, timed by the clock of the processor (CPU time), which other
+        processes do not move; None where models do not run on the processor's cores."""
+
+    @property
+    def resting(self) -> Target:
+        """The same with threads that stop to wait for work where a run ends: else they take the
+        cores of the session that runs next."""
 
     @property
     def channels_last(self) -> bool:

@@ -16,6 +16,7 @@ from torch._dynamo.convert_frame import compile_lock
 from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
+from taso_mirage.search.effort import effort_named
 from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
@@ -55,7 +56,7 @@ def backend(
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, if `optimize` has them, or `fallback`.
+    """The options, if `optimize` has them, or `fallback`, with what their effort sets.
 
     Raises InvalidOption.
     """
@@ -64,7 +65,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in known:
             raise InvalidOption(f"the option {name!r} is not known here; the options are: {', '.join(known)}")
-    return dict(options)
+    return {**effort_named(str(options.get("effort", "default"))).options, **options}
 
 
 @dataclass(frozen=True)

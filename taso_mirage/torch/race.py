@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-SLOWER = 1.01
-"""A graph is slower that takes so many times as long, in three of four rounds."""
-ROUNDS, SECONDS = 9, 1.0
-"""Rounds at most, none begun later, but for the first three."""
+from taso_mirage.measure.timing import Timing, Verdict, compared_times, enough_wins
+
+ROUNDS, SECONDS = 40, 1.0
+"""Rounds at most, and seconds after which none begins once there are enough for a verdict."""
+PATIENCE = 8.0
+"""Seconds after which none begins in any case: without a verdict no graph is slower."""
 SHORT = 1e-4
 """Seconds of calls of which nobody looks at the time: what Python does counts there."""
 TimedCall = Callable[[], Any]
 
 
 def slower(ours: TimedCall, theirs: TimedCall, cuda: bool) -> float | None:
-    """How many times as long as another way a graph takes, if it is slower; both have run before.
+    """How many times as long as another way a graph takes, if the verdict is that it is slower;
+    both have run before.
 
-    They run in turn, in an order that changes.
+    They run in turn, in an order that changes, until the verdict is clear.
     """
     if both_short(ours, theirs, cuda):
         return None
-    calls, ratios, start = (ours, theirs), list[float](), time.perf_counter()
-    while len(ratios) < ROUNDS and (len(ratios) < 3 or time.perf_counter() < start + SECONDS):
-        order: Sequence[int] = (0, 1) if len(ratios) % 2 else (1, 0)
-        times = {i: _seconds(calls[i], cuda) for i in order}
-        ratios.append(times[0] / times[1])
-    ratios.sort()
-    return ratios[len(ratios) // 2] if ratios[len(ratios) // 4] > SLOWER else None
+    calls, times, start = (ours, theirs), (list[float](), list[float]()), time.perf_counter()
+    while (rounds := len(times[0])) < ROUNDS and time.perf_counter() < start + PATIENCE:
+        enough = enough_wins(rounds) is not None if rounds else False
+        if enough and (time.perf_counter() > start + SECONDS or _raced(times).verdict is not Verdict.UNDECIDED):
+            break
+        for i in (0, 1) if rounds % 2 else (1, 0):
+            times[i].append(_seconds(calls[i], cuda))
+    timing = _raced(times)
+    return timing.ratio if timing.faster else None
+
+
+def _raced(times: tuple[list[float], list[float]]) -> Timing:
+    """The times of our way against those of the other."""
+    ours, theirs = times
+    return compared_times([ours], [theirs], [1.0])
 
 
 def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,6 +33,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.replays import REPLAYED, input_sets, measured
 from taso_mirage.kernels.codegen.triton import options_text
+from taso_mirage.system.spending import Purpose, spent, waited
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -145,6 +146,7 @@ def _tuned(
     for trial in sorted(trials, key=lambda t: t.seconds):
         different.setdefault(tuple((x.grid, x.loop, x.schedule.specialized) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
+    finalists += _simplest(finalists, different.values())
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
     again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
@@ -156,6 +158,23 @@ def _tuned(
     if not math.isfinite(best.seconds):
         raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
     return TunedProgram(best.program, best.seconds, measured, tuple(trials))
+
+
+def newness(program: TritonProgram) -> tuple[int, int]:
+    """How many newer forms a program has (warps with roles, clusters, blocks that take tiles in
+    turn), and its kernels: what is least is simplest."""
+    schedules = [x.schedule for x in program.launches]
+    roles, turns = (any(s.specialized for s in schedules), any(s.persistent for s in schedules))
+    return roles + turns + any(x.cluster != 1 for x in program.launches), len(schedules)
+
+
+def _simplest(finalists: Sequence[Trial], trials: Iterable[Trial]) -> list[Trial]:
+    """The fastest trial without newer forms, where all finalists have some and it is not far
+    behind: other schedules may turn that."""
+    if not finalists or any(not newness(each.program)[0] for each in finalists):
+        return []
+    plain = [each for each in trials if not newness(each.program)[0]]
+    return [each for each in plain[:1] if each.seconds < BEHIND * finalists[0].seconds]
 
 
 def _rescheduled(
@@ -220,34 +239,38 @@ class _Bench:
 
     def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
         """Seconds of each program: from the cache, else compiled and measured one after the other,
-        until one was measured and it is late."""
+        until one was measured and it is late. The first of the simplest form is always measured:
+        none of a newer form stands for it unmeasured."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
         found = [math.inf if seconds is None else seconds for seconds in known]
-        for i in self._compiled(programs, [i for i, seconds in enumerate(known) if seconds is None]):
-            found[i] = self._measured(programs[i])
+        which = [i for i, seconds in enumerate(known) if seconds is None]
+        waiting = {min(which, key=lambda i: newness(programs[i]))} if which and math.isinf(self.best) else set()
+        for i, compiles in self._compiled(programs, which):
+            found[i] = self._measured(programs[i]) if compiles else math.inf
+            waiting.discard(i)
             if self.cache is not None and math.isfinite(found[i]):
                 self.cache.put(self.target, names[i], found[i])
-            if math.isfinite(self.best) and self.late():
+            if math.isfinite(self.best) and not waiting and self.late():
                 break
         return found
 
-    def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[int]:
-        """Those of some programs that compile, each as soon as it is: the others are compiled while
-        it is measured."""
+    def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """Some programs, each with whether it compiles as soon as that is known: the others are
+        compiled while it is measured."""
         if self.compiler is None:
-            yield from which
+            yield from ((i, True) for i in which)
             return
         futures = {self.compiler(job(programs[i])): i for i in which}
         try:
-            for future in as_completed(futures):
-                if future.result():
-                    yield futures[future]
+            for future in waited(as_completed(futures), Purpose.COMPILING):
+                yield futures[future], bool(future.result())
         finally:
             for future in futures:
                 future.cancel()
 
+    @spent(Purpose.TUNING)
     def _measured(self, program: TritonProgram) -> float:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:

@@ -10,10 +10,11 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.kernels.batches import LARGER, resized
+from taso_mirage.kernels.canonical import SymbolSizes
 from taso_mirage.kernels.gpu.in_operators import in_operators
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.regions import RegionSite, SymbolSizes
+from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.session import runnable
 from taso_mirage.measure.target import Target
@@ -21,6 +22,7 @@ from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
+from taso_mirage.system.spending import Purpose, spent
 
 SECONDS = 0.2
 """For running it both ways."""
@@ -32,6 +34,7 @@ LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 none here finds there; and that a file has."""
 
 
+@spent(Purpose.TUNING)
 def region_seconds(
     graph: Graph,
     spot: RegionSite,

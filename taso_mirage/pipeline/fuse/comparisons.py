@@ -5,57 +5,78 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
-from taso_mirage.measure.timing import Timing, compared_times
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.timing import PAIRS, Timing, Verdict, compared_times, pooled
 
-KEEP = 1.01
-"""A kind of region is kept if the whole model was measured so many times as fast with it, in more
-rounds than chance gives; so many times as fast as the original is the result."""
-CLEAR = 0.03
-"""A difference of two models that a short look is enough for."""
-Rounds = list[list[list[float]]]
-"""Seconds of all runs of both models, at every set of sizes."""
+FRESH = 3.0
+"""Seconds for which a look at the load holds."""
+OpenSessions = tuple[Session, Session]
+ELSEWHERE = (
+    "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, {:.2f} times as "
+    "fast as the original"
+)
+SLOWER_ELSEWHERE = (
+    "no kernels: where their library is not registered the model would be {:.3f} times as fast as the original; --no-elsewhere is for "
+    "models that stay on this machine"
+)
 
 
 @dataclass(frozen=True)
 class Comparisons:
     """Comparisons of models at sets of sizes, whose inputs `feeds` are and which the shares weigh,
-    each in so many seconds."""
+    each in so many seconds, by the clock that the load asks for."""
 
+    target: Target
     feeds: Sequence[Arrays]
     shares: Sequence[float]
     seconds: float
 
+    def clock(self) -> Target:
+        """The target that sessions are to be opened on now: a look at the load holds for some
+        seconds."""
+        return observed_load(FRESH).clock(self.target)
+
+    def opened(self, model: Model) -> Session:
+        """A session by that clock."""
+        return runtime.open_in_child(model, self.clock())
+
     def short(self, before: Session, after: Session) -> Timing:
         """A first look, and a longer one where that leaves it open which is faster."""
         first = self._timed(before, after, self.seconds / 8)
-        clear = first.ratio < 1 - CLEAR or (first.ratio > 1 + CLEAR and first.certain)
-        return first if clear else self._timed(before, after, self.seconds / 2)
+        return first if first.verdict is not Verdict.UNDECIDED else self._timed(before, after, self.seconds / 2)
 
-    def whole(self, before: Session, after: Session, anew: Callable[[], tuple[Session, Session] | None]) -> Timing:
-        """The original against the model with kernels.
+    def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
+        """The original against another model; `opened` are sessions on both by the wall.
 
-        Where that is no faster, runs of the sessions that `anew` opens count as well, if it opens
-        any, as luck lasts as long as a session.
+        Where no verdict is clear, runs of new sessions count as well while there is `more` time, as
+        luck lasts as long as a session.
         """
-        times = self._rounds(before, after, self.seconds)
-        if self._judged(times).ratio < KEEP and (others := anew()) is not None:
-            again = self._rounds(*others, self.seconds)
-            times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]
-        return self._judged(times)
+        clock, looks = self.clock(), list[Timing]()
+        sessions = opened if clock == self.target else _both(original, model, clock)
+        while True:
+            looks.append(self._timed(*sessions, self.seconds))
+            if len(looks) == PAIRS or pooled(looks).verdict is not Verdict.UNDECIDED or not more():
+                return pooled(looks)
+            sessions = _both(original, model, clock)
 
-    def elsewhere(self, before: Session, without: Session) -> Timing:
-        """The original against the model without the library of kernels; what looks slower at first
-        is looked at again, longer."""
-        first = self._timed(before, without, self.seconds / 2)
-        return self._timed(before, without, self.seconds) if first.slower else first
+    def elsewhere(
+        self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]
+    ) -> tuple[bool, str]:
+        """Whether a model without the library of kernels is as fast as the original, and the line
+        that says so."""
+        timing = self.whole(original, model, opened, more)
+        return timing.as_fast, (ELSEWHERE if timing.as_fast else SLOWER_ELSEWHERE).format(timing.ratio)
 
     def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
-        return self._judged(self._rounds(before, after, seconds))
+        times = [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+        works = before.target != self.target
+        return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 
-    def _rounds(self, before: Session, after: Session, seconds: float) -> Rounds:
-        return [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
 
-    def _judged(self, times: Rounds) -> Timing:
-        return compared_times([t[0] for t in times], [t[1] for t in times], self.shares)
+def _both(original: Model, model: Model, clock: Target) -> OpenSessions:
+    return runtime.original(original, clock), runtime.open_in_child(model, clock)

@@ -14,6 +14,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
 
@@ -64,21 +65,27 @@ class Searches:
         future = self.futures.get((goal, free))
         if future is None:
             return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
-        while not wait([future], ASKED).done:
-            progress("search", 0, 0)
-        return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
+        with spent(Purpose.WAITING):
+            while not wait([future], ASKED).done:
+                progress("search", 0, 0)
+        answer = future.result() or ()
+        if isinstance(answer, str):
+            raise RuntimeError(f"in a process that searches: {answer}")
+        return [FoundMuGraph.of_json(each, goal) for each in answer]
 
     def close(self) -> None:
         if self.workers is not None:
             self.workers.close()
 
 
-def searched(job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a process does for a goal."""
+def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+    """What a process does for a goal; the text of an error that is none of ours."""
     free = None if job["free"] is None else FreeSizes.of_json(job["free"])
     try:
         search = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"]), free=free)
         found = search.run(job["best"], job["seconds"])
     except TasoMirageError:
         return []
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return [each.as_json() for each in found]

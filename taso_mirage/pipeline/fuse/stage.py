@@ -16,35 +16,36 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import islice
 
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions, equal_regions
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.contained import contained
 from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.free_regions import free_regions, other_kind
+from taso_mirage.kernels.free_regions import other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedGoal
-from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, compare, passes_checker
 from taso_mirage.measure.child import child
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
+from taso_mirage.measure.timing import GAIN
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.choices import Choices
-from taso_mirage.pipeline.fuse.comparisons import KEEP, Comparisons
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
-from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.forms import RegionForm, forms
+from taso_mirage.pipeline.fuse.comparisons import Comparisons
+from taso_mirage.pipeline.fuse.forms import RegionForm
+from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.fuse.trials import Fused, possible_seconds, rounding_nothing, trials, where_they_run
+from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, trials, where_they_run
+from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
@@ -126,19 +127,16 @@ class _Stage:
         self.before = self.base.model
         self.choices = Choices(self.target.name, self.backend.key)
         self.notes: list[str] = []
-        self.ended = ""
         self.made: list[PlacedKernels] = []
-        self.left_out: set[str] = set()
         self.kept, self.tried = list[Fused](), list[Fused]()
-        self.prepared: dict[Graph, PreparedGoal] = {}
-        self.layout: ConvolvedModel | None = None
-        self.kinds = self._kinds()
-        self.forms = {
-            kind: forms(kind, spots, self.backend.arranged, kind.goal in self.prepared)
-            for kind, spots in self.kinds.items()
-        }
+        self.untried = set[EqualRegions]()
+        found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
+        self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
+        self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
+        self.ended = "the time was over" if not found.places and self._over() else ""
         self.original = original
         self.comparisons = Comparisons(
+            self.target,
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
             [share for _, share in result.workloads],
             config.seconds,
@@ -153,12 +151,15 @@ class _Stage:
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
             self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
-        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
-        self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
+        spent = time.monotonic() - self.budget.start
+        seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
+        self.result, self.base = (replace(each, seconds=seconds, left=left) for each in (self.result, self.base))
         if model is None:
             return self.result.noted(*self.notes, self._none())
         self.notes += [self.ended] if self.ended else []
-        return self._checked(model)
+        with contained("the model", self._report):
+            return self._checked(model)
+        return self.result.noted(*self.notes)
 
     def _none(self) -> str:
         """Why there is no kernel."""
@@ -171,54 +172,38 @@ class _Stage:
 
     # ------------------------------------------------------------ kernels
 
-    def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
-        """The regions, those that may save most first; or none where looking for them fails."""
-        try:
-            backend, kinds = self.backend, self.backend.prepared
-            if kinds is not None:
-                self.layout = with_convolutions(self.before) if kinds.convolutions else None
-                model = self.layout.model if self.layout else decomposed(self.before, self.sizes)
-                self.base = replace(self.base, model=model)
-            regions = free_regions if backend.free else equal_regions
-            asked = self.sizes, backend.lanes, backend.batched, kinds, self._over
-            found, self.left_out = regions(self.base.model, *asked)
-            if kinds is not None:
-                made = {kind.goal: kinds.prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
-                self.prepared = {goal: each for goal, each in made.items() if each is not None}
-            self.ended = "the time was over" if not found and self._over() else ""
-            return dict(sorted(found.items(), key=lambda each: -self._possible(*each)))
-        except Exception as error:
-            self._report("the regions", error)
-            return {}
-
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
         if goal in self.prepared:
             return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
         return fused_goals(label(goal))
 
-    def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
-        return possible_seconds(kind, len(spots), self.prepared.get(kind.goal), self.backend.device)
-
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which costs nothing that was found."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
-        said = str(error) if isinstance(error, TasoMirageError) else bug
-        self.notes.append(f"no kernel for {what}: {said}")
+        said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
+        self.notes += [said] if said not in self.notes else []
 
     def _worth(self) -> list[Fused]:
         """What is faster alone than the operators, the largest gain of all places first."""
         found = []
-        possible = [self._possible(*kind) for kind in self.kinds.items()]
+        possible = [self.possible[kind] for kind in self.kinds]
         kept = min(TRIALS * self.trial, HALF * self.budget.left())
         for i, kind in enumerate(self.kinds):
             self.progress("kernels", i, len(self.kinds))
             if self._late():
                 self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
+                self.untried |= {*islice(self.kinds, i, None)}
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)
         return sorted(found, key=lambda f: -f.saved)
+
+    def _left(self, spent: float) -> Leftover | None:
+        """What there was no time for."""
+        estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
+        untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried]
+        return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
     def _fastest_form(self, kind: EqualRegions, seconds: float) -> list[Fused]:
         """The form of a kind that saves most, with its kernel; none where none is faster."""
@@ -227,7 +212,9 @@ class _Stage:
             try:
                 fused = self._tried(form, seconds / len(self.forms[kind]))
                 found += [fused] if fused is not None else []
-            except (_Ended, TasoMirageError):
+            except _Ended:
+                self.untried.add(kind)
+            except TasoMirageError:
                 continue  # it has no kernel: the operators stay
             except Exception as error:
                 self._report(" ".join(form.operators), error)
@@ -238,7 +225,7 @@ class _Stage:
 
     def _late(self) -> bool:
         """Whether less time is left than a set of kernels takes, to try and to check."""
-        return child().deadline.room() < FIRST * self.trial
+        return child().deadline.last() < FIRST * self.trial
 
     def _in_time(self) -> None:
         """Raise _Ended where a kernel would be measured that nobody has the time to try."""
@@ -259,7 +246,7 @@ class _Stage:
             return self._otherwise(form, seconds)
         self._in_time()
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-        place = spots[0], chosen[1], opsets, self.target, form.several or made is not None
+        place = spots[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
@@ -277,8 +264,10 @@ class _Stage:
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
-        kinds = [form.kind for each in self.forms.values() for form in each]
-        lanes = [(kind, lane) for kind in kinds for lane in self._lanes(kind.goal)]
+        lanes = list[tuple[EqualRegions, FusedGoal]]()
+        for form in (form for each in self.forms.values() for form in each):
+            with contained(" ".join(form.operators), self._report):
+                lanes += [(form.kind, lane) for lane in self._lanes(form.kind.goal)]
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
@@ -336,7 +325,7 @@ class _Stage:
         """The model with the kinds that make it faster as a whole, each tried on top of those
         before; None where none does."""
         kept: list[Fused] = []
-        session = self._opened(self.before) if worth else None
+        session = self.comparisons.opened(self.before) if worth else None
         tries = trials(worth)
         if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
             tries = [worth, *tries]  # there is no time for each
@@ -351,25 +340,27 @@ class _Stage:
                 )
                 break
             trial = [kind for kind in trial if kind not in kept]
+            if session.target != self.comparisons.clock():
+                session = self.comparisons.opened(self._with(kept) if kept else self.before)
             if trial and (tried := self._faster(session, kept, trial)) is not None:
                 session = tried
                 kept += trial
         if session is not None:
             kept = self._joined(kept, session)
-        if kept and self.config.elsewhere:
-            shipped = self.backend.shipped([kind.record for kind in kept])
-            kept = [replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]
-        self.kept = kept
+        self.kept = kept = shipped(kept, self.backend, self._report) if self.config.elsewhere else kept
         return self._with(kept) if kept else None
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
         try:
-            tried = self._opened(self._with([*kept, *trial]))
+            tried = runtime.open_in_child(self._with([*kept, *trial]), session.target)
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
-        if timing.ratio < KEEP or not timing.certain:
+        except Exception as error:
+            self._report(" and ".join(" ".join(kind.operators) for kind in trial), error)
+            return None
+        if not pays(timing, trial):
             return None  # and no session: a large model is not to be there more often than it must
         stored = {x for kind in trial for x in kind.turned}
         placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
@@ -382,6 +373,9 @@ class _Stage:
         try:
             made = Neighbours(self.base.model, self.tried).together(self.backend)
         except TasoMirageError:
+            return kept
+        except Exception as error:
+            self._report("neighbours together", error)
             return kept
         for trial in [made, *([each] for each in made if len(made) > 1)]:
             if not trial or self.budget.stop or self.budget.left() < self.trial:
@@ -397,11 +391,9 @@ class _Stage:
         made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
         return made if self.layout is None else self.layout.without_rest(made)
 
-    def _anew(self, model: Model) -> tuple[Session, Session] | None:
-        """New sessions on the original and on the model, if there is time for them."""
-        if self.budget.stop or self._late():
-            return None
-        return runtime.original(self.result.original, self.target), self._opened(model)
+    def _more(self) -> bool:
+        """Whether there is time for new sessions on two models."""
+        return not (self.budget.stop or self._late())
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
@@ -423,18 +415,15 @@ class _Stage:
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
-        timing = self.comparisons.whole(original, session, lambda: self._anew(model))
-        if timing.ratio < KEEP:
+        timing = self.comparisons.whole(result.original, model, (original, session), self._more)
+        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if there is not None:
-            without = self.comparisons.elsewhere(original, there)
-            if without.slower:
-                as_fast = f"{without.ratio:.3f} times as fast as the original"
-                return result.noted(f"no kernels: where their library is not registered the model would be {as_fast}")
-            self.notes.append(
-                "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
-                f"{without.ratio:.2f} times as fast as the original"
-            )
+            asked = result.original, model.without_library(), (original, there)
+            as_fast, said = self.comparisons.elsewhere(*asked, self._more)
+            if not as_fast:
+                return result.noted(said)
+            self.notes.append(said)
         self.notes += [] if self.backend.batched else where_they_run(self.kept, self.sizes)
         made = replace(
             self.base,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.arranged import is_turned
 from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.contained import ErrorReport
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.refusals import shown_sizes
+from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import Backend, Record
@@ -62,6 +66,14 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
 
 
+def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
+    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by what
+    they saved alone, if the runs leave that gain open."""
+    left = timing.original - sum(kind.saved for kind in trial)
+    gain = timing.original / left if left > 0 else math.inf
+    return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
+
+
 def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
     """The kinds with kernels that round no operands of products, which is what the check compares;
     None where none of them rounds any."""
@@ -71,6 +83,20 @@ def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | N
     return [
         replace(kind, record=record, kernel=backend.kernel(record)) for record, kind in zip(records, kept, strict=True)
     ]
+
+
+def shipped(kept: Sequence[Fused], backend: Backend, report: ErrorReport) -> list[Fused]:
+    """The kinds with kernels for all machines, without those that have none."""
+    try:
+        made = backend.shipped([kind.record for kind in kept])
+        return [replace(kind, kernel=each) for kind, each in zip(kept, made, strict=True)]
+    except OutOfTime:
+        raise
+    except Exception as error:
+        if len(kept) > 1:
+            return [each for kind in kept for each in shipped([kind], backend, report)]
+        report(" ".join(kept[0].operators), error)
+        return []
 
 
 def where_they_run(kept: Sequence[Fused], sizes: Mapping[str, int]) -> list[str]:

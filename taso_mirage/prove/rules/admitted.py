@@ -35,7 +35,7 @@ def admitted(node: Node) -> bool:
     for opset in opsets:
         try:
             return _fits(op.to_onnx(node, opset), op.domain)
-        except (Unsupported, IllTyped):
+        except (Unsupported, IllTyped, OverflowError):  # the dtype has no such number
             continue
     return False  # ONNX has no such operator with these attributes
 

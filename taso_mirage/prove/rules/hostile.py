@@ -34,6 +34,8 @@ from taso_mirage.rewriting.equation import Equation, instantiate
 
 OTHER_FLOATS = ("float16", "float64", "bfloat16")
 INTEGER_DTYPES = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
+STARTS = 8
+"""So many seeds are tried for a first typing of a law that states none."""
 TURNS = 6
 """So many changes are tried for each typing that is wanted."""
 Names = dict[str, Any]
@@ -56,9 +58,9 @@ def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
     edges = (*stated_numbers(statement.equation), *defined_numbers(statement.equation))
     seen: set[tuple[Node, ...]] = set()
     pool: list[Typing] = []
-    base = islice(typings(statement.equation, seed, wanted, statement.given, statement.attributes), max(wanted // 4, 1))
     for typing in islice(
-        chain(base, _walk(statement.equation, pool, rng, edges, TURNS * wanted)), (TURNS + 1) * wanted
+        chain(_started(statement, seed, wanted), _walk(statement.equation, pool, rng, edges, TURNS * wanted)),
+        (TURNS + 1) * wanted,
     ):
         if typing is None or (*typing.lhs, *typing.rhs) in seen or not legal(typing):
             continue
@@ -66,6 +68,19 @@ def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
         pool.append(typing)
         yield typing
         if len(pool) >= wanted:
+            return
+
+
+def _started(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
+    """Typings around the stated one. Where none is stated, those that operators' examples give; a
+    seed may meet none of a narrow guard, so several are tried."""
+    for turn in range(1 if statement.given else STARTS):
+        found = typings(statement.equation, seed + STARTS * turn, wanted, statement.given, statement.attributes)
+        met = False
+        for typing in islice(found, max(wanted // 4, 1)):
+            met = met or legal(typing)
+            yield typing
+        if met:
             return
 
 

@@ -74,17 +74,20 @@ def recheck_rules(
     typings: int,
     workers: int,
     progress: Callable[[RuleVerdict], None] = lambda v: None,
+    laws: bool = False,
 ) -> Iterator[RuleVerdict]:
-    """A verdict for every rule, in their order; the same for every number of workers."""
+    """A verdict for every rule, or law, in their order; the same for every number of workers."""
     if workers == 1 or len(rules) < 2:
         for rule in rules:
-            verdict = verdict_of(rule, seed, typings)
+            verdict = verdict_of(rule, seed, typings, laws)
             progress(verdict)
             yield verdict
         return
     size = max(1, min(8, len(rules) // (4 * workers)))
     with process_pool(min(workers, len(rules))) as processes:
-        parts = [processes.submit(_verdicts, rules[i : i + size], seed, typings) for i in range(0, len(rules), size)]
+        parts = [
+            processes.submit(_verdicts, rules[i : i + size], seed, typings, laws) for i in range(0, len(rules), size)
+        ]
         try:
             for part in parts:
                 for verdict in part.result():
@@ -94,15 +97,16 @@ def recheck_rules(
             raise TasoMirageError("a worker process ended (out of memory?); try fewer --workers") from None
 
 
-def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[RuleVerdict]:
-    return [verdict_of(rule, seed, typings) for rule in rules]
+def _verdicts(rules: Sequence[Rule], seed: int, typings: int, laws: bool) -> list[RuleVerdict]:
+    return [verdict_of(rule, seed, typings, laws) for rule in rules]
 
 
-def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
+def verdict_of(rule: Rule, seed: int, typings: int, laws: bool = False) -> RuleVerdict:
     """Judge one rule as it is stated. One without a proof of every case has failed.
 
     Nothing that its file says of it (`evidence`) is read. A rule whose guard says `proved()` claims
-    its proved cases alone: the others are counted as excluded.
+    its proved cases alone: the others are counted as excluded. One of a library is worth having
+    where its own typing and most cases are proved, a law where one is.
     """
     from taso_mirage.prove.rules.ladder import claims_proved, evidence, examined, excludes
     from taso_mirage.prove.rules.proofs import Proofs
@@ -111,7 +115,8 @@ def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
     try:
         found = examined(rule, proofs, seed, typings)
         cases = dict(Counter(c.status for c in found.cases))
-        if claims_proved(rule) and excludes(found):
+        worth = bool(found.of("proved", "bounded")) if laws else excludes(found)
+        if claims_proved(rule) and worth:
             cases = {"proved": cases.get("proved", 0), "bounded": cases.get("bounded", 0)}
             cases["excluded"] = len(found.cases) - cases["proved"] - cases["bounded"]
             return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases, found.compared)

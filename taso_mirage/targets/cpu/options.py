@@ -4,5 +4,9 @@ from __future__ import annotations
 
 PROVIDER = "CPUExecutionProvider"
 KNOWN: dict[str, tuple[str, ...]] = {}
-WITHOUT_OPTIMIZATIONS = (("optimizations", "off"),)
+OPTIMIZATIONS_OFF = ("optimizations", "off")
 """For a look at what the runtime's own optimizations change; nothing is measured so."""
+SERIAL = ("threads", "1")
+"""One thread, timed by the clock of the processor."""
+RESTING = ("spinning", "in runs")
+"""Threads spin while a run waits for them, and sleep between runs."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.targets.cpu.options import PROVIDER
+from taso_mirage.targets.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
 from taso_mirage.targets.onnx_runtime import (
     check_provider,
     fixed_input_types,
@@ -17,7 +17,8 @@ from taso_mirage.targets.onnx_runtime import (
     run_of,
     run_session,
 )
-from taso_mirage.targets.protocol import Arrays, Source, timed
+from taso_mirage.targets.protocol import Arrays, Source, timed, worked
+from taso_mirage.targets.stamp import TargetOptions
 
 
 class CpuSession:
@@ -25,9 +26,18 @@ class CpuSession:
 
     captures = False
 
-    def __init__(self, source: Source, alone: bool, apart: Arrays, optimized: bool = True) -> None:
+    def __init__(self, source: Source, alone: bool, apart: Arrays, options: TargetOptions = ()) -> None:
         self._apart = ort_values(apart)
-        self._session = inference_session(source, [PROVIDER], alone, self._apart, optimized=optimized)
+        self._timed = worked if SERIAL in options else timed
+        self._session = inference_session(
+            source,
+            [PROVIDER],
+            alone,
+            self._apart,
+            optimized=OPTIMIZATIONS_OFF not in options,
+            serial=SERIAL in options,
+            resting=RESTING in options,
+        )
         check_provider(self._session, PROVIDER)
 
     def run(self, inputs: Arrays) -> list[Any]:
@@ -38,7 +48,7 @@ class CpuSession:
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
         self.run(inputs)
-        return partial(timed, run_of(self._session, inputs))
+        return partial(self._timed, run_of(self._session, inputs))
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
         session, binding = self._session, self._session.io_binding()
@@ -55,4 +65,4 @@ class CpuSession:
         def run(kept: Arrays = kept) -> None:
             session.run_with_iobinding(binding)
 
-        return partial(timed, run)
+        return partial(self._timed, run)

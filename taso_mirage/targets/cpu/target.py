@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taso_mirage.targets import machine, onnx_runtime
 from taso_mirage.targets.cpu import device
-from taso_mirage.targets.cpu.options import PROVIDER, WITHOUT_OPTIMIZATIONS
+from taso_mirage.targets.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
 from taso_mirage.targets.cpu.session import CpuSession
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
 from taso_mirage.targets.stamp import Stamp, TargetOptions
@@ -44,8 +44,19 @@ class Cpu:
     def plain(self) -> Cpu:
         return self
 
+    @property
+    def serial(self) -> Cpu:
+        return self._with(SERIAL)
+
+    @property
+    def resting(self) -> Cpu:
+        return self if SERIAL in self.options else self._with(RESTING)
+
+    def _with(self, option: tuple[str, str]) -> Cpu:
+        return self if option in self.options else replace(self, options=(*self.options, option))
+
     def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
-        return CpuSession(source, alone, apart, self.options != WITHOUT_OPTIMIZATIONS)
+        return CpuSession(source, alone, apart, self.options)
 
     def nodes(self, source: Source) -> int:
         return onnx_runtime.runtime_nodes(source, [PROVIDER])
@@ -54,5 +65,5 @@ class Cpu:
         return onnx_runtime.opened_session(model, stamp.providers(), options)
 
 
-UNOPTIMIZED = Cpu(WITHOUT_OPTIMIZATIONS)
+UNOPTIMIZED = Cpu((OPTIMIZATIONS_OFF,))
 CPU = Cpu()

@@ -42,6 +42,7 @@ from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, Program
 from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
 from taso_mirage.targets.cuda.exact import Right, contracted_on_gpu, give_memory_back
@@ -179,6 +180,7 @@ class CudaLowering:
         """Cubins for the GPU that is there."""
         return self._planned(record, ())
 
+    @spent(Purpose.COMPILING)
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         every = {*SHIPPED, self.capability}

@@ -57,6 +57,14 @@ class Cuda:
         return next((each for each in (CUDA, CUDA_TF32) if self in each.variants), self)
 
     @property
+    def serial(self) -> None:
+        return None
+
+    @property
+    def resting(self) -> Cuda:
+        return self
+
+    @property
     def channels_last(self) -> bool:
         return CHANNELS_LAST in self.options
 

@@ -5,14 +5,14 @@ Models for it keep to standard ONNX, and have no fused kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.targets import machine
 from taso_mirage.targets.cpu import device
 from taso_mirage.targets.openvino import session
-from taso_mirage.targets.openvino.options import DEFAULT
+from taso_mirage.targets.openvino.options import DEFAULT, SERIAL
 from taso_mirage.targets.protocol import STANDARD, Arrays, RuntimeSession, Source
 from taso_mirage.targets.stamp import Stamp, TargetOptions
 
@@ -44,6 +44,14 @@ class OpenVino:
 
     @property
     def plain(self) -> OpenVino:
+        return self
+
+    @property
+    def serial(self) -> OpenVino:
+        return self if SERIAL in self.options else replace(self, options=(*self.options, SERIAL))
+
+    @property
+    def resting(self) -> OpenVino:
         return self
 
     @property

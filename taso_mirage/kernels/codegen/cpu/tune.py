@@ -26,6 +26,7 @@ from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_al
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.operators.ops import traits
+from taso_mirage.system.spending import Purpose, spent
 
 FILE = 8
 """Programs of one C++ file; files are compiled at the same time."""
@@ -92,6 +93,7 @@ def tuned_ranges(
     return made[last].graph, [SizeRange(made[i].graph, most) for i, most in before]
 
 
+@spent(Purpose.TUNING)
 def _quickest(calls: Sequence[Callable[[], None]], seconds: float) -> list[float]:
     """The least seconds of each, as they run in turn; infinity for those that had no turn before
     twice the time was over, and LEAST."""
@@ -131,6 +133,7 @@ def different(graphs: Sequence[Graph]) -> list[Graph]:
     return list(found.values())
 
 
+@spent(Purpose.COMPILING)
 def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) -> list[NativeKernel]:
     """muGraphs as functions of shared libraries, FILE in each."""
     named = [(f"kernel_{i}", graph) for i, graph in enumerate(graphs)]

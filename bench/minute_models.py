@@ -1,0 +1,534 @@
+"""The models of `minute.py`: torch modules with random weights, of `transformers` where it has the
+form and written here where it needs other packages, with inputs that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Inputs = dict[str, torch.Tensor]
+Built = tuple[nn.Module, Inputs]
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Form:
+    """What builds a model from options: those of the real size, what is other on a CPU, where
+    weights take twice the bytes, and what is other in a small model for a try."""
+
+    build: Callable[..., Built]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cpu: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, device: str, small: bool = False) -> Built:
+        """The module and its inputs on the device: in half precision on a GPU."""
+        torch.manual_seed(SEED)
+        chosen = {**self.options, **(self.cpu if device == "cpu" else {}), **(self.small if small else {})}
+        with torch.device(device):
+            module, inputs = self.build(**chosen)
+        dtype = torch.float32 if device == "cpu" else torch.float16
+        given = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
+        return module.eval().to(device, dtype), given
+
+
+def export(module: nn.Module, inputs: Inputs, path: Path) -> int:
+    """Write the module as an ONNX model by torch's newer exporter, or by the older one where that
+    fails or onnxscript is not there; the bytes of its parameters."""
+    try:
+        program = torch.onnx.export(module, kwargs=dict(inputs), input_names=[*inputs], dynamo=True, verbose=False)
+        assert program is not None
+        program.save(path, external_data=True)
+    except Exception:  # whatever the newer one cannot do
+        given = *inputs.values(), {}
+        torch.onnx.export(Placed(module, [*inputs]), given, path, input_names=[*inputs], opset_version=17, dynamo=False)
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+class Placed(nn.Module):
+    """A module whose inputs have places instead of names."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, names
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.module(**dict(zip(self.names, tensors, strict=True)))
+
+
+# ---------------------------------------------------------------- of transformers
+
+
+class Called(nn.Module):
+    """A module that is called with some of its arguments and gives one of its results."""
+
+    def __init__(self, module: nn.Module, result: str, **fixed: Any) -> None:
+        super().__init__()
+        self.module, self.result, self.fixed = module, result, fixed
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = getattr(self.module(**inputs, **self.fixed), self.result)
+        return found
+
+
+def of(kind: str, options: Mapping[str, Any]) -> Any:
+    """A model of transformers by the name of its class."""
+    import transformers
+
+    made = getattr(transformers, kind)
+    return made(made.config_class(**options))
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.arange(batch * length).reshape(batch, length) % 97
+
+
+def text(kind: str, batch: int = 1, length: int = 128, result: str = "last_hidden_state", **options: Any) -> Built:
+    module = Called(of(kind, options), result)
+    return module, {"input_ids": tokens(batch, length), "attention_mask": torch.ones(batch, length, dtype=torch.int64)}
+
+
+def images(kind: str, batch: int = 1, side: int = 224, **options: Any) -> Built:
+    return Called(of(kind, options), "last_hidden_state"), {"pixel_values": torch.randn(batch, 3, side, side)}
+
+
+class Cached(nn.Module):
+    """A decoder's step as a function of tensors: one token, the mask, and keys and values of the
+    layers in turn, before and after."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: torch.Tensor) -> Any:
+        from transformers import DynamicCache
+
+        given = [*past.values()]
+        cache = DynamicCache(list(zip(given[::2], given[1::2], strict=True)))
+        logits = self.module(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True
+        ).logits
+        return logits, *(t for layer in cache.layers for t in (layer.keys, layer.values))
+
+
+def step(kind: str, past: int = 512, batch: int = 1, **options: Any) -> Built:
+    """One token after so many cached ones."""
+    module = of(kind, options)
+    config = module.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = batch, config.num_key_value_heads, past, width
+    mask = torch.ones(batch, past + 1, dtype=torch.int64)
+    names = [f"past_{kind}_{i}" for i in range(config.num_hidden_layers) for kind in ("key", "value")]
+    caches = {name: torch.randn(shape) for name in names}
+    return Cached(module), {"input_ids": tokens(batch, 1), "attention_mask": mask, **caches}
+
+
+def sound(kind: str, name: str, shape: tuple[int, ...], batch: int = 1, encoder: bool = False, **options: Any) -> Built:
+    module = of(kind, options)
+    return Called(module.get_encoder() if encoder else module, "last_hidden_state"), {name: torch.randn(batch, *shape)}
+
+
+class WhisperStep(nn.Module):
+    """Whisper's decoder over what its encoder gave."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.decoder = module.get_decoder()
+
+    def forward(self, input_ids: torch.Tensor, encoder_hidden_states: torch.Tensor) -> torch.Tensor:
+        given = {"input_ids": input_ids, "encoder_hidden_states": encoder_hidden_states, "use_cache": False}
+        found: torch.Tensor = self.decoder(**given).last_hidden_state
+        return found
+
+
+def dictation(length: int = 32, frames: int = 1500, **options: Any) -> Built:
+    module = of("WhisperModel", options)
+    heard = torch.randn(1, frames, module.config.d_model)
+    return WhisperStep(module), {"input_ids": tokens(1, length), "encoder_hidden_states": heard}
+
+
+# ---------------------------------------------------------------- diffusion
+
+
+class Attention(nn.Module):
+    """Of tokens among each other, or over others."""
+
+    def __init__(self, width: int, heads: int, other: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key, self.value = (nn.Linear(other or width, width, bias=False) for _ in range(2))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        q, k, v = self._heads(self.query(x)), self._heads(self.key(other)), self._heads(self.value(other))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        found: torch.Tensor = self.out(mixed)
+        return found
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class Residual(nn.Module):
+    """Two convolutions with group norms, shifted by the time step."""
+
+    def __init__(self, before: int, after: int, time: int, groups: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.GroupNorm(groups, before), nn.GroupNorm(groups, after)
+        self.enter, self.leave = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.time = nn.Linear(time, after)
+        self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        y = self.enter(F.silu(self.first(x))) + self.time(F.silu(time))[:, :, None, None]
+        found: torch.Tensor = self.leave(F.silu(self.second(y))) + self.skip(x)
+        return found
+
+
+class Spatial(nn.Module):
+    """A transformer's block over the places of an image, with the text, and a gated MLP."""
+
+    def __init__(self, width: int, heads: int, text: int, groups: int) -> None:
+        super().__init__()
+        self.norm, self.norms = nn.GroupNorm(groups, width, eps=1e-6), nn.ModuleList(nn.LayerNorm(width) for _ in "123")
+        self.enter, self.leave = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.own, self.cross = Attention(width, heads), Attention(width, heads, text)
+        self.up, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        height, width = image.shape[2:]
+        x = self.enter(self.norm(image)).flatten(2).transpose(1, 2)
+        y = self.norms[0](x)
+        x = x + self.own(y, y)
+        x = x + self.cross(self.norms[1](x), text)
+        value, gate = self.up(self.norms[2](x)).chunk(2, dim=-1)
+        x = x + self.down(value * F.gelu(gate))
+        found: torch.Tensor = self.leave(x.transpose(1, 2).unflatten(2, (height, width))) + image
+        return found
+
+
+class Level(nn.Module):
+    """The blocks of one resolution."""
+
+    def __init__(self, sizes: list[tuple[int, int]], attends: bool, time: int, text: int, groups: int) -> None:
+        super().__init__()
+        self.residuals = nn.ModuleList(Residual(a, b, time, groups) for a, b in sizes)
+        self.spatials = nn.ModuleList(Spatial(b, 8, text, groups) for _, b in sizes) if attends else None
+
+    def block(self, i: int, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        x = self.residuals[i](x, time)
+        found: torch.Tensor = x if self.spatials is None else self.spatials[i](x, text)
+        return found
+
+
+class UNet(nn.Module):
+    """The form of Stable Diffusion's UNet (Rombach et al., 2022)."""
+
+    def __init__(self, widths: tuple[int, ...], blocks: int, text: int, groups: int) -> None:
+        super().__init__()
+        time, last = 4 * widths[0], len(widths) - 1
+        self.base = widths[0]
+        self.time = nn.Sequential(nn.Linear(widths[0], time), nn.SiLU(), nn.Linear(time, time))
+        self.enter = nn.Conv2d(4, widths[0], 3, padding=1)
+        self.down, self.shrink = nn.ModuleList(), nn.ModuleList()
+        kept, now = [widths[0]], widths[0]
+        for i, width in enumerate(widths):
+            sizes = [(now if k == 0 else width, width) for k in range(blocks)]
+            self.down.append(Level(sizes, i < last, time, text, groups))
+            kept += [width] * blocks
+            now = width
+            if i < last:
+                self.shrink.append(nn.Conv2d(width, width, 3, stride=2, padding=1))
+                kept.append(width)
+        self.middle = Level([(now, now), (now, now)], True, time, text, groups)
+        self.up, self.grow = nn.ModuleList(), nn.ModuleList()
+        for i, width in reversed([*enumerate(widths)]):
+            sizes = []
+            for _ in range(blocks + 1):
+                sizes.append((now + kept.pop(), width))
+                now = width
+            self.up.append(Level(sizes, i < last, time, text, groups))
+            if i:
+                self.grow.append(nn.Conv2d(width, width, 3, padding=1))
+        self.norm, self.leave = nn.GroupNorm(groups, now), nn.Conv2d(now, 4, 3, padding=1)
+
+    def forward(
+        self, sample: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        half = torch.arange(self.base // 2, device=sample.device, dtype=torch.float32) * (-9.21 / (self.base // 2))
+        angles = timestep[:, None].float() * half.exp()[None]
+        time = self.time(torch.cat([angles.cos(), angles.sin()], -1).to(sample.dtype))
+        x, kept = self.enter(sample), [self.enter(sample)]
+        for i, level in enumerate(self.down):
+            for k in range(len(level.residuals)):
+                x = level.block(k, x, time, encoder_hidden_states)
+                kept.append(x)
+            if i < len(self.shrink):
+                x = self.shrink[i](x)
+                kept.append(x)
+        for k in range(2):
+            x = self.middle.block(k, x, time, encoder_hidden_states)
+        for i, level in enumerate(self.up):
+            for k in range(len(level.residuals)):
+                x = level.block(k, torch.cat([x, kept.pop()], 1), time, encoder_hidden_states)
+            if i < len(self.grow):
+                x = self.grow[i](F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        found: torch.Tensor = self.leave(F.silu(self.norm(x)))
+        return found
+
+
+def unet(
+    widths: tuple[int, ...] = (320, 640, 1280, 1280),
+    blocks: int = 2,
+    text: int = 768,
+    side: int = 64,
+    batch: int = 2,
+    groups: int = 32,
+) -> Built:
+    inputs = {
+        "sample": torch.randn(batch, 4, side, side),
+        "timestep": torch.full((batch,), 500, dtype=torch.int64),
+        "encoder_hidden_states": torch.randn(batch, 77, text),
+    }
+    return UNet(widths, blocks, text, groups), inputs
+
+
+class DiTBlock(nn.Module):
+    """A transformer's block whose norms are shifted and scaled by the condition."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.own, self.modulation = Attention(width, heads), nn.Linear(width, 6 * width)
+        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        shift, scale, gate, shift2, scale2, gate2 = self.modulation(F.silu(condition))[:, None].chunk(6, -1)
+        y = self.norm(x) * (1 + scale) + shift
+        x = x + gate * self.own(y, y)
+        y = self.norm(x) * (1 + scale2) + shift2
+        found: torch.Tensor = x + gate2 * self.down(F.gelu(self.up(y), approximate="tanh"))
+        return found
+
+
+class DiT(nn.Module):
+    """A diffusion transformer with labels (Peebles and Xie, 2023)."""
+
+    def __init__(self, width: int, layers: int, heads: int, side: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, width, 2, stride=2)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, side * side // 4, width))
+        self.labels, self.times = nn.Embedding(1001, width), nn.Embedding(1000, width)
+        self.blocks = nn.ModuleList(DiTBlock(width, heads) for _ in range(layers))
+        self.norm, self.leave = nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, 2 * 2 * 8)
+        self.side = side // 2
+
+    def forward(self, sample: torch.Tensor, timestep: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.patches(sample).flatten(2).transpose(1, 2) + self.positions
+        condition = self.times(timestep) + self.labels(labels)
+        for block in self.blocks:
+            x = block(x, condition)
+        y = self.leave(self.norm(x)).unflatten(1, (self.side, self.side)).unflatten(3, (2, 2, 8))
+        found: torch.Tensor = y.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return found
+
+
+def dit(width: int = 1152, layers: int = 28, heads: int = 16, side: int = 32, batch: int = 2) -> Built:
+    at = torch.full((batch,), 500, dtype=torch.int64)
+    return DiT(width, layers, heads, side), {
+        "sample": torch.randn(batch, 4, side, side),
+        "timestep": at,
+        "labels": at.clone(),
+    }
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+class Inverted(nn.Module):
+    """An inverted bottleneck with squeeze and excitation (EfficientNet, Tan and Le, 2019)."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, factor: int) -> None:
+        super().__init__()
+        inner = before * factor
+        self.enter = nn.Sequential(nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.SiLU())
+        self.depth = nn.Sequential(
+            nn.Conv2d(inner, inner, kernel, stride, kernel // 2, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.SiLU(),
+        )
+        squeezed = max(before // 4, 1)
+        self.squeeze = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(inner, squeezed, 1), nn.SiLU(), nn.Conv2d(squeezed, inner, 1)
+        )
+        self.leave = nn.Sequential(nn.Conv2d(inner, after, 1, bias=False), nn.BatchNorm2d(after))
+        self.expands, self.adds = factor > 1, before == after and stride == 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.depth(self.enter(x) if self.expands else x)
+        y = self.leave(y * torch.sigmoid(self.squeeze(y)))
+        found: torch.Tensor = x + y if self.adds else y
+        return found
+
+
+STAGES = (
+    (1, 16, 1, 3, 1),
+    (6, 24, 2, 3, 2),
+    (6, 40, 2, 5, 2),
+    (6, 80, 3, 3, 2),
+    (6, 112, 3, 5, 1),
+    (6, 192, 4, 5, 2),
+    (6, 320, 1, 3, 1),
+)
+"""Of EfficientNet-B0: factor, width, blocks, kernel, stride."""
+
+
+def efficientnet(batch: int = 1, side: int = 224, scale: float = 1.0, deeper: int = 0, head: int = 1280) -> Built:
+    def wide(width: int) -> int:
+        return max(8, int(width * scale + 4) // 8 * 8)
+
+    layers: list[nn.Module] = [nn.Conv2d(3, wide(32), 3, 2, 1, bias=False), nn.BatchNorm2d(wide(32)), nn.SiLU()]
+    now = wide(32)
+    for factor, width, blocks, kernel, stride in STAGES:
+        for i in range(blocks + deeper):
+            layers.append(Inverted(now, wide(width), kernel, stride if i == 0 else 1, factor))
+            now = wide(width)
+    layers += [nn.Conv2d(now, wide(head), 1, bias=False), nn.BatchNorm2d(wide(head)), nn.SiLU()]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide(head), 1000)]
+    return Sequence(*layers), {"pixel_values": torch.randn(batch, 3, side, side)}
+
+
+class Sequence(nn.Sequential):
+    """Layers in a row, with a name for what goes in."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = super().forward(pixel_values)
+        return found
+
+
+# ---------------------------------------------------------------- all of them
+
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}
+QWEN2 = {
+    "vocab_size": 32000,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+FEW = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+TINY = {**FEW, "vocab_size": 128}
+GROUPED = {**TINY, "num_key_value_heads": 2, "past": 16}
+PICTURE = {**FEW, "image_size": 32, "patch_size": 8, "side": 32}
+WHISPER = {"d_model": 1024, "vocab_size": 1000, "pad_token_id": 0, "max_source_positions": 1500} | {
+    f"{part}_{what}": n
+    for part in ("encoder", "decoder")
+    for what, n in (("layers", 24), ("attention_heads", 16), ("ffn_dim", 4096))
+}
+HUSH = {"d_model": 64, "vocab_size": 64, "pad_token_id": 0, "max_source_positions": 16} | {
+    f"{part}_{what}": n
+    for part in ("encoder", "decoder")
+    for what, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
+}
+FORMS: dict[str, Form] = {
+    "llama_step": Form(step, {"kind": "LlamaForCausalLM", "past": 1024, **LLAMA}, {"num_hidden_layers": 8}, GROUPED),
+    "llama_prompt": Form(
+        text,
+        {"kind": "LlamaForCausalLM", "length": 512, "result": "logits", "use_cache": False, **LLAMA},
+        {"num_hidden_layers": 8, "length": 128},
+        {**TINY, "num_key_value_heads": 2, "length": 16},
+    ),
+    "qwen2_step": Form(step, {"kind": "Qwen2ForCausalLM", "past": 512, **QWEN2}, {}, GROUPED),
+    "gpt2": Form(
+        text,
+        {
+            "kind": "GPT2LMHeadModel",
+            "result": "logits",
+            "n_embd": 1024,
+            "n_layer": 24,
+            "n_head": 16,
+            "use_cache": False,
+        },
+        {},
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "length": 16, "vocab_size": 128},
+    ),
+    "vit_large": Form(images, {"kind": "ViTModel", **LARGE, "patch_size": 14}, {}, PICTURE),
+    "vit_large_b8": Form(images, {"kind": "ViTModel", **LARGE, "patch_size": 14, "batch": 8}, {"batch": 2}, PICTURE),
+    "vit_base_b8": Form(images, {"kind": "ViTModel", "batch": 8}, {}, PICTURE),
+    "dinov2": Form(images, {"kind": "Dinov2Model", "image_size": 224}, {}, {**PICTURE, "batch": 2}),
+    "swin_b8": Form(
+        images,
+        {"kind": "SwinModel", "embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "batch": 8},
+        {"batch": 1},
+        {"image_size": 64, "side": 64, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+    ),
+    "unet": Form(
+        unet,
+        {},
+        {"widths": (160, 320, 640, 640), "side": 32},
+        {"widths": (32, 64), "blocks": 1, "side": 16, "text": 32, "groups": 8},
+    ),
+    "dit": Form(dit, {}, {"layers": 14}, {"width": 64, "layers": 2, "heads": 4, "side": 8}),
+    "efficientnet_b0": Form(efficientnet, {}, {}, {"side": 64, "scale": 0.25}),
+    "efficientnet_b5_b8": Form(
+        efficientnet, {"scale": 1.6, "deeper": 2, "side": 456, "batch": 8}, {"batch": 1}, {"side": 64, "scale": 0.25}
+    ),
+    "convnext_b8": Form(
+        images,
+        {"kind": "ConvNextModel", "hidden_sizes": [128, 256, 512, 1024], "depths": [3, 3, 27, 3], "batch": 8},
+        {"batch": 1},
+        {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 2, 1], "side": 64},
+    ),
+    "resnet152_b8": Form(
+        images,
+        {"kind": "ResNetModel", "depths": [3, 8, 36, 3], "batch": 8},
+        {"batch": 1},
+        {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "side": 64},
+    ),
+    "bert_large": Form(text, {"kind": "BertModel", **LARGE}, {}, TINY),
+    "bert_base_b8": Form(text, {"kind": "BertModel", "batch": 8}, {}, {**TINY, "batch": 2}),
+    "modernbert": Form(
+        text,
+        {"kind": "ModernBertModel", "length": 512},
+        {},
+        {**TINY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+        | {"length": 32},
+    ),
+    "t5_encoder": Form(
+        text,
+        {"kind": "T5EncoderModel", "d_model": 1024, "num_layers": 24, "num_heads": 16, "d_kv": 64, "d_ff": 4096},
+        {},
+        {"d_model": 64, "num_layers": 2, "num_heads": 4, "d_kv": 16, "d_ff": 128, "vocab_size": 128},
+    ),
+    "whisper_encoder": Form(
+        sound,
+        {"kind": "WhisperModel", "name": "input_features", "shape": (80, 3000), "encoder": True, **WHISPER},
+        {},
+        {"shape": (80, 32), **HUSH},
+    ),
+    "whisper_decoder": Form(dictation, WHISPER, {}, {**HUSH, "frames": 16, "length": 8}),
+    "wav2vec2": Form(
+        sound,
+        {"kind": "Wav2Vec2Model", "name": "input_values", "shape": (80000,), **LARGE},
+        {"shape": (32000,)},
+        {**FEW, "shape": (4000,), "conv_dim": (32,) * 7},
+    ),
+}
+"""By name."""

@@ -1,0 +1,33 @@
+"""What goes wrong with one region costs that region: its error is told, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from taso_mirage.errors import OutOfTime
+from taso_mirage.ir.terms import Node, is_part
+
+ErrorReport = Callable[[str, Exception], None]
+"""Called with the operators of a region, and its error."""
+
+
+def raised(region: str, error: Exception) -> None:
+    """For those who want no other regions then."""
+    raise error
+
+
+@contextmanager
+def contained(region: str, report: ErrorReport) -> Iterator[None]:
+    """Around what is done for one region."""
+    try:
+        yield
+    except OutOfTime:
+        raise
+    except Exception as error:
+        report(region, error)
+
+
+def operators_of(nodes: Iterable[Node]) -> str:
+    """The operators of a region, as a user is told them."""
+    return " ".join(n.op for n in nodes if n.args and not is_part(n))

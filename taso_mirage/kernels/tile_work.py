@@ -1,0 +1,281 @@
+"""What a kernel does, counted for many tilings at once: bytes, operations, and what its blocks
+hold. Predicted seconds are made of it (`kernel_seconds.py`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+
+import numpy as np
+
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations.base import DerivationEdge, TileCounts
+from taso_mirage.kernels.derivations.folds import DOT
+from taso_mirage.kernels.derivations.leaf import OpaqueKind
+from taso_mirage.kernels.structures import INSIDE, PlannedKernel, class_phases
+from taso_mirage.targets.device import Device
+
+TileSizes = Mapping[str, int]
+STORED = 4
+"""Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
+half of that, which is not counted: how blocks are best was measured of fp32."""
+PIECE, WHOLE = 64, 3
+"""What bytes a block of weights of a few bits has to be whole times, and how many values as large
+there are: the bytes, the numbers, and these less a zero."""
+BYTES, TURNING = 0.5, 1.75
+"""Of the time of a product of half precision, that of one of bytes where both operands lie along
+the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
+SINGLE, PARTED = 7.5, 4
+"""A product of single precision takes so many times as long as one of half precision, in parts on
+the tensor cores, and to make the parts of an element, and each iteration, as long as so many
+products of an element more."""
+LEAST = 16
+"""Rows, columns and terms that a product on tensor cores has at least."""
+SLOW = frozenset({"div", "sqrt", "reciprocal"})
+"""Arithmetic that takes several instructions, as functions do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """Of one kernel: every number is an array with one element for each tiling.
+
+    `blocks`, those of a `cluster`, `iterations`. Bytes: those of all tensors, each once (`unique`);
+    what a block loads in an iteration (`looped`), loads besides (`loaded`) and stores (`stored`),
+    in whole sectors; and what the lanes of the tiles hold that are loaded in an iteration
+    (`flying`) and besides (`held`), of sums (`summed`), and of what a cluster combines
+    (`exchanged`, in so many `meetings`). Operations of products on tensor cores, in an iteration
+    (`dots`) and besides (`dots_once`), and all of those with a dim that both operands and the
+    result have (`batched`); `rows`: the longer side of the smallest such product, 0 without one.
+    Operations on lanes, in an iteration (`lanes`) and besides (`lanes_once`); of all of them
+    `functions` and `folds`, whose sums threads exchange. `largest`: lanes of the largest tile.
+    `later`: 1 where it reads what an earlier kernel stored, else 0.
+    """
+
+    blocks: TileCounts
+    cluster: TileCounts
+    iterations: TileCounts
+    unique: TileCounts
+    looped: TileCounts
+    loaded: TileCounts
+    stored: TileCounts
+    flying: TileCounts
+    held: TileCounts
+    summed: TileCounts
+    exchanged: TileCounts
+    meetings: TileCounts
+    dots: TileCounts
+    dots_once: TileCounts
+    batched: TileCounts
+    rows: TileCounts
+    lanes: TileCounts
+    lanes_once: TileCounts
+    functions: TileCounts
+    folds: TileCounts
+    largest: TileCounts
+    later: TileCounts
+
+
+class TileWork:
+    """The counts of a kernel over all of its tilings."""
+
+    def __init__(
+        self,
+        kernel: PlannedKernel,
+        closure: Closure,
+        sizes: TileSizes,
+        tiles: Mapping[str, TileCounts],
+        width: int,
+        device: Device,
+    ) -> None:
+        self.body, self.loop, self.closure, self.sizes, self.tiles = kernel.body, kernel.loop, closure, sizes, tiles
+        self.width, self.device = width, device
+        self.one = next(iter(tiles.values())) * 0 + 1 if tiles else np.ones(1)
+        grid = [label for label in kernel.body.grid if label in tiles]
+        self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
+        self.joined = [c for c, e in kernel.body.chosen if e.label is not None and e.label == kernel.body.cluster]
+        self.cluster = sizes[self.body.cluster] if self.body.cluster is not None else 1
+        self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
+        self.once = self.iterations == 1
+        inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
+        self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
+        self.inner = _innermost(kernel, closure)
+        views = [(c, e.kind.reads) for c, e in kernel.body.chosen if e.kind.reads is not None]
+        self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
+        self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
+        self.loaded = self._loaded(views)
+
+    def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
+        """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
+        which is loaded once, else 1."""
+        leaves, inputs = self.closure.goal.leaves, self.closure.goal.inputs
+        first: dict[Node, str] = {}
+        found: dict[int, TileCounts] = {}
+        for c, view in views:
+            before = first.setdefault(leaves[view], view) if view in leaves else view
+            if before != view:
+                pairs = zip(chain(*inputs[before]), chain(*inputs[view]), strict=False)
+                parted = [x for pair in pairs if len({*pair}) > 1 for x in pair]
+                found[c] = 1 - self._product(self.tiles[x] == self.sizes[x] for x in parted)
+        return found
+
+    # ------------------------------------------------------------ the counts
+
+    def work(self) -> KernelWork:
+        """All of them, in lanes: threads have a power of two of elements along each label."""
+        found: dict[str, TileCounts] = defaultdict(lambda: 0.0 * self.one)
+        found["largest"] = found["rows"] + 1.0
+        for c in self.sources:
+            self._count_load(c, found)
+        for made, edge in self.body.chosen:
+            if edge.kind.reads is None:
+                self._count_operation(made, edge, found)
+        sums = [c for c, e in self.body.chosen if e.label is not None and e.label != self.body.cluster]
+        results = {*self.body.targets}
+        unique = sum(self._whole(c) * self._bytes(c) for c in self.sources if c not in self.loaded)
+        unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
+        found |= {
+            "blocks": self.blocks * 1.0,
+            "cluster": self.cluster * self.one,
+            "iterations": self.iterations * 1.0,
+            "unique": unique * self.one,
+            "stored": self._total(self._moved(c) / self._alike(c) for c in results),
+            "summed": self._total(self._lanes(self.labels(c)) * STORED for c in sums),
+            "exchanged": self._combined() * STORED,
+            "meetings": len(self.joined) * self.one,
+            "later": bool(self.body.leaves) * self.one,
+        }
+        return KernelWork(**{each.name: found[each.name] for each in fields(KernelWork)})
+
+    def _count_load(self, c: int, found: dict[str, TileCounts]) -> None:
+        bytes_, held = ("looped", "flying") if c in self.inside else ("loaded", "held")
+        once, lanes = self.loaded.get(c, self.one), self._lanes(self.labels(c))
+        found[bytes_] = found[bytes_] + self._moved(c) * once
+        found[held] = found[held] + lanes * self._bytes(c) * once
+        found["largest"] = np.maximum(found["largest"], lanes)
+
+    def _count_operation(self, made: int, edge: DerivationEdge, found: dict[str, TileCounts]) -> None:
+        inside = any(a in self.inside for a in edge.args)
+        times = self.iterations if inside else self.one
+        if edge.kind is DOT and self._is_product(edge):
+            self._count_product(made, edge, inside, found)
+            return
+        lanes = self._lanes(self.labels(made).union(*[self.labels(a) for a in edge.args]))
+        kinds = {
+            "lanes" if inside else "lanes_once": lanes,
+            "functions": lanes * times * _is_slow(edge),
+            "folds": lanes * times * (edge.label is not None),
+        }
+        for kind, count in kinds.items():
+            found[kind] = found[kind] + count
+        found["largest"] = np.maximum(found["largest"], lanes)
+
+    def _is_product(self, edge: DerivationEdge) -> bool:
+        """Whether both operands have a label that the other lacks: a dot on tensor cores."""
+        a, b = (self.labels(x) for x in edge.args)
+        return bool(a - b and b - a)
+
+    def _count_product(self, made: int, edge: DerivationEdge, inside: bool, found: dict[str, TileCounts]) -> None:
+        a, b = (self.labels(x) for x in edge.args)
+        sides = [np.maximum(self._lanes(x), LEAST) for x in (a - b, b - a, (a & b) - self.labels(made))]
+        batch, size = self._lanes(a & b & self.labels(made)), sides[0] * sides[1]
+        count = 2 * size * sides[2] * batch * self.pace(edge.args, edge.folds)
+        kind = "dots" if inside else "dots_once"
+        times = self.iterations if inside else self.one
+        found[kind] = found[kind] + np.where(batch > 1, 0, count)
+        found["batched"] = found["batched"] + np.where(batch > 1, count * times, 0)
+        longer, before = np.maximum(sides[0], sides[1]), found["rows"]
+        found["rows"] = np.where(before > 0, np.minimum(before, longer), longer)
+        found["largest"] = np.maximum(found["largest"], size * batch)
+
+    def _lanes(self, labels: Iterable[str]) -> TileCounts:
+        return self._product(2.0 ** np.ceil(np.log2(self.tiles[x])) for x in labels)
+
+    def _total(self, counts: Iterable[TileCounts]) -> TileCounts:
+        return np.asarray(sum(counts, 0.0 * self.one))
+
+    def labels(self, c: int) -> frozenset[str]:
+        """Those of a class."""
+        return self.closure.classes[c]
+
+    def volume(self, labels: Iterable[str]) -> TileCounts:
+        """Elements of a block along some labels."""
+        return self._product(self.tiles[label] for label in labels)
+
+    def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
+        """How many times as long a product of matrices takes as one of half precision."""
+        if all(self.widths.get(c) == 1 for c in args):  # whatever becomes of the sums
+            return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
+        if self.width != STORED or self.device.general:
+            return 1.0
+        rows, columns = (self.volume(self.labels(c) - {label}) for c in args)
+        return SINGLE * (1 + PARTED * (1 / rows + 1 / columns + 1 / self.volume([label])))
+
+    def _tile(self, c: int) -> TileCounts:
+        return self.volume(self.closure.classes[c])
+
+    def _moved(self, c: int) -> TileCounts:
+        """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without
+        iterations a line."""
+        width = self._bytes(c)
+        least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
+        row, whole = self.one * width, self.one > 0
+        for label in self.inner.get(c, ()):
+            row = row * np.where(whole, self.tiles[label], 1)
+            whole = whole & (self.tiles[label] == self.sizes[label])
+        return self._tile(c) * width * np.where(c in self.inner, np.maximum(least / row, 1), 1)
+
+    def _times(self, c: int) -> TileCounts:
+        return self.iterations if c in self.inside else self.one
+
+    def _whole(self, c: int) -> float:
+        return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
+
+    def _bytes(self, c: int) -> float:
+        return self.widths.get(c, STORED if c in self.body.leaves else self.width)
+
+    def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
+        found = self.one
+        for factor in factors:
+            found = found * factor
+        return found
+
+    def _alike(self, c: int) -> int:
+        """How many blocks of a cluster have the same of a result, which one of them stores."""
+        return 1 if self.body.cluster in self.closure.classes[c] else self.cluster
+
+    def _combined(self) -> TileCounts:
+        """Elements of a block that a cluster combines."""
+        return np.asarray(sum((self._tile(c) for c in self.joined), 0 * self.one))
+
+    def _words_of_one_row(self) -> int | None:
+        """Weights of a few bits that one row is multiplied with, scaled after their sums
+        (`codegen/gpu/block_products.py`): nothing but they, and they less a zero, has all labels.
+        """
+        labels = [self.closure.classes[c] for c in (*self.body.leaves, *(c for c, _ in self.body.chosen))]
+        whole = set().union(*labels)
+        found = next((c for c in self.widths if set(self.closure.classes[c]) == whole), None)
+        if found is None or sum(set(each) == whole for each in labels) > WHOLE:
+            return None
+        return found if self.sizes[self.inner[found][0]] * self._bytes(found) % PIECE == 0 else None
+
+
+def _is_slow(edge: DerivationEdge) -> bool:
+    return edge.kind.exponential or edge.kind.name in SLOW or isinstance(edge.kind, OpaqueKind)
+
+
+def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
+    """The labels of a tensor, the one along which elements stand side by side first; of what
+    kernels hand on that one alone, as the goal's results have it."""
+    goal = closure.goal
+    axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
+    axes |= dict(zip(closure.targets, goal.outputs, strict=True))
+    found = {c: [x for axis in own for x in axis][::-1] for c, own in axes.items() if own and own[-1]}
+    results = [x for own in goal.outputs for axis in own for x in axis]
+    for c in (*kernel.body.leaves, *kernel.body.targets):
+        inner = [x for x in results if x in closure.classes[c]]
+        if c not in found and inner:
+            found[c] = inner[-1:]
+    return found

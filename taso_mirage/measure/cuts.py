@@ -1,0 +1,116 @@
+"""Patches at smaller sizes: batches and rows along which they are independent are cut to few.
+
+The sizes that may vary are those that a proof of the patch would have as letters (`lift`). A cut is
+taken where the original's terms have the same values on the rows that stay: then nothing that a
+row shows is read from another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
+from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
+from taso_mirage.measure.native import Arrays
+from taso_mirage.prove.rules.lift import lift, rebound
+
+ROWS = 8
+"""What a batch, or a number of rows, is cut to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both sides of a patch at fixed sizes, the values of its leaves, and what its original's terms
+    were in the run that these come from."""
+
+    before: tuple[Node, ...]
+    after: tuple[Node, ...]
+    inputs: Arrays
+    found: tuple[Any, ...]
+
+    @property
+    def leaves(self) -> tuple[Node, ...]:
+        return _leaves((*self.before, *self.after))
+
+    def seconds(self) -> float:
+        """What a float64 evaluation of the original's side takes, about."""
+        return evaluation_seconds(topological(self.before), {})
+
+
+def fixed_sides(
+    before: Sequence[Node], after: Sequence[Node], sizes: Mapping[str, int]
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """Both sides with a number for each size; as they are where terms have no type so."""
+    try:
+        both = rebound((*before, *after), lambda dim: bind(dim, dict(sizes)))
+    except UNTYPED:
+        return tuple(before), tuple(after)
+    return both[: len(before)], both[len(before) :]
+
+
+def fewer_rows(sides: Sides) -> Iterator[Sides]:
+    """The sides at smaller sizes, those first at which the most is cut: all rows and batches, then
+    each alone. That a side is independent along them is for the caller to see."""
+    lifted = lift(sides.before, sides.after, finest=False)
+    if lifted is None:
+        return
+    now: dict[str, int] = {}
+    for leaf in _leaves((*lifted[0], *lifted[1])):
+        if leaf.attr("name") in sides.inputs and isinstance(leaf.type, Tensor):
+            learn(leaf.shape, np.shape(sides.inputs[leaf.attr("name")]), now)
+    kept = {s for n in _leaves((*lifted[0], *lifted[1])) if n.op == "weight" for d in n.shape for s in symbols(d)}
+    if any(s not in now for n in topological((*lifted[0], *lifted[1])) for s in _named(n)):
+        return  # a product of sizes, of which none is known
+    free = [name for name, size in now.items() if name not in kept and size > ROWS]
+    tried: list[dict[str, int]] = []
+    for some in ([free] if len(free) > 1 else []) + [[name] for name in sorted(free, key=lambda n: -now[n])]:
+        tried.append(now | dict.fromkeys(some, ROWS))
+    for sizes in tried:
+        cut = _cut(lifted, sizes, now, sides)
+        if cut is not None:
+            yield cut
+
+
+def _cut(
+    lifted: tuple[tuple[Node, ...], tuple[Node, ...]], sizes: Mapping[str, int], now: Mapping[str, int], sides: Sides
+) -> Sides | None:
+    """The sides at other sizes, over the first rows of all that goes in; None where they have no
+    type."""
+    count = len(lifted[0])
+    try:
+        both = rebound((*lifted[0], *lifted[1]), lambda dim: bind(dim, dict(sizes)))
+        inputs = {
+            leaf.attr("name"): _first(sides.inputs[leaf.attr("name")], [evaluate(d, sizes) for d in leaf.shape])
+            for leaf in _leaves((*lifted[0], *lifted[1]))
+            if leaf.op == "input"
+        }
+        found = tuple(
+            _first(each, [int(d) for d in n.shape]) for each, n in zip(sides.found, both[:count], strict=True)
+        )
+    except UNTYPED:
+        return None
+    return Sides(both[:count], both[count:], inputs, found)
+
+
+def _first(array: Any, shape: Sequence[int]) -> Any:
+    """The first elements along each axis."""
+    if len(shape) != np.ndim(array) or any(n > m for n, m in zip(shape, np.shape(array), strict=True)):
+        raise ValueError(f"{shape} of {np.shape(array)}")
+    return np.ascontiguousarray(array[tuple(slice(n) for n in shape)])
+
+
+def _named(node: Node) -> Iterator[str]:
+    """The sizes that a leaf or an attribute has."""
+    dims = node.shape if node.op in ("input", "weight") and isinstance(node.type, Tensor) else ()
+    for value in (*dims, *(each for _, each in node.attrs)):
+        for part in value if isinstance(value, tuple) else (value,):
+            yield from symbols(part) if isinstance(part, Symbolic) else ()
+
+
+def _leaves(terms: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(n for n in topological(terms) if n.op in ("input", "weight") and isinstance(n.type, Tensor))

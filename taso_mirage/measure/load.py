@@ -1,0 +1,60 @@
+"""What other processes leave of the processor's cores, and the clock that times models then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from taso_mirage.measure import native
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.session import SPINNING
+from taso_mirage.measure.target import Target
+
+FREE = 0.9
+"""The part of the cores that a process gets on a quiet machine, at least."""
+LOOK = 0.05
+"""Seconds of one look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The part of its cores that this process gets, and how many it has."""
+
+    got: float = 1.0
+    cores: int = 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether others use the cores."""
+        return self.got < FREE
+
+    @property
+    def others(self) -> int:
+        """How many threads of others use the cores all the time, if the system is fair: one at
+        least."""
+        return max(round(self.cores * (1 / max(self.got, 1e-3) - 1)), 1)
+
+    def clock(self, target: Target) -> Target:
+        """The target as models are timed now: on a quiet machine by the wall, as its users run
+        them; beside others on one thread by CPU time, which they do not move, where there is such a
+        clock."""
+        return (target.serial or target) if self.busy else target
+
+    def said(self, target: Target) -> str:
+        """The line for the user."""
+        who = "1 other process" if self.others == 1 else f"{self.others} other processes"
+        if target.serial is None:
+            return f"{who} used the cores: times vary more"
+        return f"{who} used the cores: CPU time decided"
+
+
+def observed_load(fresh: float = 0.0) -> Load:
+    """What a look in the child process says, once the threads of its sessions sleep; the last look
+    holds for `fresh` seconds."""
+    if not _LAST or time.monotonic() > _LAST[0][0] + fresh:
+        time.sleep(SPINNING)
+        _LAST[:] = [(time.monotonic(), Load(*in_child(native.cores_got, LOOK)))]
+    return _LAST[0][1]
+
+
+_LAST: list[tuple[float, Load]] = []

@@ -1,0 +1,242 @@
+"""The check of a large model: each patch on the values that one run of the original gives it.
+
+A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
+one of equal ones, and cut to few rows and batches where it is independent along them; then the
+optimized terms are compared at full size with what the original's run gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import OutOfTime
+from taso_mirage.ir.dims import learn
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
+from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
+from taso_mirage.measure.evaluation import WRONG
+from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.magnitudes import most_of, rounds
+from taso_mirage.measure.patches import Claims, Patch, patches
+from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.session import open_in_child
+from taso_mirage.measure.target import Target
+from taso_mirage.onnx_io.build import excerpt, observing
+from taso_mirage.operators.work import size, sized
+
+CHEAP, DEAR = 0.02, 20.0
+"""Seconds of a float64 evaluation below which a patch is not cut, and above which it has none."""
+RUNS = 2
+"""Input sets whose values patches are compared on."""
+GIVEN = 1 << 30
+"""Bytes of values that one run of the original gives."""
+BESIDE, FULL = "the original's run", " at full size"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedModel:
+    """An optimized model with the claims that its rewrites make, and what its new weights were
+    computed from."""
+
+    model: Model
+    target: Target
+    claims: Claims
+    made: Mapping[Node, Node]
+
+
+class RegionalCheck:
+    """The patches of any optimized models of one original; equal ones are compared once.
+
+    `step` is called between evaluations and may raise to end them.
+    """
+
+    def __init__(self, model: Model, cases: Sequence[CheckCase], step: Callable[[], None] = lambda: None) -> None:
+        self.model, self.step = model, step
+        base = cases[0].inputs
+        self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
+        self.values: dict[Node, list[Any]] = {}
+        self.known: dict[Any, list[Difference]] = {}
+        self.alone: dict[str, None] = {}
+        """Why patches were compared in the whole model only."""
+
+    def differences(self, optimized: ClaimedModel) -> list[Difference]:
+        """Of every output of every kind of patch."""
+        found: dict[Any, Patch] = {}
+        for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
+            found.setdefault((optimized.target, patch.key(optimized.made)), patch)
+        wanted = [key for key in found if key not in self.known]
+        while wanted:
+            now, wanted = self._fitting(wanted, found)
+            self._observe([found[key] for key in now], optimized.target)
+            for key in now:
+                self.step()
+                self.known[key] = list(self._compared(found[key], optimized))
+            self.values.clear()
+        return [each for key in found for each in self.known[key]]
+
+    # ------------------------------------------------------------ values
+
+    def _observe(self, wanted: Sequence[Patch], target: Target) -> None:
+        """The values that patches read and give, in one run of the original on each input set."""
+        self.values |= {n: [c.inputs[n.attr("name")] for c in self.cases] for n in self.model.graph.inputs}
+        terms = [n for n in _values(wanted) if n not in self.values]
+        if terms:
+            session = open_in_child(observing(self.model, terms), target)
+            runs = [session.run(case.inputs) for case in self.cases]
+            self.values |= {n: [run[i] for run in runs] for i, n in enumerate(terms)}
+
+    def _fitting(self, keys: Sequence[Any], found: Mapping[Any, Patch]) -> tuple[list[Any], list[Any]]:
+        """As many patches as there is room for the values of, and the others."""
+        total = 0
+        for i, key in enumerate(keys):
+            total += sum(self._bytes(n) for n in _values([found[key]]))
+            if total > GIVEN and i:
+                return list(keys[:i]), list(keys[i:])
+        return list(keys), []
+
+    def _bytes(self, term: Node) -> int:
+        try:
+            return size(sized(term.tensor, self.model.sizes))
+        except (LookupError, ArithmeticError):  # only a run can tell
+            return 0
+
+    # ------------------------------------------------------------ one patch
+
+    def _compared(self, patch: Patch, optimized: ClaimedModel) -> Iterator[Difference]:
+        try:
+            for i in range(len(self.cases)):
+                yield from self._on(patch, optimized, i)
+        except OutOfTime:
+            raise
+        except WRONG as error:  # it is no model of its own
+            self.alone[str(error)] = None
+
+    def _on(self, patch: Patch, optimized: ClaimedModel, run: int) -> Iterator[Difference]:
+        """The differences of one patch on the values of one run: on few rows and then beside the
+        run; on all rows where it is not independent along them, or wrong on few, which may be no
+        operands of its own."""
+        whole, name = self._sides(patch, run), self.cases[run].name
+        compared = _Compared(self.model, optimized, self.step)
+        dear = whole.seconds() > DEAR
+        cut = compared.on_few_rows(name, whole) if whole.seconds() > CHEAP else None
+        if cut is not None and (dear or all(each.passed for each in cut[1])):
+            yield from self._named(patch, cut[1])
+            yield from self._named(patch, compared.beside(_scaled(cut[0], whole), whole), FULL)
+        elif dear:
+            yield from self._named(patch, compared.beside(compared.perturbed(name, whole), whole), FULL)
+        else:
+            yield from self._named(patch, compared.exactly(compared.case(name, whole), whole))
+
+    def _sides(self, patch: Patch, run: int) -> Sides:
+        inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
+        sizes = dict(self.model.sizes)
+        met: dict[str, int] = {}
+        for leaf in patch.values:
+            learn(leaf.tensor.shape, np.shape(inputs[leaf.attr("name")]), met)
+        before, after = fixed_sides(patch.before, patch.after, sizes | met)
+        return Sides(before, after, inputs, tuple(self.values[n][run] for n in patch.terms))
+
+    # ------------------------------------------------------------ names
+
+    def _named(self, patch: Patch, differences: Sequence[Difference], how: str = "") -> list[Difference]:
+        region = f", in the region of {self._called(patch.terms[-1])!r}{how}"
+        names = {f"value_{i}": self._called(n) for i, n in enumerate(patch.terms)}
+        return [replace(each, output=names.get(each.output, each.output), region=region) for each in differences]
+
+    def _called(self, term: Node) -> str:
+        outputs = dict(zip(self.model.graph.outputs, self.model.output_names, strict=True))
+        return outputs.get(term) or self.model.names.get(term) or term.op
+
+
+class _Compared:
+    """Both sides of patches, as models of their own."""
+
+    def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None]) -> None:
+        self.model, self.optimized, self.step = model, optimized, step
+        self.weights = {**model.weights, **optimized.model.weights}
+
+    def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
+        """The differences at the smallest sizes at which the original's side gives in float64 the
+        values of the run; None where it does so at none."""
+        for sides in fewer_rows(whole):
+            try:
+                case = self.case(name, sides)
+            except OutOfTime:
+                raise
+            except WRONG:  # indices into what was cut
+                continue
+            if plausible(sides.found, case.reference):
+                return case, self.exactly(case, sides)
+        return None
+
+    def case(self, name: str, sides: Sides) -> CheckCase:
+        """That of the original's side in float64, and as it ran."""
+        before = self._excerpt(self.model, sides, sides.before)
+        reference = FloatReference(before)(sides.inputs, self.step)
+        return case_on(name, before, sides.inputs, list(sides.found), reference)
+
+    def exactly(self, case: CheckCase, sides: Sides) -> list[Difference]:
+        """The differences of the optimized side from float64."""
+        before, after = self._excerpt(self.model, sides, sides.before), self._after(sides)
+        fine, finely = Fine.of(before), None
+        if fine is not None:
+            case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
+            finely = fine.opened(after, self.optimized.target)
+        return compare(after, open_in_child(after, self.optimized.target), [case], finely)
+
+    def perturbed(self, name: str, whole: Sides) -> CheckCase:
+        """The case of the original's run, where roundings of its side are no fault."""
+        moved = Perturbed(self._excerpt(self.model, whole, whole.before), self.optimized.target)
+        return _beside(name, whole, [0.0] * len(whole.found), lambda: moved(whole.inputs, whole.found))
+
+    def beside(self, case: CheckCase, whole: Sides) -> list[Difference]:
+        """The differences of the optimized side from the original's run."""
+        after = self._after(whole)
+        return compare(after, open_in_child(after, self.optimized.target), [case])
+
+    def _after(self, sides: Sides) -> Model:
+        return self._excerpt(self.optimized.model, sides, sides.after)
+
+    def _excerpt(self, model: Model, sides: Sides, terms: Sequence[Node]) -> Model:
+        inputs = tuple(n for n in sides.leaves if n.op == "input")
+        return excerpt(model, Graph(inputs, tuple(terms)), self.weights)
+
+
+def _values(patches: Sequence[Patch]) -> list[Node]:
+    """The original's terms of which patches need the values."""
+    return list(dict.fromkeys(n for patch in patches for n in (*patch.values.values(), *patch.terms)))
+
+
+def _beside(name: str, whole: Sides, allowed: Sequence[float], resolution: Callable[[], list[float]]) -> CheckCase:
+    """The case of the original's run at full size, where so large errors are no fault."""
+    still = [0.0] * len(whole.found)
+    found = list(whole.found)
+    return CheckCase(name, whole.inputs, found, found, lambda ways: still, resolution, None, allowed, BESIDE)
+
+
+def _scaled(exact: CheckCase, whole: Sides) -> CheckCase:
+    """The same at full size: both models may be as far from float64 as the criterion allows on few
+    rows, by how much larger the numbers are."""
+    scales = [_scale(*each) for each in zip(whole.found, exact.reference, strict=True)]
+    allowed = [(FACTOR + 1) * own * scale for own, scale in zip(exact.own(), scales, strict=True)]
+
+    def resolution() -> list[float]:
+        found = [0.0] * len(scales) if exact.resolution is None else exact.resolution()
+        return [2 * each * scale for each, scale in zip(found, scales, strict=True)]
+
+    return _beside(exact.name, whole, allowed, resolution)
+
+
+def _scale(whole: Any, cut: Any) -> float:
+    """How much larger the numbers are at full size."""
+    if not rounds(whole):
+        return 1.0
+    few = most_of(np.asarray(cut, np.float64)[np.isfinite(cut)])
+    many = most_of(np.asarray(whole, np.float64)[np.isfinite(whole)])
+    return max(many / few, 1.0) if few else 1.0

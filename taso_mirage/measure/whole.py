@@ -1,0 +1,58 @@
+"""The cases of a large model as a whole: its own runs are the reference, and how far roundings move
+them is measured in the runtime, where that is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
+
+import numpy as np
+
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.check import CheckCase
+from taso_mirage.measure.draws import Drawn, InputDraws
+from taso_mirage.measure.evaluation import in_time
+from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.magnitudes import rounds
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.session import Session
+
+BY_RUNS = "the original"
+"""What is compared with where there is no float64 evaluation of the whole model."""
+
+
+def cases_by_runs(
+    model: Model,
+    session: Session,
+    base: Mapping[str, int],
+    given: Sequence[Arrays] = (),
+    others: Sequence[Mapping[str, int]] = (),
+    fixed: Collection[str] = (),
+    skipped: list[str] | None = None,
+    seconds: float = math.inf,
+) -> Iterator[CheckCase]:
+    """As `check.check_cases`, but the reference is the original's own run; where it rounds operands
+    to few digits, its run without that."""
+    draws = InputDraws(model, session, base, given, others, fixed)
+    perturbed, fine = Perturbed(model, session.target), Fine.of(model)
+    finely = None if fine is None else fine.opened(model, session.target, source=True)
+    for each in in_time(draws, seconds):
+        if each.extreme and not _finite(each):
+            continue
+        there = None if finely is None else finely.run(each.inputs)
+        resolution = cache(partial(perturbed, each.inputs, each.outputs))
+        reference = each.outputs if there is None else there
+        yield CheckCase(each.name, each.inputs, each.outputs, reference, _unmoved(each), resolution, there, (), BY_RUNS)
+    if skipped is not None:
+        skipped += draws.notes()
+
+
+def _unmoved(drawn: Drawn) -> Callable[[int], list[float]]:
+    """No reference moves: each is a run."""
+    return lambda ways: [0.0] * len(drawn.outputs)
+
+
+def _finite(drawn: Drawn) -> bool:
+    return all(np.isfinite(o.astype(np.float64)).all() for o in drawn.outputs if rounds(o))

@@ -1,0 +1,59 @@
+"""The kinds of regions of a model, with all that is known of them before any is searched; what goes
+wrong with one costs that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.batches import EqualRegions, equal_regions
+from taso_mirage.kernels.canonical import SymbolSizes
+from taso_mirage.kernels.contained import ErrorReport, contained, operators_of
+from taso_mirage.kernels.free_regions import free_regions
+from taso_mirage.kernels.prepared import PreparedGoal
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
+from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.forms import RegionForm, forms
+from taso_mirage.pipeline.fuse.trials import possible_seconds
+from taso_mirage.targets.lowering import Backend
+
+
+@dataclass(slots=True)
+class Kinds:
+    """The `model` that the regions are of, those that may save most first, each with its `places`,
+    its `forms` and the seconds that it may save, and the free dims of regions that are left out."""
+
+    model: Model
+    layout: ConvolvedModel | None = None
+    places: dict[EqualRegions, list[RegionSite]] = field(default_factory=dict)
+    prepared: dict[Graph, PreparedGoal] = field(default_factory=dict)
+    forms: dict[EqualRegions, list[RegionForm]] = field(default_factory=dict)
+    possible: dict[EqualRegions, float] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+
+
+def found_kinds(
+    model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport
+) -> Kinds:
+    """Those of a model at some sizes for a back end; once it is `late`, no more are looked for."""
+    made, prepared = Kinds(model), backend.prepared
+    if prepared is not None:
+        with contained("any region", report):
+            made.layout = with_convolutions(model) if prepared.convolutions else None
+            made.model = made.layout.model if made.layout else decomposed(model, sizes)
+    found: dict[EqualRegions, list[RegionSite]] = {}
+    with contained("any region", report):
+        regions = free_regions if backend.free else equal_regions
+        found, made.left_out = regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)
+    for kind, spots in found.items():
+        with contained(operators_of(kind.goal), report):
+            goal = None if prepared is None else prepared.prepared(kind.goal, spots[0].inputs)
+            made.forms[kind] = forms(kind, spots, backend.arranged, goal is not None)
+            made.possible[kind] = possible_seconds(kind, len(spots), goal, backend.device)
+            made.places[kind] = spots
+            made.prepared |= {} if goal is None else {kind.goal: goal}
+    made.places = dict(sorted(made.places.items(), key=lambda each: -made.possible[each[0]]))
+    return made

@@ -1,0 +1,70 @@
+"""What is left on the table: regions for which a search of kernels had no time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHOWN, NAMED = 3, 5
+"""Regions that the line names, and operators of each."""
+LEAST = 1.01
+"""A region that may make the model less than so many times as fast is not named."""
+REST = 0.25
+"""Of a model's time, what no kernels take away: what regions may save together is less than all,
+whatever the estimates of each sum up to."""
+EACH = 5.0
+"""Seconds that a region takes, where none was tuned to tell."""
+
+RegionEstimate = tuple[tuple[str, ...], int, float]
+"""Of a kind of regions the operators, the places, and the seconds that it may save in all of
+them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRegion:
+    """A kind of regions that was not tried: its operators, in how many places it is, and how many
+    times as fast a kernel may make the whole model, at most, by the estimate that orders them."""
+
+    operators: tuple[str, ...]
+    places: int
+    gain: float
+
+    def __str__(self) -> str:
+        named = " ".join(self.operators[:NAMED]) + (" ..." if len(self.operators) > NAMED else "")
+        places = f"{self.places} places" if self.places > 1 else "1 place"
+        return f"{named} ({places}, up to {self.gain:.2f} times)"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """How many of the kinds of regions were tuned, the seconds that the others would take, about,
+    and which these are, the largest gain first."""
+
+    tuned: int
+    kinds: int
+    seconds: float
+    regions: tuple[LeftRegion, ...]
+
+    def __str__(self) -> str:
+        done = f"{self.tuned} of {self.kinds} kinds of regions tuned"
+        named = [each for each in self.regions if each.gain >= LEAST][:SHOWN]
+        if not named:
+            return f"{done}; by estimate the others gain less than {LEAST - 1:.0%}"
+        more = len(self.regions) - len(named)
+        others = f", and {more} more" if more else ""
+        said = ", ".join(map(str, named))
+        return f"{done}; about {max(self.seconds, 1):.0f} s more (--budget) would try: {said}{others}"
+
+
+def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:
+    """Of the kinds of regions those of these numbers were not tried; None where all were. `now`:
+    seconds of a run of the model; `spent`: those that the others took."""
+    if not untried:
+        return None
+    total = sum(saved for *_, saved in estimates)
+    scale = min(1.0, (1 - REST) * now / total) if total > 0 else 0.0
+    left = [estimates[i] for i in untried]
+    found = [LeftRegion(operators, places, now / (now - scale * saved)) for operators, places, saved in left]
+    tuned = len(estimates) - len(left)
+    each = spent / tuned if tuned else EACH
+    return Leftover(tuned, len(estimates), each * len(left), tuple(sorted(found, key=lambda region: -region.gain)))

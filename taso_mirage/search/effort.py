@@ -1,0 +1,37 @@
+"""How much an optimization does for a result, as `--effort` has it: what options it sets where
+their user does not, and how far its searches and its check go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """`options`: values of options of `optimize` by name. `states` of each part of a model are
+    looked at by its search, and it ends after `patience` of them without a cheaper one; with 0
+    states nothing is searched. `draws`: sets of inputs of the check, at most."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    states: int = 400
+    patience: int = 32
+    draws: float = math.inf
+
+
+USUAL_EFFORT = Effort()
+QUICK = Effort({"measure": False, "partial": False, "kernels": "off"}, states=0, draws=1)
+"""Nothing hangs on a clock but the end of the budget, so the result is the same every time."""
+THOROUGH = Effort({"budget": 600.0, "strategy": "both"}, states=4000, patience=320)
+EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "default": USUAL_EFFORT, "thorough": THOROUGH}
+
+
+def effort_named(name: str) -> Effort:
+    """The effort of a name; InvalidOption for another one."""
+    if name not in EFFORTS:
+        raise InvalidOption(f"effort={name[:80]!r}: it is one of {', '.join(EFFORTS)}")
+    return EFFORTS[name]

@@ -1,0 +1,117 @@
+"""What is done next: of all works the one that is expected to gain most for each second that it
+takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What may make a result better.
+
+    `gain` is what it is expected to save of one run of the model, in all of its places, and
+    `seconds` what it is expected to take; where fewer than `least` are left, it is not begun. `run`
+    does it within the seconds that it is given, more or less, and returns what it gained. Works of
+    one `sort` are alike: what some took and gained corrects what is expected of the others.
+    """
+
+    name: str
+    gain: float
+    seconds: float
+    run: Callable[[float], float]
+    sort: str = ""
+    least: float = 0.0
+
+
+@dataclass(slots=True)
+class _Record:
+    """What works of one sort were expected to take and to gain, and what they did; it begins with
+    one work, of which all was true."""
+
+    expected: float
+    taken: float
+    hoped: float
+    gained: float
+
+    @property
+    def pace(self) -> float:
+        """How many times its expected seconds a work takes."""
+        return self.taken / self.expected if self.expected > 0 else 1.0
+
+    @property
+    def part(self) -> float:
+        """The part of its expected gain that a work has."""
+        return self.gained / self.hoped if self.hoped > 0 else 1.0
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Works that wait, of which the best is done first, until no time is `left` for another one.
+
+    `left` gives the seconds that works may still take: what must follow on them is not in it.
+    """
+
+    left: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    waiting: list[Work] = field(default_factory=list)
+    _records: dict[str, _Record] = field(default_factory=dict)
+
+    def add(self, works: Iterable[Work]) -> None:
+        self.waiting += works
+
+    def expected(self, work: Work) -> float:
+        """The seconds that a work will take, by those that others of its sort took."""
+        record = self._records.get(work.sort)
+        return work.seconds * (record.pace if record is not None else 1.0)
+
+    def rate(self, work: Work) -> float:
+        """The gain that a work has for each of its seconds, by what others of its sort had."""
+        record, seconds = self._records.get(work.sort), self.expected(work)
+        gain = work.gain * (record.part if record is not None else 1.0)
+        return gain / seconds if seconds > 0 else math.inf if gain > 0 else 0.0
+
+    def given(self, work: Work) -> float:
+        """The seconds that a work is given: those that it is expected to take, and where there is
+        more time, a part of it by its gain among all that wait."""
+        left = max(self.left(), 0.0)
+        together = sum(each.gain for each in self.waiting) or work.gain
+        share = left * (work.gain / together) if together > 0 and left < math.inf else left
+        return min(max(self.expected(work), share), left)
+
+    def next(self) -> Work | None:
+        """The best of those for which there is time; the first of equal ones."""
+        left = self.left()
+        fitting = [each for each in self.waiting if left > 0 and each.least <= left]
+        return max(fitting, key=self.rate, default=None)
+
+    def step(self) -> Work | None:
+        """Do the best work; None where no other one can be."""
+        work = self.next()
+        if work is None:
+            return None
+        seconds = self.given(work)
+        self.waiting.remove(work)
+        start = self.clock()
+        gained = work.run(seconds)
+        self._note(work, self.clock() - start, gained)
+        return work
+
+    def run(self) -> list[Work]:
+        """Do all for which there is time; what there was none for waits still. Returns those done,
+        in their order."""
+        done = list[Work]()
+        while (work := self.step()) is not None:
+            done.append(work)
+        return done
+
+    def _note(self, work: Work, seconds: float, gained: float) -> None:
+        if (record := self._records.get(work.sort)) is None:
+            record = self._records[work.sort] = _Record(work.seconds, work.seconds, work.gain, work.gain)
+        record.expected += work.seconds
+        record.taken += seconds
+        record.hoped += work.gain
+        record.gained += max(gained, 0.0)

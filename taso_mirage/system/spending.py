@@ -1,0 +1,187 @@
+"""Where the seconds of a command go: by stage, and by what they are spent on.
+
+An account is of the thread that opened it. Each of its seconds is in one stage, the outermost, and
+for one purpose, the innermost, so that all sums are the wall time. Other threads, and processes,
+work beside it: the seconds in which the thread waits for one count, for the purpose that it has
+then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
+START, BETWEEN = "start", "between stages"
+"""Stages that are none: until a command's first line, and what no stage has."""
+
+
+class Purpose(StrEnum):
+    """What seconds are spent on."""
+
+    OWN = "own work"
+    """The thread's own: rules, search, and all that has no other purpose."""
+    STARTING = "starting"
+    """Of Python, and of the process that has the runtime."""
+    LOADS = "loads"
+    """Whole models into sessions of the runtime."""
+    REFERENCES = "references"
+    """Evaluations in float64."""
+    OPERATORS = "operators"
+    """Measurements of operators, with their sessions."""
+    COMPARISONS = "comparisons"
+    """Runs of whole models in turn."""
+    CHECKS = "checks"
+    """Runs whose outputs are compared."""
+    RUNS = "runs"
+    """All other calls of the runtime: first runs, which choose algorithms, and runs at other
+    sizes."""
+    TUNING = "tuning"
+    """Measurements of kernels, and of their regions."""
+    COMPILING = "compiling"
+    WAITING = "waiting"
+    """For searches in other processes, and for files that another command has."""
+    FILES = "files"
+    """Read and written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Seconds by stage, in the order in which they ran, and purpose."""
+
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """All: the wall time."""
+        return sum(sum(each.values()) for each in self.stages.values())
+
+    @property
+    def purposes(self) -> dict[str, float]:
+        """Of all stages together, the most first."""
+        found: dict[str, float] = {}
+        for each in self.stages.values():
+            for purpose, seconds in each.items():
+                found[purpose] = found.get(purpose, 0.0) + seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+class Account:
+    """The seconds of a thread since it was opened, and those `before`, which are of its start."""
+
+    def __init__(self, before: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._since = clock, clock()
+        self._stage, self._purposes = BETWEEN, [Purpose.OWN]
+        self._spent: dict[str, dict[str, float]] = {}
+        if before:
+            self._spent[START] = {Purpose.STARTING: before}
+
+    def spending(self) -> Spending:
+        """What was spent until now."""
+        self._charge()
+        return Spending({stage: dict(found) for stage, found in self._spent.items()})
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Seconds of this stage, unless one is on already."""
+        if self._stage != BETWEEN:
+            yield
+            return
+        self._charge()
+        self._stage = name
+        try:
+            yield
+        finally:
+            self._charge()
+            self._stage = BETWEEN
+
+    @contextmanager
+    def purpose(self, purpose: Purpose, usual: bool = False) -> Iterator[None]:
+        """Seconds for this, but for those that something inside has another purpose for. A `usual`
+        purpose is for what has none yet."""
+        purpose = self._purposes[-1] if usual and self._purposes[-1] is not Purpose.OWN else purpose
+        self._charge()
+        self._purposes.append(purpose)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._purposes.pop()
+
+    def _charge(self) -> None:
+        now = self._clock()
+        stage, purpose = self._spent.setdefault(self._stage, {}), self._purposes[-1]
+        stage[purpose] = stage.get(purpose, 0.0) + now - self._since
+        self._since = now
+
+
+_OWN = threading.local()
+
+
+def _account() -> Account | None:
+    found: Account | None = getattr(_OWN, "account", None)
+    return found
+
+
+@contextmanager
+def accounting(before: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Account]:
+    """This thread's account: that which is open, else a new one for so long."""
+    known = _account()
+    if known is not None:
+        yield known
+        return
+    _OWN.account = made = Account(before, clock)
+    try:
+        yield made
+    finally:
+        _OWN.account = None
+
+
+@contextmanager
+def spent(purpose: Purpose, usual: bool = False) -> Iterator[None]:
+    """Around what takes seconds (or as a decorator of a function): they are for this purpose, if
+    this thread has an account; if `usual` only where they have no other."""
+    account = _account()
+    if account is None:
+        yield
+        return
+    with account.purpose(purpose, usual):
+        yield
+
+
+@contextmanager
+def staged(name: str) -> Iterator[None]:
+    """The same for a stage."""
+    account = _account()
+    if account is None:
+        yield
+        return
+    with account.stage(name):
+        yield
+
+
+def waited(items: Iterable[T], purpose: Purpose) -> Iterator[T]:
+    """The items, where the seconds until there is a next one are for this purpose."""
+    each = iter(items)
+    while True:
+        with spent(purpose):
+            try:
+                found = next(each)
+            except StopIteration:
+                return
+        yield found
+
+
+def process_age() -> float:
+    """Seconds since this process was started; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    return 0.0

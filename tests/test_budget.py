@@ -1,0 +1,216 @@
+"""The budget is the time of the command: what would not end in it does not begin, and the command
+ends with a smaller but whole answer. Clocks are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from test_deadline import Clock
+from test_folder import relus
+from test_optimize import model, w, x
+
+import taso_mirage
+from taso_mirage import api, folder
+from taso_mirage.folder import Folder
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.timing import Timing
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import choice, stages
+from taso_mirage.pipeline.choice import INTERRUPTED, UNMEASURED, Choosing
+from taso_mirage.pipeline.shares import MEASURED, finishing_seconds
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.pipeline.stages import optimize_model
+from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.cost import CostCache
+from taso_mirage.search.passes import Context, merge, pass_order, simplify
+from taso_mirage.search.rulesets import rules
+from taso_mirage.system.deadline import Deadline
+
+
+def twice() -> Any:
+    a = x(8, 8)
+    return model((a,), (term("relu", term("relu", term("matmul", a, w(8, 8)))),))
+
+
+# ---------------------------------------------------------------- one model
+
+
+def test_what_began_too_long_ago_is_kept_and_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def opened(*_: Any) -> None:
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr(runtime, "original", opened)
+    clock = Clock()
+    clock.now = 1000.0
+    late = Deadline(2.0, clock, began=0.0)
+    result = optimize_model(twice(), Config(budget=2.0), deadline=late, output=tmp_path / "o.onnx")
+    assert not result.changed
+    assert "the budget of 2 s ended in the stage 'load the original'" in str(result.kept)
+    assert (tmp_path / "o.onnx").exists()
+
+
+def test_a_load_that_would_not_end_in_time_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes about as long as the file took to read."""
+    deadline = Deadline(10.0, Clock())
+    monkeypatch.setattr(runtime, "original", lambda *_: pytest.fail("a session was opened"))
+    result = optimize_model(twice(), Config(budget=10.0), deadline=deadline, reading=deadline.last() / 2 + 0.1)
+    assert "to load a model takes about as long as to read it" in str(result.kept)
+
+
+def test_without_time_to_measure_the_predicted_cost_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "slow_seconds", lambda job: 1e9)
+    monkeypatch.setattr(runtime, "interleaved", lambda *_: pytest.fail("models were measured"))
+    result = optimize_model(twice(), Config(budget=5.0, partial=False))
+    assert result.changed
+    assert result.timing is None
+    assert UNMEASURED in result.notes
+    assert all(d.passed for d in result.differences)
+    assert result.differences
+
+
+def test_passes_end_where_they_are_once_the_time_is_over() -> None:
+    made = twice()
+    context = Context({"": 17, "com.microsoft": 1}, {})
+    stage = pass_order(tuple(rules()))[0]
+    assert simplify(made.graph.outputs, stage, context)[1]
+    context.over = lambda: True
+    assert simplify(made.graph.outputs, stage, context) == (made.graph.outputs, [])
+    assert merge(made.graph.outputs, stage, context) == (made.graph.outputs, [])
+
+
+def test_what_follows_on_the_result_has_its_share() -> None:
+    asked = Config(budget=60.0)
+    assert finishing_seconds(asked, 0.5, 0) == 0.5
+    assert finishing_seconds(asked, 0.5, 1 << 29) == 1.5
+    assert finishing_seconds(replace(asked, explain=True), 0.5, 0) == 6.5
+    assert finishing_seconds(replace(asked, explain=True, budget=6000.0), 0.0, 0) == MEASURED
+
+
+def test_explanations_have_what_is_left_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(stages, "explained", lambda result, config, progress, seconds: seen.append(seconds) or [])
+    monkeypatch.setattr(stages, "operator_times", lambda *_: ())
+    monkeypatch.setattr(stages, "profile", lambda *_: None)
+    monkeypatch.setattr(stages, "replace", lambda result, **_: result)
+    clock = Clock()
+    job = Job(Config(explain=True), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, clock))
+    for clock.now in (10.0, 56.0, 70.0):
+        stages.explain(job, SimpleNamespace())  # type: ignore[arg-type]
+    assert seen == [pytest.approx(stages.MEASURING, abs=1), pytest.approx(4.0, abs=1), 0.0]
+
+
+def test_the_budget_of_a_call_begins_when_its_caller_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    relus(tmp_path / "m.onnx", 2)
+    seen: list[Deadline] = []
+    usual = stages.optimize_model
+
+    def noting(*args: Any) -> Any:
+        seen.append(args[5])
+        return usual(*args)
+
+    monkeypatch.setattr(stages, "optimize_model", noting)
+    made = onnx.load(tmp_path / "m.onnx")
+    taso_mirage.optimize(made, effort="quick", budget=7.0, began=1.0)
+    assert (seen[0].start, seen[0].seconds) == (1.0, 7.0)
+
+
+def test_kernels_that_a_scheduler_turns_off_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    relus(tmp_path / "m.onnx", 2)
+    usual = stages.optimize_model
+    monkeypatch.setattr(
+        stages, "optimize_model", lambda made, config, *rest: usual(made, replace(config, scheduler=None), *rest)
+    )
+    given = onnx.load(tmp_path / "m.onnx")
+    for asked, said in (({}, True), ({"kernels": "off"}, False)):
+        _, result = taso_mirage.optimize(
+            given, scheduler="tcp://host:1", partial=False, budget=1, return_result=True, **asked
+        )
+        assert (api.NO_KERNELS in result.notes) == said
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def choosing(stop: Stop) -> Choosing:
+    job = Job(Config(), quiet, stop, CostCache(None))
+    problem: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(outputs=())), cost=lambda outputs: 2.0)
+    return Choosing(job, problem, SimpleNamespace(), {}, ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wins", "cost", "taken"),
+    [(1.005, 0.5, 1.0, True), (0.995, 0.4, 1.0, True), (0.8, 0.0, 1.0, False), (1.005, 0.5, 3.0, False)],
+)
+def test_an_interrupt_keeps_what_is_predicted_faster_and_not_measured_slower(
+    ratio: float, wins: float, cost: float, taken: bool
+) -> None:
+    timing = Timing(1.0, 1.0 / ratio, ratio, 0.9, 1.1, 25, wins=wins)
+    candidate: Any = SimpleNamespace(cost=cost, steps=())
+    assert choosing(Stop())._unclear(candidate, timing) == taken
+
+
+def test_an_interrupt_while_models_are_measured_keeps_the_best_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few rounds that there is time for then say nothing."""
+    stop = Stop()
+    chance = Timing(1.0, 1.0, 1.0, 0.9, 1.1, 5, wins=0.5)
+
+    def compared(self: Choosing, times: Any) -> list[Timing]:
+        stop()
+        return [chance for _ in times[0][1:]]
+
+    monkeypatch.setattr(Choosing, "_compared", compared)
+    config = Config(budget=60.0, partial=False)
+    result = optimize_model(twice(), config, quiet, stop)
+    assert result.changed
+    assert INTERRUPTED in result.notes
+    assert all(d.passed for d in result.differences)
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_models_of_a_folder_take_no_longer_together_than_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes its reports and more; the others have what is left."""
+    for name in "abcd":
+        relus(tmp_path / "models" / f"{name}.onnx", 2)
+    clock, seen = Clock(), list[tuple[float, float]]()
+
+    def optimized(source: Path, **options: Any) -> Any:
+        seen.append((options["began"], options["budget"]))
+        clock.now += 12.0 if source.name == "a.onnx" else options["budget"] / 2
+        raise MemoryError
+
+    monkeypatch.setattr(folder.api, "optimize", optimized)
+    clock.now = 100.0
+    made = Folder(tmp_path / "models", options={"budget": 5.0, "began": 98.0}, clock=clock)
+    for name in made.waiting:
+        made.optimize(name)
+    assert seen[0] == (100.0, 4.5)  # the start of the command is in it
+    assert seen[1] == (112.0, 2.0)
+    assert seen[2] == (113.0, 2.5)
+    assert seen[3] == (114.25, 3.7)
+    assert clock.now <= 98.0 + 4 * 5.0
+
+
+def test_no_model_of_a_folder_takes_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        relus(tmp_path / "models" / f"{name}.onnx", 2)
+    seen: list[float] = []
+    clock = Clock()
+
+    def optimized(source: Path, **options: Any) -> Any:
+        seen.append(options["budget"])
+        raise MemoryError
+
+    monkeypatch.setattr(folder.api, "optimize", optimized)
+    made = Folder(tmp_path / "models", options={"budget": 5.0}, clock=clock)
+    for name in made.waiting:
+        made.optimize(name)
+    assert seen == [5.0, 5.0]
