@@ -4,6 +4,7 @@ the same of a model as of its file."""
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
+from taso_mirage import api
+from taso_mirage.errors import RuntimeCrashed
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
@@ -140,3 +143,38 @@ def convolutions() -> Model:
     return from_ir(
         from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=10))
     )
+
+
+def test_the_process_starts_while_the_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has a session on the target, and so its libraries, before anything waits for it."""
+    began: list[int] = []
+    child().stop()
+
+    def reading(path: Path, trust: bool) -> Model:
+        began.append(child()._owed)
+        return load(path, trust)
+
+    monkeypatch.setattr(api, "load", reading)
+    path = tmp_path / "model.onnx"
+    path.write_bytes((ROOT / "models" / "mini_transformer.onnx").read_bytes())
+    api.optimize(path, effort="quick")
+    assert began == [2]  # the start of the process, and that of the runtime
+    assert child()._owed == 0
+
+
+def test_what_fails_ahead_of_need_fails_where_it_is_needed() -> None:
+    child().stop()
+    child().begin(broken)
+    assert in_child(held) == 0
+    child().begin(crashing)
+    with pytest.raises(RuntimeCrashed):
+        in_child(held)
+    assert in_child(held) == 0
+
+
+def broken() -> None:
+    raise ValueError("nobody hears of it")
+
+
+def crashing() -> None:
+    os._exit(1)

@@ -81,6 +81,13 @@ def device_key(target: Target, options: bool = True) -> str:
     return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
+def start_runtime(content: bytes, target: Target) -> None:
+    """Load the target's runtime with its libraries, and make a GPU's context, by a model whose
+    inputs are vectors of one number: what the first run of a model would wait for."""
+    session = target.open(content, False, {})
+    session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
+
+
 def keep_weight(array: NDArray[Any]) -> int:
     """The number of a weight, which any session may use from then on.
 

@@ -322,13 +322,24 @@ def child_providers() -> list[str]:
 def working_providers() -> list[str]:
     """The providers that really start here: a session on a tiny model is asked which of them it
     uses."""
+    content = _tiny()
+    return [p for p in child_providers() if in_child(native.starts, content, p)]
+
+
+def begin_runtime(target: Target) -> None:
+    """Start the child process and the target's runtime in it, beside what this process goes on
+    with; what fails fails again where a model is opened."""
+    child().begin(native.start_runtime, _tiny(), target)
+
+
+def _tiny() -> bytes:
+    """A model of one operator on one number."""
     from taso_mirage.ir.terms import Graph, variable
     from taso_mirage.onnx_io.build import standalone
     from taso_mirage.operators.ops import term
 
     x = variable("x", Tensor("float32", (1,)))
-    content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
-    return [p for p in child_providers() if in_child(native.starts, content, p)]
+    return serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
 
 
 def device(target: Target = CPU) -> str:
