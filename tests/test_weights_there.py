@@ -15,7 +15,7 @@ import pytest
 
 from taso_mirage import api
 from taso_mirage.errors import RuntimeCrashed
-from taso_mirage.ir.model import Model
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.child import child, in_child
@@ -178,3 +178,18 @@ def broken() -> None:
 
 def crashing() -> None:
     os._exit(1)
+
+
+def test_small_weights_of_a_deep_model_are_not_sent_again(sent: Counter[str]) -> None:
+    """A session after the first needs no more than the graph, however many layers there are."""
+    made = load(ROOT / "models" / "mini_transformer.onnx")
+    contents = [len(serialize_apart(made, source)[0]) for source in (True, False)]
+    assert max(contents) < sum(w.numpy().nbytes for w in made.weights.values()) / 3
+    first = runtime.open_in_child(made, source=True)
+    once = sent["bytes"]
+    assert once > 3 * max(contents)
+    second = runtime.open_in_child(made)
+    assert sent["bytes"] == once
+    inputs = random_inputs(made, 0)
+    for got, wanted in zip(second.run(inputs), first.run(inputs), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

@@ -54,7 +54,7 @@ def serialize(model: Model, source: bool = False, without: Collection[str] = ())
 
 
 def serialize_apart(
-    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 20
+    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 12
 ) -> tuple[bytes, dict[str, Weight]]:
     """The same without the main graph's weights of more than so many bytes, which come by name:
     they are said to lie in a file, which is not there.
