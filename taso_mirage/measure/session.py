@@ -156,7 +156,7 @@ def open_in_child(
     """
     if check:
         checked(serialize_types(model, source))
-    if target.apart:
+    if target.shares:
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):

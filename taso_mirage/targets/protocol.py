@@ -156,8 +156,8 @@ class Target(Protocol):
         """
 
     @property
-    def apart(self) -> bool:
-        """Whether sessions take large weights apart from the source, and share them."""
+    def shares(self) -> bool:
+        """Whether sessions share large weights, which they take apart from the source."""
 
     @property
     def profiles(self) -> bool:

@@ -28,7 +28,7 @@ class OpenVino:
     channels_last = False
     blocked = False
     profiles = False
-    apart = False
+    shares = False
     repeats = False
     domains = STANDARD
     lowering = None
