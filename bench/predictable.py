@@ -5,10 +5,10 @@ beside busy processes.
 
 Every run is a process with a cache of its own, which is empty. Two graphs are the same if their
 structure is: operators, attributes, types and edges, whatever the names; of kernels, which regions
-they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how many
-distinct graphs there were, which part of the runs gave the most frequent one (over both kinds, too),
-how often the original was kept, and the gain of each distinct graph by CPU time of one thread, all
-in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
+they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how
+many distinct graphs there were, which part of the runs gave the most frequent one (over both kinds,
+too), how often the original was kept, and the gain of each distinct graph by CPU time of one
+thread, all in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
 """
 
 from __future__ import annotations

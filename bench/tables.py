@@ -30,6 +30,7 @@ from kernel_tables import (  # noqa: E402
     timeline,
 )
 from kernelbench_table import kernelbench  # noqa: E402
+from minute_table import minute, spent  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
 
@@ -354,6 +355,13 @@ TABLES = {
     "soak-cpu2-surfaces": soak,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
+    "minute-before-H200 spent": spent,
+    "minute-H200": minute,
+    "minute-H200 spent": spent,
+    "minute-H100": minute,
+    "minute-H100 spent": spent,
+    "minute-cpu2": minute,
+    "minute-cpu2 spent": spent,
 }
 
 

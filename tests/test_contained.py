@@ -21,7 +21,7 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse import alone, fused, kinds, searches, stage
+from taso_mirage.pipeline.fuse import alone, comparisons, fused, kinds, searches, stage
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering
@@ -130,6 +130,18 @@ def test_an_error_of_the_last_check_leaves_the_model_without_kernels(
     quick(monkeypatch)
     child().stop()
     monkeypatch.setattr(stage, "compare", planted(stage.compare, lambda value: True))
+    found = fused(before, CONFIG, "search")
+    assert found.model is before.model
+    assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes
+
+
+def test_a_model_that_does_not_open_is_left_without_kernels(
+    before: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_cache(monkeypatch, tmp_path)
+    quick(monkeypatch)
+    child().stop()
+    monkeypatch.setattr(comparisons.Comparisons, "opened", planted(comparisons.Comparisons.opened, lambda value: True))
     found = fused(before, CONFIG, "search")
     assert found.model is before.model
     assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes

@@ -12,7 +12,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.report import html, summary
 from taso_mirage.report.data import result_data
-from taso_mirage.report.leftover import Leftover, LeftRegion, leftover
+from taso_mirage.report.leftover import Leftover, LeftRegion, leftover, region_name
 from taso_mirage.report.result import Result
 
 ATTENTION, NORM, ADD = ("matmul", "softmax", "matmul"), ("layer_norm",), ("add", "relu")
@@ -22,9 +22,25 @@ def test_the_line() -> None:
     found = leftover([(ATTENTION, 12, 0.002), (NORM, 24, 0.001), (ADD, 1, 0.0005)], [0, 2], 0.007, 20.0)
     assert found is not None
     assert str(found) == (
-        "1 of 3 kinds of regions tuned; about 40 s more (--budget) would try: "
-        "matmul softmax matmul (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
+        "1 of 3 kinds of regions tuned; --effort thorough or 40 s more would try: "
+        "attention (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
     )
+
+
+@pytest.mark.parametrize(
+    ("operators", "name"),
+    [
+        ("mul add matmul softmax matmul transpose", "attention"),
+        ("layer_norm matmul matmul", "norm and 2 products"),
+        ("pow reduce_mean sqrt matmul sigmoid mul matmul", "norm and 2 products"),
+        ("layer_norm matmul matmul softmax matmul", "attention, norm and product"),
+        ("packed_attention", "attention"),
+        ("conv relu", "convolution"),
+        ("softmax add", "softmax add"),
+    ],
+)
+def test_regions_have_the_names_of_the_field(operators: str, name: str) -> None:
+    assert region_name(operators.split()) == name
 
 
 def test_nothing_is_said_where_all_were_tried() -> None:
@@ -81,7 +97,9 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     left = Leftover(2, 9, 40.0, (LeftRegion(ATTENTION, 12, 1.4),))
     result = replace(before, left=left)
     summary.show(result, Path("m.onnx"), [])
-    assert "left: 2 of 9 kinds of regions tuned; about 40 s more" in " ".join(capsys.readouterr().out.split())
+    assert "left: 2 of 9 kinds of regions tuned; --effort thorough or 40 s more" in " ".join(
+        capsys.readouterr().out.split()
+    )
     told = result_data(result, Path("m.onnx"), [])["left"]
     assert told == {
         "said": str(left),

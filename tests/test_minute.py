@@ -75,3 +75,24 @@ def test_a_row_is_written_after_each_model_and_one_that_fails_is_one(
     with pytest.raises(SystemExit):
         minute.main(["--only", "nobody"])
     assert "no model is named 'nobody'; the names are good, bad, late" in capsys.readouterr().err
+
+
+def test_the_tables() -> None:
+    tables = script("minute_table")
+    spending = {"seconds": 12.0, "spent": {"loads": 8.0, "files": 1.0, "own work": 3.0}, "stages": []}
+    ours = {"wall": 12.5, "spending": spending, "changed": True, "time": {"ratio": 1.5}}
+    us = {
+        "onnxruntime": 4000.0,
+        "ours 60": 2000.0,
+        "torch.compile default": 3000.0,
+        "torch.compile max-autotune": 2500.0,
+    }
+    rows = [{"case": "vit", "bytes": 6e8, "ours": {"60": ours}, "us": us}, {"case": "unet", "failed": "no memory"}]
+    means = {"ours 60": {"onnxruntime": 2.0, "least, onnxruntime": 2.0}}
+    found = {"device": "a GPU", "versions": {"torch": "2.11"}, "rows": rows, "means": means}
+    assert tables.spent(found)[2] == (
+        "| vit, 60 s | 0.60 | 12.5 | 8.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 3.0 | 1.0 | 1.50 |"
+    )
+    lines = tables.minute(found)
+    assert lines[2] == "| vit | 4.000 | 2.000 | 3.000 | 2.500 | 1.25 | 2.00 |"
+    assert lines[-1] == "Geometric means: ours 60: 2.000 over onnxruntime. a GPU; torch 2.11."

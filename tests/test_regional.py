@@ -5,16 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from deep_mutants import Sizes, Transformer, mutants, planted, right_ones
 
+from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.terms import Graph, Tensor, constant, variable, weight
 from taso_mirage.measure import regional
 from taso_mirage.measure.check import Difference, compare
+from taso_mirage.measure.patches import patches
+from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
+from taso_mirage.onnx_io import from_ir, to_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model, problem
+from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.search.config import Config
+from taso_mirage.search.rulesets import RuleSet
+from taso_mirage.search.steps import RewriteStep, claimed, replay
 
 MANY = 60
 """Terms of a float64 evaluation that is one of the whole model."""
@@ -68,6 +81,68 @@ def test_a_right_one_passes(checked: Checked, name: str) -> None:
     found = [*checked.regional(RIGHT[name], 4), *checked.whole(RIGHT[name], 4)]
     assert found
     assert all(each.passed for each in found), [str(each) for each in found if not each.passed]
+
+
+def test_what_there_is_no_time_for_is_said(checked: Checked) -> None:
+    late = RegionalCheck(checked.made.model, checked.cases, lambda: True)
+    found = planted(checked.made, RIGHT["scale in the queries"], 2)
+    assert late.differences(ClaimedModel(found.model, CPU, found.claims, {})) == []
+    assert list(late.alone) == ["there was no time"]
+
+
+def test_equal_layers_are_compared_once(checked: Checked) -> None:
+    """One patch at two layers, and another one where a weight of another layer is in it."""
+    change, outputs = RIGHT["scale in the queries"], checked.made.model.graph.outputs
+    pairs = [change(checked.made, i, checked.made.layers[i]) for i in (5, 2)]
+    steps = [RewriteStep(("planted",), (old,), (new,)) for old, new in pairs]
+    found = patches(outputs, replay(outputs, steps), claimed(outputs, steps))
+    assert len(found) == 2
+    assert len({each.key({}) for each in found}) == 1
+    wrong = [planted(checked.made, MUTANTS["gain of another layer"], i) for i in (2, 5)]
+    (first,), (second,) = (patches(outputs, each.model.graph.outputs, each.claims) for each in wrong)
+    assert first.key({}) == second.key({})
+    assert first.key({}) != found[0].key({})
+
+
+def test_an_output_that_jumps_has_no_resolution() -> None:
+    """A rounding moves a sum by about one, and a choice between two numbers by their distance."""
+    x = variable("x", Tensor("float32", (64,)))
+    near = term("add", x, constant(np.float32(1.0)))
+    far = term(
+        "where", term("less", near, constant(np.float32(2.0))), near, term("mul", near, constant(np.float32(9.0)))
+    )
+    model = standalone(Graph((x,), (near, far)), {"": 20})
+    inputs = {"x": np.ones(64, np.float32)}
+    outputs = open_in_child(model, CPU).run(inputs)
+    smooth, jump = Perturbed(model, CPU)(inputs, outputs)
+    assert 1e-7 < smooth < 1e-6
+    assert jump == 0.0
+
+
+def repeated(op: str, count: int) -> Model:
+    """A product, and operators of which each second one is needless."""
+    x, w = variable("x", Tensor("float32", (4, 64))), weight("w", Tensor("float32", (64, 64)))
+    y = term("matmul", x, w)
+    for _ in range(count):
+        y = term("tanh", term("neg", term(op, term(op, y))))
+    values = {"w": StoredWeight(np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32))}
+    return from_ir(to_ir(standalone(Graph((x,), (y,)), {"": 20}, values)))
+
+
+def test_a_model_without_a_float64_reference_is_optimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note says how it was checked, and the wrong rule is named and left out."""
+    monkeypatch.setattr(problem, "LONGEST", 0.0)
+    wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
+    good = parse_equation("relu(relu(x)) == relu(x)", name="good.0")
+    alone = optimize_model(repeated("relu", 3), Config(measure=False, budget=5, rules=RuleSet((good,))))
+    assert alone.changed
+    assert alone.failure is None
+    assert any("no float64 reference of the whole model" in note for note in alone.notes)
+    assert {d.against for d in alone.differences if not d.region} == {"the original"}
+    assert "float64" in {d.against for d in alone.differences if d.region}
+    both = optimize_model(repeated("relu", 3), Config(measure=False, budget=5, rules=RuleSet((good, wrong))))
+    assert both.changed
+    assert "'wrong.0'" in str(both.failure)
 
 
 def test_there_are_many_mutants() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from taso_mirage.system.schedule import Schedule, Work
+from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 
 @dataclass
@@ -31,22 +31,22 @@ class Planted:
         took: float | None = None,
         found: float | None = None,
         sort: str = "",
-    ) -> Work:
+    ) -> ScheduledWork:
         def run(given: float) -> float:
             self.now += seconds if took is None else took
             self.done.append(name)
             self.gained += gain if found is None else found
             return gain if found is None else found
 
-        return Work(name, gain, seconds, run, sort, seconds)
+        return ScheduledWork(name, gain, seconds, run, sort, seconds)
 
-    def schedule(self, works: Callable[[Planted], list[Work]]) -> Schedule:
+    def schedule(self, works: Callable[[Planted], list[ScheduledWork]]) -> Schedule:
         made = Schedule(self.left, lambda: self.now)
         made.add(works(self))
         return made
 
 
-def layers(planted: Planted) -> list[Work]:
+def layers(planted: Planted) -> list[ScheduledWork]:
     """A model of 24 layers: its attention is one kind in 24 places, beside 60 odd regions."""
     odd = [planted.work(f"odd {i}", 1.0 + i / 100, 2.0) for i in range(60)]
     return [*odd[:30], planted.work("attention", 24 * 5.0, 8.0), *odd[30:]]
@@ -81,7 +81,7 @@ def test_with_half_the_time_the_best_was_done() -> None:
 def test_what_works_took_corrects_what_is_expected_of_others_of_their_sort() -> None:
     """Four times slower than expected, they come after what was expected to gain half as much."""
 
-    def works(planted: Planted) -> list[Work]:
+    def works(planted: Planted) -> list[ScheduledWork]:
         slow = [planted.work(f"slow {i}", 8.0, 1.0, took=8.0, sort="slow") for i in range(4)]
         return [*slow, *(planted.work(f"sure {i}", 4.0, 1.0, sort="sure") for i in range(3))]
 
@@ -91,7 +91,7 @@ def test_what_works_took_corrects_what_is_expected_of_others_of_their_sort() -> 
 
 
 def test_what_works_gained_corrects_it_too() -> None:
-    def works(planted: Planted) -> list[Work]:
+    def works(planted: Planted) -> list[ScheduledWork]:
         idle = [planted.work(f"idle {i}", 8.0, 1.0, found=0.0, sort="idle") for i in range(4)]
         return [*idle, *(planted.work(f"sure {i}", 3.0, 1.0, sort="sure") for i in range(3))]
 
@@ -119,7 +119,7 @@ def test_much_time_is_shared_by_gain() -> None:
         return run
 
     schedule = Schedule(lambda: 100.0, lambda: 0.0)
-    schedule.add([Work("much", 3.0, 1.0, noting("much")), Work("little", 1.0, 1.0, noting("little"))])
+    schedule.add([ScheduledWork("much", 3.0, 1.0, noting("much")), ScheduledWork("little", 1.0, 1.0, noting("little"))])
     schedule.run()
     assert given == {"much": 75.0, "little": 100.0}
 

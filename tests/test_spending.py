@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.reference import NoReference
+from taso_mirage.onnx_io import load
+from taso_mirage.pipeline import optimize_model, problem
+from taso_mirage.search.config import Config
 from taso_mirage.search.cost import MeasuredCost
 from taso_mirage.search.passes import Context
 from taso_mirage.system.spending import BETWEEN, START, Purpose, accounting, process_age, spent, staged, waited
@@ -165,3 +170,26 @@ def test_the_table_of_timing(tmp_path: Path, layer: Path) -> None:
     assert re.search(r"│ passes +│ +\d+\.\d\d │ own work", shown)
     assert re.search(r"│ all +│ +\d+\.\d\d │ ", shown)
     assert "seconds spent" not in run(*options, "-o", tmp_path / "b.onnx").stdout
+
+
+def test_a_model_that_cannot_be_checked_has_no_operators_measured(
+    tmp_path: Path, layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*asked: object) -> None:
+        raise NoReference("there is none")
+
+    monkeypatch.setattr(problem, "check_cases", none)
+    found = optimize_model(load(layer), Config(budget=20, cache=tmp_path / "costs"))
+    assert not found.changed
+    assert "operators" not in found.spending.purposes
+
+
+def test_of_a_folder_each_model_has_its_table(tmp_path: Path, layer: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a.onnx", "b.onnx"):
+        shutil.copy(layer, folder / name)
+    shown = run("optimize", folder, "-o", tmp_path / "out", "--no-measure", "--budget", "2", "--timing").stdout
+    assert shown.count("seconds spent") == 2
+    totals = [float(each) for each in re.findall(r"│ all +│ +(\d+\.\d\d) │ ", shown)]
+    assert len(totals) == 2

@@ -25,7 +25,7 @@ from taso_mirage.measure.magnitudes import most_of, rounds
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.reference import FloatReference
-from taso_mirage.measure.session import open_in_child
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.build import excerpt, observing
 from taso_mirage.operators.work import size, sized
@@ -53,11 +53,16 @@ class ClaimedModel:
 class RegionalCheck:
     """The patches of any optimized models of one original; equal ones are compared once.
 
-    `step` is called between evaluations and may raise to end them.
+    Patches that are not compared before it is `late` are compared in the whole model only.
     """
 
-    def __init__(self, model: Model, cases: Sequence[CheckCase], step: Callable[[], None] = lambda: None) -> None:
-        self.model, self.step = model, step
+    def __init__(
+        self,
+        model: Model,
+        cases: Sequence[CheckCase],
+        late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model, self.late = model, late
         base = cases[0].inputs
         self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
         self.values: dict[Node, list[Any]] = {}
@@ -66,19 +71,34 @@ class RegionalCheck:
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
-        """Of every output of every kind of patch."""
-        found: dict[Any, Patch] = {}
+        """Of every output of every kind of patch, those at most places first."""
+        alike: dict[Any, list[Patch]] = {}
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
-            found.setdefault((optimized.target, patch.key(optimized.made)), patch)
+            alike.setdefault((optimized.target, patch.key(optimized.made)), []).append(patch)
+        found = {key: each[0] for key, each in sorted(alike.items(), key=lambda item: -len(item[1]))}
+        try:
+            self._compare(found, optimized)
+        except OutOfTime:
+            if not self.late():
+                raise
+            self.alone["there was no time"] = None
+        return [each for key in found for each in self.known.get(key, ())]
+
+    def _compare(self, found: Mapping[Any, Patch], optimized: ClaimedModel) -> None:
+        """Compare the patches that are not known."""
         wanted = [key for key in found if key not in self.known]
         while wanted:
+            self._step()
             now, wanted = self._fitting(wanted, found)
             self._observe([found[key] for key in now], optimized.target)
             for key in now:
-                self.step()
+                self._step()
                 self.known[key] = list(self._compared(found[key], optimized))
             self.values.clear()
-        return [each for key in found for each in self.known[key]]
+
+    def _step(self) -> None:
+        if self.late():
+            raise OutOfTime("regions were checked in float64")
 
     # ------------------------------------------------------------ values
 
@@ -110,19 +130,19 @@ class RegionalCheck:
 
     def _compared(self, patch: Patch, optimized: ClaimedModel) -> Iterator[Difference]:
         try:
+            compared = _Compared(self.model, optimized, self._step)
             for i in range(len(self.cases)):
-                yield from self._on(patch, optimized, i)
+                yield from self._on(patch, compared, i)
         except OutOfTime:
             raise
         except WRONG as error:  # it is no model of its own
             self.alone[str(error)] = None
 
-    def _on(self, patch: Patch, optimized: ClaimedModel, run: int) -> Iterator[Difference]:
+    def _on(self, patch: Patch, compared: _Compared, run: int) -> Iterator[Difference]:
         """The differences of one patch on the values of one run: on few rows and then beside the
         run; on all rows where it is not independent along them, or wrong on few, which may be no
         operands of its own."""
         whole, name = self._sides(patch, run), self.cases[run].name
-        compared = _Compared(self.model, optimized, self.step)
         dear = whole.seconds() > DEAR
         cut = compared.on_few_rows(name, whole) if whole.seconds() > CHEAP else None
         if cut is not None and (dear or all(each.passed for each in cut[1])):
@@ -155,11 +175,12 @@ class RegionalCheck:
 
 
 class _Compared:
-    """Both sides of patches, as models of their own."""
+    """Both sides of a patch, as models of their own."""
 
     def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None]) -> None:
         self.model, self.optimized, self.step = model, optimized, step
         self.weights = {**model.weights, **optimized.model.weights}
+        self.sessions: dict[tuple[Node, ...], Session] = {}
 
     def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
         """The differences at the smallest sizes at which the original's side gives in float64 the
@@ -188,7 +209,7 @@ class _Compared:
         if fine is not None:
             case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
             finely = fine.opened(after, self.optimized.target)
-        return compare(after, open_in_child(after, self.optimized.target), [case], finely)
+        return compare(after, self._opened(sides, after), [case], finely)
 
     def perturbed(self, name: str, whole: Sides) -> CheckCase:
         """The case of the original's run, where roundings of its side are no fault."""
@@ -198,7 +219,12 @@ class _Compared:
     def beside(self, case: CheckCase, whole: Sides) -> list[Difference]:
         """The differences of the optimized side from the original's run."""
         after = self._after(whole)
-        return compare(after, open_in_child(after, self.optimized.target), [case])
+        return compare(after, self._opened(whole, after), [case])
+
+    def _opened(self, sides: Sides, after: Model) -> Session:
+        if sides.after not in self.sessions:
+            self.sessions[sides.after] = open_in_child(after, self.optimized.target)
+        return self.sessions[sides.after]
 
     def _after(self, sides: Sides) -> Model:
         return self._excerpt(self.optimized.model, sides, sides.after)

@@ -43,6 +43,8 @@ LOOKS = 3
 DEEP = 3
 """Terms in a row that are the look of a place."""
 _Look: TypeAlias = tuple[Any, ...]
+LAST = 1.0
+"""Seconds that are kept for the check of the whole model at least."""
 PERMIT = "; --allow-rounding STEPS permits that"
 
 
@@ -122,8 +124,12 @@ class _Checking:
         self.let_through: LetThrough | None = None
         self.folds = False
         """Whether weights are computed ahead after any number of steps."""
-        demand = partial(job.deadline.demand, "regions were checked in float64")
-        self.regions = RegionalCheck(problem.model, cases, demand) if cases[0].against == BY_RUNS else None
+        by_runs = cases[0].against == BY_RUNS
+        self.regions = RegionalCheck(problem.model, cases, self._late) if by_runs else None
+
+    def _late(self) -> bool:
+        """Whether the time that is left is for the check of the whole model."""
+        return self.job.deadline.last() < max(2 * self.job.checking, LAST)
 
     def only_whole(self) -> list[str]:
         """Says that regions are no models of their own, and why."""

@@ -25,7 +25,7 @@ from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.pipeline.shares import REFERENCE, load_seconds, slow_seconds
+from taso_mirage.pipeline.shares import LEAST_REGIONS, REFERENCE, REGIONS, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
@@ -155,8 +155,9 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     same = repeatable(original, prepared[0])
     checked = (time.monotonic() - start) / 2
     job.running = running_seconds(original, prepared[0], checked)
-    loads = 1 if prepared[0].against != BY_RUNS else 2  # once more for the values of regions
-    job.checking = loads * load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    job.checking = load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
+    if prepared[0].against == BY_RUNS:
+        job.regions = load_seconds(job) + max(REGIONS * config.budget, LEAST_REGIONS)
     job.deadline.closing = 2 * load_seconds(job) + slow_seconds(job) + job.checking
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")

@@ -1,5 +1,5 @@
-"""What must still come on what is found, by what it cost in this run: a comparison, the check, a set
-of kernels in the model. All other time is for what is next."""
+"""The seconds of what must still follow on a result, by what it took in this run: a comparison,
+the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from taso_mirage.search.config import OFF, Config
 
 REFERENCE = 0.1
 """Of the budget, for the float64 references, at most; the first has twice as much."""
+REGIONS, LEAST_REGIONS = 0.08, 2.0
+"""Of the budget, for the check of regions, and seconds that it has in any case."""
 COMPARISON, SHORTEST = 0.15, 1.5
 """Of the budget, for one comparison of whole models, and seconds that it has in any case."""
 AFTER = 0.5
@@ -91,7 +93,7 @@ def _first_kernels(job: Job) -> float:
 def after_choice(job: Job) -> float:
     """What is kept for all that follows on the choice: the check, and the first kernels."""
     kernels = 0.0 if job.config.kernels == OFF else min(_first_kernels(job), HALF * job.deadline.left())
-    return job.checking + kernels
+    return job.checking + job.regions + kernels
 
 
 def search_seconds(job: Job) -> float:

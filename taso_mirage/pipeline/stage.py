@@ -37,10 +37,11 @@ class Job:
     measurements, and the executor whose machines measure.
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
-    is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
-    those of one run of the original, `reading` those that its file took. The `deadline` is that of
-    the stages that run. `nested` optimizes another model with options of its own. `backend`: that
-    of kernels on a GPU, if they are searched and can be made.
+    is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`
+    those of the check of regions, `running` those of one run of the original, `reading` those that
+    its file took. The `deadline` is that of the stages that run. `nested` optimizes another model
+    with options of its own. `backend`: that of kernels on a GPU, if they are searched and can be
+    made.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class Job:
     deadline: Deadline = UNBOUNDED
     reading: float = 0.0
     checking: float = 0.0
+    regions: float = 0.0
     running: float = 0.0
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
     backend: Future[Backend | None] | None = None

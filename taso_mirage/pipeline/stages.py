@@ -69,7 +69,8 @@ def conclude(
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
-    problem.rewriter.term.measure_until(time.monotonic() + job.deadline.left())
+    seconds = 0.0 if statistics is None else job.deadline.left()  # what is kept for another reason needs no prices
+    problem.rewriter.term.measure_until(time.monotonic() + seconds)
     before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
     kept = Result(
         original=problem.model,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 SHOWN, NAMED = 3, 5
 """Regions that the line names, and operators of each."""
+ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
 LEAST = 1.01
 """A region that may make the model less than so many times as fast is not named."""
 REST = 0.25
@@ -30,9 +31,24 @@ class LeftRegion:
     gain: float
 
     def __str__(self) -> str:
-        named = " ".join(self.operators[:NAMED]) + (" ..." if len(self.operators) > NAMED else "")
+        named = region_name(self.operators)
         places = f"{self.places} places" if self.places > 1 else "1 place"
         return f"{named} ({places}, up to {self.gain:.2f} times)"
+
+
+def region_name(operators: Sequence[str]) -> str:
+    """What a region computes, in the words of the field; its operators where there are none."""
+    products = sum(any(word in op for word in PRODUCTS) for op in operators)
+    attends = any(ATTENTION in op for op in operators) or ("softmax" in operators and products >= 2)
+    products -= 2 if attends and "softmax" in operators else 0
+    norms = any("norm" in op for op in operators) or {"reduce_mean", "sqrt"} <= {*operators}
+    convolutions = sum("conv" in op for op in operators)
+    counted = [(convolutions, "convolution"), (products, "product")]
+    words = [word for there, word in ((attends, ATTENTION), (norms, "norm")) if there]
+    words += [word if n == 1 else f"{n} {word}s" for n, word in counted if n > 0]
+    if words:
+        return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return " ".join(operators[:NAMED]) + (" ..." if len(operators) > NAMED else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class Leftover:
         more = len(self.regions) - len(named)
         others = f", and {more} more" if more else ""
         said = ", ".join(map(str, named))
-        return f"{done}; about {max(self.seconds, 1):.0f} s more (--budget) would try: {said}{others}"
+        return f"{done}; --effort thorough or {max(self.seconds, 1):.0f} s more would try: {said}{others}"
 
 
 def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:

@@ -19,7 +19,7 @@ from taso_mirage.search.cost import Cost
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
-from taso_mirage.system.schedule import Schedule, Work
+from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
@@ -200,7 +200,7 @@ def _searched(
 
     schedule = Schedule(lambda: budget.left() - kept)
     schedule.add(
-        Work("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
+        ScheduledWork("part", prices[graph] * count, TERM * len(orders[graph]), partial(looked, graph), "part")
         for graph, count in places.items()
     )
     schedule.run()

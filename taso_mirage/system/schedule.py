@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledWork:
     """What may make a result better.
 
     `gain` is what it is expected to save of one run of the model, in all of its places, and
@@ -57,24 +57,24 @@ class Schedule:
 
     left: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
-    waiting: list[Work] = field(default_factory=list)
+    waiting: list[ScheduledWork] = field(default_factory=list)
     _records: dict[str, _Record] = field(default_factory=dict)
 
-    def add(self, works: Iterable[Work]) -> None:
+    def add(self, works: Iterable[ScheduledWork]) -> None:
         self.waiting += works
 
-    def expected(self, work: Work) -> float:
+    def expected(self, work: ScheduledWork) -> float:
         """The seconds that a work will take, by those that others of its sort took."""
         record = self._records.get(work.sort)
         return work.seconds * (record.pace if record is not None else 1.0)
 
-    def rate(self, work: Work) -> float:
+    def rate(self, work: ScheduledWork) -> float:
         """The gain that a work has for each of its seconds, by what others of its sort had."""
         record, seconds = self._records.get(work.sort), self.expected(work)
         gain = work.gain * (record.part if record is not None else 1.0)
         return gain / seconds if seconds > 0 else math.inf if gain > 0 else 0.0
 
-    def given(self, work: Work) -> float:
+    def given(self, work: ScheduledWork) -> float:
         """The seconds that a work is given: those that it is expected to take, and where there is
         more time, a part of it by its gain among all that wait."""
         left = max(self.left(), 0.0)
@@ -82,13 +82,13 @@ class Schedule:
         share = left * (work.gain / together) if together > 0 and left < math.inf else left
         return min(max(self.expected(work), share), left)
 
-    def next(self) -> Work | None:
+    def next(self) -> ScheduledWork | None:
         """The best of those for which there is time; the first of equal ones."""
         left = self.left()
         fitting = [each for each in self.waiting if left > 0 and each.least <= left]
         return max(fitting, key=self.rate, default=None)
 
-    def step(self) -> Work | None:
+    def step(self) -> ScheduledWork | None:
         """Do the best work; None where no other one can be."""
         work = self.next()
         if work is None:
@@ -100,15 +100,15 @@ class Schedule:
         self._note(work, self.clock() - start, gained)
         return work
 
-    def run(self) -> list[Work]:
+    def run(self) -> list[ScheduledWork]:
         """Do all for which there is time; what there was none for waits still. Returns those done,
         in their order."""
-        done = list[Work]()
+        done = list[ScheduledWork]()
         while (work := self.step()) is not None:
             done.append(work)
         return done
 
-    def _note(self, work: Work, seconds: float, gained: float) -> None:
+    def _note(self, work: ScheduledWork, seconds: float, gained: float) -> None:
         if (record := self._records.get(work.sort)) is None:
             record = self._records[work.sort] = _Record(work.seconds, work.seconds, work.gain, work.gain)
         record.expected += work.seconds

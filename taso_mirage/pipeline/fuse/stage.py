@@ -144,7 +144,8 @@ class _Stage:
         self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
-        with closing(self.backend), closing(self._searches()) as self.searches:
+        model = None
+        with closing(self.backend), closing(self._searches()) as self.searches, contained("the model", self._report):
             model = self._placed(self._worth())
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
@@ -192,8 +193,9 @@ class _Stage:
         for i, kind in enumerate(self.kinds):
             self.progress("kernels", i, len(self.kinds))
             if self._late():
-                self.ended = f"the time was over after {i} of {len(self.kinds)} kinds of regions"
                 self.untried |= {*islice(self.kinds, i, None)}
+                done = len(self.kinds) - len(self.untried)
+                self.ended = f"the time was over after {done} of {len(self.kinds)} kinds of regions"
                 break
             share = possible[i] / sum(possible[i:])
             found += self._fastest_form(kind, max(self.budget.left() - kept, 0.0) * share)

@@ -1,0 +1,58 @@
+"""Tables of `minute.py`: what a minute gives, and what its seconds are spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PURPOSES = ("loads", "references", "operators", "comparisons", "checks", "runs", "tuning", "compiling", "own work")
+"""Columns; the other purposes are one."""
+ALONE = "onnxruntime"
+
+
+def minute(found: dict[str, Any]) -> list[str]:
+    """Milliseconds of each model, ours by budget, and how many times as fast the last of ours is as
+    the best of torch.compile."""
+    rows = [row for row in found["rows"] if "us" in row]
+    names = list(dict.fromkeys(name for row in rows for name in row["us"]))
+    lines = [f"| model, ms | {' | '.join(names)} | over torch.compile | over ONNX Runtime |"]
+    lines.append(f"|---|{'---:|' * (len(names) + 2)}")
+    for row in rows:
+        us = row["us"]
+        times = [f"{us[name] / 1e3:.3f}" if name in us else "" for name in names]
+        lines.append(f"| {row['case']} | {' | '.join(times)} | {' | '.join(_ratios(us))} |")
+    means = "; ".join(
+        f"{ours}: " + ", ".join(f"{ratio:.3f} over {other}" for other, ratio in over.items() if "least" not in other)
+        for ours, over in found["means"].items()
+    )
+    return [*lines, "", f"Geometric means: {means}. {_where(found)}"]
+
+
+def _ratios(us: Mapping[str, float]) -> tuple[str, str]:
+    ours = [name for name in us if name.startswith("ours")]
+    others = [us[name] for name in us if name.startswith("torch.compile")]
+    if not ours:
+        return "", ""
+    return f"{min(others) / us[ours[-1]]:.2f}" if others else "", f"{us[ALONE] / us[ours[-1]]:.2f}"
+
+
+def spent(found: dict[str, Any]) -> list[str]:
+    """Seconds of each command, by what they were spent on."""
+    lines = [f"| model, budget | GB | clock, s | {' | '.join(PURPOSES)} | others | result |"]
+    lines.append(f"|---|{'---:|' * (len(PURPOSES) + 3)}---|")
+    for row in found["rows"]:
+        for budget, ours in row.get("ours", {}).items():
+            if "spending" not in ours:
+                continue
+            seconds = ours["spending"]["spent"]
+            columns = [seconds.get(purpose, 0.0) for purpose in PURPOSES]
+            others = sum(seconds.values()) - sum(columns)
+            cells = [f"{row['bytes'] / 1e9:.2f}", f"{ours['wall']:.1f}", *(f"{s:.1f}" for s in (*columns, others))]
+            timed = ours["time"]
+            result = "kept" if not ours["changed"] else "changed" if timed is None else f"{timed['ratio']:.2f}"
+            lines.append(f"| {row['case']}, {budget} s | {' | '.join(cells)} | {result} |")
+    return [*lines, "", _where(found)]
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    return f"{found['device']}; {', '.join(f'{name} {version}' for name, version in found['versions'].items())}."
