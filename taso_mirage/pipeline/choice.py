@@ -235,8 +235,10 @@ class Choosing:
         sessions: list[Session] = [original]
         alive: list[ModelCandidate] = []
         for candidate in candidates:
+            began = time.monotonic()
             try:
                 survivor, session = self._surviving(replace(candidate, target=self.load.clock(candidate.target)))
+                self.job.loading = time.monotonic() - began
                 if survivor is not None and session is not None:
                     sessions.append(session)
                     same = survivor.model.graph == candidate.model.graph

@@ -3,6 +3,8 @@ the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
@@ -21,6 +23,10 @@ PARTS = 0.15
 """Of the budget, at most, to look for parts of a candidate that do not pay."""
 HALF = 0.5
 """Of what is left, for all that must follow, and for the search where kernels come after it."""
+BEFORE_KERNELS = 0.25
+"""The same of the search on a GPU, where kernels gain more."""
+AGAIN = 0.5
+"""Of the seconds that the original took to load, what an optimized model takes."""
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
 CHECKED = 2
@@ -63,8 +69,14 @@ def compared_seconds(job: Job) -> float:
 
 
 def load_seconds(job: Job) -> float:
-    """Of the original's way into the runtime; an optimized model's takes as long."""
-    return job.seconds.get("load the original", 0.0)
+    """Of an optimized model's way into the runtime, which takes less than the original's: the
+    weights are there."""
+    return first_load(job.seconds) if job.loading is None else job.loading
+
+
+def first_load(seconds: Mapping[str, float]) -> float:
+    """What the first load of another model is expected to take, by the seconds of the stages."""
+    return AGAIN * seconds.get("load the original", 0.0)
 
 
 def measuring_seconds(job: Job) -> float:
@@ -111,7 +123,8 @@ def search_seconds(job: Job) -> float:
     left = job.deadline.left()
     free = left - min(measuring_seconds(job) + job.checking, HALF * left)
     kernels = _kept_for_kernels(job, free)
-    return free if not kernels else max(HALF * (free - kernels), LOOK)
+    share = BEFORE_KERNELS if job.config.target.gpu else HALF
+    return free if not kernels else max(share * (free - kernels), LOOK)
 
 
 def kernel_seconds(job: Job) -> float:

@@ -38,10 +38,10 @@ class Job:
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`
-    those of the check of regions, `running` those of one run of the original, `reading` those that
-    its file took. The `deadline` is that of the stages that run. `nested` optimizes another model
-    with options of its own. `backend`: that of kernels on a GPU, if they are searched and can be
-    made.
+    those of the check of regions, `running` those of one run of the original,
+    `loading` those of the last load of another model, `reading` those that its file took. The
+    `deadline` is that of the stages that run. `nested` optimizes another model with options of its
+    own. `backend`: that of kernels on a GPU, if they are searched and can be made.
     """
 
     config: Config
@@ -58,6 +58,7 @@ class Job:
     checking: float = 0.0
     regions: float = 0.0
     running: float = 0.0
+    loading: float | None = None
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
     backend: Future[Backend | None] | None = None
 

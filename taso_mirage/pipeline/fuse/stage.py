@@ -45,6 +45,7 @@ from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import KernelOrder
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, where_they_run
+from taso_mirage.pipeline.shares import first_load
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
@@ -139,7 +140,7 @@ class _Stage:
             [share for _, share in result.workloads],
             config.seconds,
         )
-        self.trial = result.seconds.get("load the original", 0.0) + max(config.seconds / 2, comparing)
+        self.trial = first_load(result.seconds) + max(config.seconds / 2, comparing)
 
     def run(self) -> Result:
         model = None
