@@ -23,25 +23,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.ir.mugraph import Lowering  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.kernels.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.compile import load_source  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram, kernel_terms  # noqa: E402
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.codegen.replays import input_sets, measured  # noqa: E402
 from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
-from taso_mirage.operators.ops import traits  # noqa: E402
+from taso_mirage.kernels.tile_work import TileWork  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
@@ -59,15 +60,6 @@ COUNTED += ("bar.sync", "cp.async.cg", "cp.async.ca", "ex2.approx", "shfl.sync",
 
 
 # ---------------------------------------------------------------- the plan
-
-
-def form(graph: Graph) -> tuple[object, ...]:
-    """What kinds of kernels a muGraph has: loops, clusters, and products of matrices."""
-    return tuple((n.attr("loop") != 1, n.attr("cluster") != 1, _dots(n)) for n in kernel_terms(graph))
-
-
-def _dots(node: Any) -> int:
-    return sum(traits(n).lowering is Lowering.CONTRACT for n in node.attr("body"))
 
 
 def chosen(candidates: Sequence[TiledPlan], each: int, draw: random.Random) -> list[int]:
@@ -89,6 +81,16 @@ def chosen(candidates: Sequence[TiledPlan], each: int, draw: random.Random) -> l
     return list(found)[:each]
 
 
+def works(candidate: TiledPlan, width: int) -> list[list[float]]:
+    """What each kernel of a candidate does, in the order of the fields of `KernelWork`."""
+    found = []
+    for each in candidate.plan:
+        tiles = {label: np.array([float(n)]) for label, n in each.tiles.items()}
+        made = TileWork(each.kernel, candidate.closure, candidate.sizes, tiles, width, H100).work()
+        found.append([float(np.ravel(getattr(made, x.name))[0]) for x in fields(made)])
+    return found
+
+
 def planned(name: str, goal: Graph, each: int, draw: random.Random) -> Iterator[dict[str, Any]]:
     """The trials of a goal."""
     by_hand = GPU_GOALS.read(goal)
@@ -96,12 +98,14 @@ def planned(name: str, goal: Graph, each: int, draw: random.Random) -> Iterator[
         for i, found in enumerate(by_hand.mugraphs(goal, H100)):
             yield {"goal": name, "place": i, "model": found.seconds, "mugraph": to_json(found.graph)}
         return
-    candidates = Search(goal, SearchOptions(), H100).candidates()
+    search = Search(goal, SearchOptions(), H100)
+    candidates = search.candidates()
     for i in chosen(candidates, each, draw):
         graph = candidates[i].graph()
         if graph is None:
             continue
         found = {"goal": name, "place": i, "model": candidates[i].seconds, "mugraph": to_json(graph)}
+        found["work"] = works(candidates[i], search.width)
         for roles in (False, True):
             try:
                 program = triton.program(graph, specialized=roles)
@@ -212,7 +216,7 @@ def measure(path: Path, output: Path, seconds: float, workers: int) -> None:
                 trial = trials[futures[future]]
                 out.write(json.dumps({"id": trial["id"], "goal": trial["goal"], "begun": True}) + "\n")
                 out.flush()
-                line = {k: v for k, v in trial.items() if k != "mugraph"}
+                line = {k: v for k, v in trial.items() if k not in ("mugraph", "work")}
                 line |= {"facts": future.result(), "us": None}
                 signal.alarm(STUCK)
                 if line["facts"] is not None:

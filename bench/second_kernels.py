@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -43,15 +43,15 @@ most so many of a kernel."""
 WARPS = (1, 2, 4, 8)
 
 
-def found(case: str, grid: Sequence[int], loop: int) -> tuple[Search, TiledPlan]:
+def found(case: str, grid: Sequence[int], loop: int, labels: Collection[str] | None = None) -> tuple[Search, TiledPlan]:
     """The first muGraph of two kernels for a row such as 'gqa batch=8' whose first kernel has this
-    grid and loop."""
+    grid and loop; and whose second one has tiles of these `labels`, if they are given."""
     name, *sizes = case.split()
     workload = {**PAPER, **BEYOND}[name](**{k: int(v) for k, v in (each.split("=") for each in sizes)})
     search = Search(workload.graph(), SearchOptions())
     for each in search.candidates():
         graph = each.graph() if len(each.plan) == 2 else None
-        if graph is not None:
+        if graph is not None and (labels is None or {*each.plan[1].tiles} == {*labels}):
             first = kernel_terms(graph)[0]
             if [list(first.attr("grid")), first.attr("loop")] == [list(grid), loop] and search.accepted(each):
                 return search, each
@@ -67,7 +67,7 @@ def behind(row: dict[str, Any]) -> tuple[float, float]:
     """How many times as long as the best the model's choice takes, and the best of its first three;
     each with its best warps."""
     measured = {tuple(sorted(t["tiles"].items())): min(t["us"].values()) for t in row["tilings"]}
-    _, candidate = found(row["case"], row["grid"], row["loop"])
+    _, candidate = found(row["case"], row["grid"], row["loop"], row["tilings"][0]["tiles"])
     times = [measured[key] for each in choices(candidate) if (key := tuple(sorted(each.tiles.items()))) in measured]
     return times[0] / min(times), min(times[:3]) / min(times)
 

@@ -17,6 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.rounding import parse_rounding
+from taso_mirage.measure.session import begin_runtime
 from taso_mirage.measure.shapes import parse_shapes
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
@@ -173,12 +174,17 @@ class Options:
                 if not _is(each, kinds if alone else LISTS[name]):
                     raise InvalidOption(f"{name}={_shown(each)}: give {said}")
 
+    @property
+    def place(self) -> Target:
+        """The target itself. Raises InvalidOption where there is none of its name."""
+        return named(self.target) if isinstance(self.target, str) else self.target
+
     def config(self, model: Model | None = None) -> Config:
         """The options of the pipeline for a model; without one, those that depend on none.
 
         Raises InvalidOption, and RuntimeUnavailable where this machine has no such kernels.
         """
-        target = named(self.target) if isinstance(self.target, str) else self.target
+        target = self.place
         if self.kernels is not None:
             check_mode(self.kernels, self.measure, target.name)
         config = Config(
@@ -267,6 +273,7 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
     opened = time.monotonic()
     if isinstance(given, str | Path):
         path = Path(given)
+        begin_runtime(options.place)
         with staged("open the file"), spent(Purpose.FILES):
             model = load(path, options.trust_kernels)
         output: Path | None = _output(path, options)

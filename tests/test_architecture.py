@@ -80,6 +80,7 @@ HEAVY = {
         "onnx_io/states.py",
         "onnx_io/walk.py",
         "onnx_io/serialized.py",
+        "onnx_io/streamed.py",
         "onnx_io/write.py",
         "report/inspection.py",
         "kernels/packaging/embed.py",

@@ -42,6 +42,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
+from taso_mirage.pipeline.fuse import forms as module
 from taso_mirage.pipeline.fuse.forms import _proved, forms
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cuda import lowering as cuda
@@ -152,6 +153,19 @@ def test_a_target_may_not_arrange_weights() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, spots),) = found.items()
     assert [len(forms(kind, spots, arranging)) for arranging in (True, False)] == [2, 1]
+
+
+def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 layers are one question; a place whose weight is computed is another one."""
+    asked = list[object]()
+    monkeypatch.setattr(module, "arranged", lambda goal, given: (asked.append(given), arranged(goal, given))[1])
+    _, found = kinds(DYNAMIC.format(rows=16))
+    ((kind, spots),) = found.items()
+    other = replace(spots[0], inputs=tuple([variable(f"v{i}", x.tensor) for i, x in enumerate(spots[0].inputs)]))
+    assert len(forms(kind, [*spots] * 24, True)) == 2
+    assert len(asked) == 1
+    assert len(forms(kind, [*spots, other], True)) == 1
+    assert len(asked) == 3
 
 
 def test_wrong_sums_are_not_proved() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from models.quantized import put
 from taso_mirage.errors import InvalidOption, OutOfTime
+from taso_mirage.measure import in_float64
 from taso_mirage.measure.check import NUDGES, Difference, check_cases, compare
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.rounding import output_rounding, parse_rounding
@@ -104,7 +105,7 @@ def test_what_cannot_be_evaluated_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -
         def __call__(self, *_: object) -> list[object]:
             raise OutOfTime("the time is over")
 
-    monkeypatch.setattr(checking, "FloatReference", Late)
+    monkeypatch.setattr(in_float64, "FloatReference", Late)
     assert optimized(RIGHT).failure is not None
 
 

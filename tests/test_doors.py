@@ -372,7 +372,7 @@ def test_the_interface_for_python(place: Place) -> None:
     }
     told = {each.name for each in fields(api.Options)}
     asked = {each.name for each in commands()["optimize"].params} - {"model", "as_json"}
-    assert told - asked == {"elsewhere", "progress", "candidates", "stop", "command"}
+    assert told - asked == {"began", "progress", "candidates", "stop", "command"}
     quick: dict[str, Any] = {"budget": 0.0, "measure": False, "kernels": "off", "elsewhere": False}
     proto = onnx.load(place.model)
     for model in (proto, ir.from_proto(proto), place.model, str(place.model)):

@@ -31,7 +31,7 @@ from taso_mirage.measure.session import Session, open_in_child, runnable
 from taso_mirage.measure.target import CPU, CUDA, TARGETS, Target
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, kinds, searches, stage, usual_mode
+from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, kinds, order, searches, stage, usual_mode
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
@@ -219,7 +219,9 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
 def test_where_a_trial_takes_long_all_kernels_are_tried_at_once(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = fused(result, CONFIG, "cached", comparing=50.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "KNOWN", 0.5)
+        found = fused(result, CONFIG, "cached", comparing=50.0)
     assert [len(made.kinds) for made in found.kernels] == [2], found.notes
     found = fused(result, CONFIG, "cached")
     assert [len(made.kinds) for made in found.kernels] == [1, 1], found.notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import exp, log, prod
+from math import exp, log
 
 import pytest
 from scripts import script
@@ -17,31 +17,23 @@ from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.kernels.structures import Limits, PlannedKernel, plans
 from taso_mirage.kernels.tiles import tiled
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
 
 
-def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
-    """Of attention split over the keys the second kernel; without what lines and the start of
-    blocks cost it has eight times as many."""
-    sizes = {"a": 2, "b": 256, "e": 64}  # heads, queries, columns
-
-    def second(device: Device) -> tuple[int, int]:
-        plan = Search(PAPER["gqa"](batch=1).graph(), SearchOptions(), device).candidates()[0].plan
-        assert [each.kernel.loop is None for each in plan] == [False, True]
-        return prod(n // plan[1].tiles[x] for x, n in sizes.items()), plan[1].tiles["e"]
-
-    assert second(replace(H100, cluster=1)) == (64, 64)
-    assert second(replace(H100, cluster=1, line=0, started=0.0)) == (512, 8)
+def test_what_combines_parts_has_whole_lines() -> None:
+    """Of attention split over the keys the second kernel."""
+    plan = Search(PAPER["gqa"](batch=1).graph(), SearchOptions(), replace(H100, cluster=1)).candidates()[0].plan
+    assert [each.kernel.loop is None for each in plan] == [False, True]
+    assert plan[1].tiles["e"] == 64  # columns
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine(step: int) -> None:
-    """As they were measured, over all first kernels: 1.020; without what lines and the start of
-    blocks cost 1.07. By default over each third one."""
+    """As they were measured, over all first kernels; the model was fitted on others. By default
+    over each third one."""
     bench = script("second_kernels")
     rows = json.loads((bench.RESULTS / "second_kernels-H100.json").read_text())["rows"]
     ratios = [bench.behind(row)[0] for row in rows[::step]]
-    assert exp(sum(map(log, ratios)) / len(ratios)) < 1.03
+    assert exp(sum(map(log, ratios)) / len(ratios)) < 1.02
 
 
 def test_a_loop_of_one_iteration_costs_what_none_does() -> None:

@@ -104,6 +104,14 @@ def test_the_first_complete_answer_is_early() -> None:
     assert Planted(60.0).run().trials[0] == ["attention"]
 
 
+def test_the_best_kind_leaves_time_for_the_others() -> None:
+    """Its kernel could be tuned as long as there is time."""
+    planted = Planted(60.0, region=1e6).run()
+    assert planted.made[0] == "attention"
+    assert len(planted.made) > 4
+    assert planted.trials[0] == ["attention"]
+
+
 def test_where_a_trial_takes_long_there_are_few_of_them() -> None:
     quick, slow = Planted(200.0, trial=0.1).run(), Planted(200.0, trial=20.0).run()
     assert len(slow.trials) < 6 < len(quick.trials)

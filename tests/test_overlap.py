@@ -123,7 +123,7 @@ def overlapping(graph: Graph) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def found() -> list[FoundMuGraph]:
-    return Search(attention(), SearchOptions(), H100).run(12, 60.0)
+    return Search(attention(), SearchOptions(), H100).run(48, 60.0)
 
 
 def test_queries_of_a_prime_number_are_cut(found: list[FoundMuGraph]) -> None:

@@ -25,9 +25,9 @@ class Weight(Protocol):
     def numpy(self) -> NDArray[Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredWeight:
-    """A weight that was computed here."""
+    """A weight that was computed here; equal to itself alone."""
 
     array: NDArray[Any]
 

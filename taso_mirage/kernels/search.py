@@ -30,7 +30,7 @@ from taso_mirage.kernels.shrink import resized_goal
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.kernels.tile_work import TileSizes
-from taso_mirage.kernels.tiled_plans import TiledPlan, varied
+from taso_mirage.kernels.tiled_plans import TiledPlan, varied, with_forms
 from taso_mirage.kernels.tiles import LONG, NEAR, Tiled, fastest, rank
 from taso_mirage.kernels.verify import AGAIN, read_tests, tests_json, verified_mugraph
 from taso_mirage.operators.work import size
@@ -269,8 +269,8 @@ class Search:
     def candidates(
         self, end: float = math.inf, progress: _Progress = lambda stage, done, total: None
     ) -> list[TiledPlan]:
-        """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that
-        are done by the monotonic time `end`."""
+        """Plans with sizes, the fastest by the model first (but see `varied` and `with_forms`), of
+        the closures that are done by the monotonic time `end`."""
         splits, kernels = self._splits(), self.options.max_kernels
         found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
         if not found and self.folded:
@@ -278,7 +278,8 @@ class Search:
             found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
         if kernels is None and self._far(found):
             found += self._enumerated([None, *splits], range(USUAL + 1, USUAL + 2), end, progress)
-        return varied(sorted(found, key=self.order))
+        ordered = varied(sorted(found, key=self.order))
+        return ordered if self.device.general else with_forms(ordered)
 
     def _enumerated(
         self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
@@ -359,7 +360,7 @@ class Search:
             self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
         tiled_labels = frozenset(self.free or ()) if not self.device.general else frozenset[str]()
-        width = self._width()
+        width = self.width
         for plan, stable in self._stable(closure, kernels, end):
             clusters = {k.body.cluster for k in plan} - {None}
             for sizes in self._sizes(closure, split):
@@ -401,14 +402,15 @@ class Search:
         shared memory has."""
         if self.device.general:
             return frozenset()
-        goal, width = closure.goal, self._width()
+        goal, width = closure.goal, self.width
         least = min([width, *(n for view in goal.inputs if (n := goal.stored(view)) is not None)])
         sizes = {**goal.sizes} | {
             inner: goal.sizes[whole] // SPLITS_OF_LONG[-1] for whole, (_, inner) in goal.split.items()
         }
         return frozenset(x for x, n in sizes.items() if n * least > self.device.shared).union(self.free or ())
 
-    def _width(self) -> int:
+    @property
+    def width(self) -> int:
         """Bytes of a float of the goal."""
         return 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
 

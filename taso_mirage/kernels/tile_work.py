@@ -34,6 +34,18 @@ the tensor cores, and to make the parts of an element, and each iteration, as lo
 products of an element more."""
 LEAST = 16
 """Rows, columns and terms that a product on tensor cores has at least."""
+BETWEEN = 0.25
+"""Of a product, or of a fold, the part that a step between them takes in a chain."""
+ONCE = {
+    "looped": "loaded",
+    "flying": "held",
+    "dots": "dots_once",
+    "batched": "batched_once",
+    "lanes": "lanes_once",
+    "chain": "chain_once",
+    "computed": "computed_once",
+}
+"""What is counted in an iteration, and besides."""
 SLOW = frozenset({"div", "sqrt", "reciprocal"})
 """Arithmetic that takes several instructions, as functions do."""
 
@@ -47,11 +59,13 @@ class KernelWork:
     in whole sectors; and what the lanes of the tiles hold that are loaded in an iteration
     (`flying`) and besides (`held`), of sums (`summed`), and of what a cluster combines
     (`exchanged`, in so many `meetings`). Operations of products on tensor cores, in an iteration
-    (`dots`) and besides (`dots_once`), and all of those with a dim that both operands and the
-    result have (`batched`); `rows`: the longer side of the smallest such product, 0 without one.
-    Operations on lanes, in an iteration (`lanes`) and besides (`lanes_once`); of all of them
-    `functions` and `folds`, whose sums threads exchange. `largest`: lanes of the largest tile.
-    `later`: 1 where it reads what an earlier kernel stored, else 0.
+    (`dots`) and besides (`dots_once`), and of those with a dim that both operands and the result
+    have (`batched`, `batched_once`); how many `products` there are, and `rows`: the longer side of
+    the smallest one, 0 without any. Operations on lanes, in an iteration (`lanes`) and besides
+    (`lanes_once`); of all of them `functions` and `folds`, whose sums threads exchange. `largest`:
+    lanes of the largest tile. `chain`, `chain_once`: steps that wait one for the other, in an
+    iteration and besides; `computed_once`: operands of products outside of the loop that are no
+    tiles of tensors. `later`: 1 where it reads what an earlier kernel stored, else 0.
     """
 
     blocks: TileCounts
@@ -69,12 +83,17 @@ class KernelWork:
     dots: TileCounts
     dots_once: TileCounts
     batched: TileCounts
+    batched_once: TileCounts
+    products: TileCounts
     rows: TileCounts
     lanes: TileCounts
     lanes_once: TileCounts
     functions: TileCounts
     folds: TileCounts
     largest: TileCounts
+    chain: TileCounts
+    chain_once: TileCounts
+    computed_once: TileCounts
     later: TileCounts
 
 
@@ -127,11 +146,13 @@ class TileWork:
         """All of them, in lanes: threads have a power of two of elements along each label."""
         found: dict[str, TileCounts] = defaultdict(lambda: 0.0 * self.one)
         found["largest"] = found["rows"] + 1.0
+        self.steps: dict[str, dict[int, TileCounts]] = {"": {}, "_once": {}, "_all": {}}
         for c in self.sources:
             self._count_load(c, found)
         for made, edge in self.body.chosen:
             if edge.kind.reads is None:
                 self._count_operation(made, edge, found)
+        self._count_once(found)
         sums = [c for c, e in self.body.chosen if e.label is not None and e.label != self.body.cluster]
         results = {*self.body.targets}
         unique = sum(self._whole(c) * self._bytes(c) for c in self.sources if c not in self.loaded)
@@ -149,6 +170,13 @@ class TileWork:
         }
         return KernelWork(**{each.name: found[each.name] for each in fields(KernelWork)})
 
+    def _count_once(self, found: dict[str, TileCounts]) -> None:
+        """A loop of one iteration is none."""
+        for inside, besides in ONCE.items():
+            found[besides] = found[besides] + np.where(self.once, found[inside], 0)
+            found[inside] = np.where(self.once, 0, found[inside])
+        found["chain_once"] = np.where(self.once, found["chain_all"], found["chain_once"])
+
     def _count_load(self, c: int, found: dict[str, TileCounts]) -> None:
         bytes_, held = ("looped", "flying") if c in self.inside else ("loaded", "held")
         once, lanes = self.loaded.get(c, self.one), self._lanes(self.labels(c))
@@ -158,37 +186,49 @@ class TileWork:
 
     def _count_operation(self, made: int, edge: DerivationEdge, found: dict[str, TileCounts]) -> None:
         inside = any(a in self.inside for a in edge.args)
-        times = self.iterations if inside else self.one
-        if edge.kind is DOT and self._is_product(edge):
-            self._count_product(made, edge, inside, found)
-            return
+        times, when = (self.iterations, "") if inside else (self.one, "_once")
         lanes = self._lanes(self.labels(made).union(*[self.labels(a) for a in edge.args]))
+        product = self._count_product(made, edge, when, found) if edge.kind is DOT else 0.0 * self.one
+        folds = (1 - product) * (edge.label is not None)
         kinds = {
-            "lanes" if inside else "lanes_once": lanes,
+            f"lanes{when}": lanes * (1 - product),
             "functions": lanes * times * _is_slow(edge),
-            "folds": lanes * times * (edge.label is not None),
+            "folds": lanes * times * folds,
         }
         for kind, count in kinds.items():
             found[kind] = found[kind] + count
-        found["largest"] = np.maximum(found["largest"], lanes)
+        found["largest"] = np.maximum(found["largest"], lanes * (1 - product))
+        self._follow(made, edge, when, np.where(product + folds > 0, 1, BETWEEN))
+        for kind in (when, "_all"):
+            found[f"chain{kind}"] = np.maximum(found[f"chain{kind}"], self.steps[kind][made])
 
-    def _is_product(self, edge: DerivationEdge) -> bool:
-        """Whether both operands have a label that the other lacks: a dot on tensor cores."""
-        a, b = (self.labels(x) for x in edge.args)
-        return bool(a - b and b - a)
+    def _follow(self, made: int, edge: DerivationEdge, when: str, step: TileCounts) -> None:
+        """Note how many steps led to a class: in an iteration or besides (`when`), and of all."""
+        for kind, known in self.steps.items():
+            before = [known[a] for a in edge.args if a in known]
+            longest = np.max(before, axis=0) if before else 0.0 * self.one
+            counts = kind in (when, "_all")
+            known[made] = longest + step if counts else longest if kind else 0 * longest
 
-    def _count_product(self, made: int, edge: DerivationEdge, inside: bool, found: dict[str, TileCounts]) -> None:
+    def _count_product(self, made: int, edge: DerivationEdge, when: str, found: dict[str, TileCounts]) -> TileCounts:
+        """Count a sum of products where it is one of matrices: both operands have several elements
+        along what the other lacks, and along the sum. The result is 1 there, else 0."""
         a, b = (self.labels(x) for x in edge.args)
-        sides = [np.maximum(self._lanes(x), LEAST) for x in (a - b, b - a, (a & b) - self.labels(made))]
-        batch, size = self._lanes(a & b & self.labels(made)), sides[0] * sides[1]
-        count = 2 * size * sides[2] * batch * self.pace(edge.args, edge.folds)
-        kind = "dots" if inside else "dots_once"
-        times = self.iterations if inside else self.one
-        found[kind] = found[kind] + np.where(batch > 1, 0, count)
-        found["batched"] = found["batched"] + np.where(batch > 1, count * times, 0)
-        longer, before = np.maximum(sides[0], sides[1]), found["rows"]
-        found["rows"] = np.where(before > 0, np.minimum(before, longer), longer)
-        found["largest"] = np.maximum(found["largest"], size * batch)
+        sides = [self._lanes(x) for x in (a - b, b - a, (a & b) - self.labels(made))]
+        there = np.where(np.min(sides, axis=0) > 1, 1.0, 0.0)
+        rows, columns, terms = (np.maximum(x, LEAST) for x in sides)
+        batch = self._lanes(a & b & self.labels(made))
+        count = 2 * rows * columns * terms * batch * self.pace(edge.args, edge.folds) * there
+        found[f"dots{when}"] = found[f"dots{when}"] + np.where(batch > 1, 0, count)
+        found[f"batched{when}"] = found[f"batched{when}"] + np.where(batch > 1, count, 0)
+        found["products"] = found["products"] + there
+        longer, before = np.maximum(rows, columns), found["rows"]
+        found["rows"] = np.where(there == 0, before, np.where(before > 0, np.minimum(before, longer), longer))
+        found["largest"] = np.maximum(found["largest"], rows * columns * batch * there)
+        single = self.width == STORED  # in parts, which are computed
+        made_here = sum(x not in self.sources or single for x in edge.args)
+        found[f"computed{when}"] = found[f"computed{when}"] + made_here * there
+        return there
 
     def _lanes(self, labels: Iterable[str]) -> TileCounts:
         return self._product(2.0 ** np.ceil(np.log2(self.tiles[x])) for x in labels)

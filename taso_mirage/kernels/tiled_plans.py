@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.dims import Dim
@@ -15,8 +15,13 @@ from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.free import free_goal, free_tiles
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation
+from taso_mirage.kernels.structures import PlannedKernel
 from taso_mirage.kernels.tile_work import TileSizes
 from taso_mirage.kernels.tiles import ITERATION, Tiled, predicted
+
+SOON, COMPETITIVE = 8, 2.0
+"""Of so many first candidates some are of each form that takes at most so many times as long as the
+first by the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,27 @@ def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
     times = []
     for each in candidates:
         slowest = max(each.plan, key=lambda tiled: tiled.seconds)
-        main = slowest.kernel, tuple(sorted(slowest.tiles.items())), tuple(sorted(each.sizes.items()))
+        main = _made(slowest, each.sizes), tuple(sorted(slowest.tiles.items())), tuple(sorted(each.sizes.items()))
         times.append(seen[main])
         seen[main] += 1
     return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
+
+
+def with_forms(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
+    """In their order, but behind the first one the best of each other form, the simplest first: of
+    clusters or none, and of so many kernels. The model is furthest off between forms, and what is
+    measured first has some of each."""
+    best: dict[tuple[bool, int], TiledPlan] = {}
+    for each in candidates:
+        best.setdefault((any(t.kernel.body.cluster for t in each.plan), len(each.plan)), each)
+    first = candidates[:1]
+    near = [best[form] for form in sorted(best) if best[form].seconds <= COMPETITIVE * candidates[0].seconds]
+    early = [*first, *(each for each in near if each is not candidates[0])][: SOON // 2]
+    moved = {id(each) for each in early}
+    return [*early, *(each for each in candidates if id(each) not in moved)]
+
+
+def _made(each: Tiled, sizes: TileSizes) -> PlannedKernel:
+    """The kernel, which has no loop where that has one iteration: the code is the same."""
+    loop = each.kernel.loop
+    return replace(each.kernel, loop=None) if loop is not None and each.tiles[loop] == sizes[loop] else each.kernel

@@ -1,16 +1,15 @@
-"""Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU.
+"""Sizes for the roles of a kernel: every tiling at once, ranked by a model of the device.
 
-A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its
-operations, and the latency of its iterations; plus what a launch costs, the start of blocks that do
-not iterate, and what a cluster exchanges. Moving and computing overlap in a loop. It ranks; only a
-measurement tells the time.
+That of a GPU is fitted to measurements (`kernel_seconds.py`). A kernel for a CPU takes the longest
+of its bytes, those that are there once and those that blocks move, its operations, and the latency
+of its iterations. It ranks; only a measurement tells the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import TileCounts
 from taso_mirage.kernels.derivations.folds import DOT
+from taso_mirage.kernels.kernel_seconds import fitted, seconds_of_work
 from taso_mirage.kernels.structures import Plan, PlannedKernel, labels_of
-from taso_mirage.kernels.tile_work import STORED, TileSizes, TileWork
+from taso_mirage.kernels.tile_work import STORED, KernelWork, TileSizes, TileWork
 from taso_mirage.targets.device import Device
 
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
@@ -29,9 +29,6 @@ Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 GRID_DIMS = 3
 NEAR = 0.02
 """Predictions within such a share of each other are the same."""
-OVERLAPPING = 8
-"""In a loop of so many iterations, a part of that size of the shorter of moving and computing does
-not overlap with the longer."""
 TAIL = 0.05
 """Where each thread has one block, a part of that size of its time is lost, for one of them is
 interrupted and nobody helps it."""
@@ -39,31 +36,16 @@ SHARES = tuple(2**i for i in range(8))
 """Into how many equal shares a label is cut for a few threads."""
 AHEAD = 4
 """Iterations whose loads are under way at a time."""
-WAITING = 0.5
-"""Of the time of computing, the part that a block waits for itself where no other is beside it on
-its processor."""
-FILLING = 0.5
-"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the
-first is there: of several iterations."""
 FEW = 3
 """So many tilings of a kernel that is not the slowest."""
 UNEVEN = (16, 32, 64, 128)
 """Tiles of a label that no such power of two divides: the last block's overlaps with the one
 before."""
-GATHERED = 24
-"""Blocks of a cluster start together, where there is room for all of them: with so many more than
-one a kernel takes twice as long."""
-BESIDE = 2
-"""So many blocks of a processor exchange at a time."""
 BY_WORDS, HELD = 0.25, 64 * 1024
 """Of the time of computing, what a product of one row with weights in blocks takes on the tensor
 cores, without a loop, and the bytes of weights that a kernel's block holds in registers."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
-CROWDED, CROWDING = 48 * 1024, 1.25
-"""Where what was stored is combined without a loop, tiles of so many bytes and more have a block
-that waits for all of them at once, and the kernel takes so many times as long (second_kernels-H100:
-none of them is the best of its row)."""
 WIDE = 512
 """A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
 ITERATION = (16, 512)
@@ -200,51 +182,41 @@ class _Model(TileWork):
         )
 
     def seconds(self) -> TileCounts:
+        if not self.device.general:
+            return seconds_of_work(self._prepared(), self.device, fitted())
         device = self.device
         unique = sum(self._whole(c) * self._bytes(c) for c in self.sources if c not in self.loaded)
         results = set(self.body.targets)
         unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
         read = [self._moved(c) * self._times(c) * self.loaded.get(c, 1) for c in self.sources]
-        moved = sum(read, 0 * self.one) * self.blocks
-        moved += sum((self._moved(c) / self._alike(c) for c in results), 0 * self.one) * self.blocks
+        moved = self._total(read) * self.blocks + self._total(map(self._moved, results)) * self.blocks
         busy = np.minimum(1, self.blocks / device.processors)
-        usable = device.processors // self.cluster * self.cluster  # blocks of a cluster run at one time
-        waves = np.ceil(self.blocks / usable) / (self.blocks / device.processors)
+        waves = np.ceil(self.blocks / device.processors) / (self.blocks / device.processors)
         from_memory = unique / (device.bandwidth * np.minimum(1, self.blocks / (device.processors / 2)))
         rounds = np.ceil(self.blocks / (device.processors * device.resident))
         latency = (self.iterations + AHEAD) * device.latency / AHEAD * rounds
         computing = self._operations() * self.blocks / device.flops * waves
-        moving = np.maximum(from_memory, moved / (device.cache * busy))
-        overlapped = np.maximum(moving, computing)
-        if device.general:
-            longest = np.maximum(from_memory + moved / (device.cache * busy), computing)
-            return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
-        beside = np.clip(self.blocks / device.processors, 1, np.maximum(device.shared // self.shared(), 1))
-        loaded = self.shared() / np.where(self.once, 1, 2) * np.minimum(AHEAD, self.iterations)
-        flying = loaded * np.minimum(self.blocks, device.processors * beside)
-        moving = np.maximum(moving, unique / np.minimum(device.bandwidth, flying / device.loaded))
-        computing = computing * (1 + WAITING / beside)
-        overlapped = np.maximum(moving, computing)
-        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
-        alone += np.where(self.once, 0, moving / (self.iterations * beside) * FILLING)
-        soon = self.one < 0
-        if (words := self._words_of_one_row()) is not None:
-            soon = self.once & (self._tile(words) * self._bytes(words) <= HELD)
-            overlapped = np.where(soon, np.maximum(moving, computing * BY_WORDS), overlapped)
-            alone = np.where(soon, 0, alone)  # they are loaded while the kernel before ends
-        starting = self.once * ~soon * device.started * np.minimum(self.blocks, device.processors * device.resident)
-        longest = np.maximum(overlapped + alone, latency) * (1 + (self.cluster - 1) / GATHERED)
-        crowded = self.once & (self.shared() > CROWDED) & bool(self.body.leaves)
-        longest = longest * np.where(crowded, CROWDING, 1)
-        return np.asarray(longest + device.launch + starting + self._exchange())
+        longest = np.maximum(from_memory + moved / (device.cache * busy), computing)
+        return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
 
-    def _exchange(self) -> TileCounts:
-        """Seconds in which the blocks of a cluster combine: each folds its share of a tile, and all
-        get it."""
-        share = 2 * (self.cluster - 1) / self.cluster * STORED
-        met = len(self.joined) * self.device.met
-        rounds = np.ceil(self.blocks / (BESIDE * self.device.processors))
-        return np.asarray((self._combined() * share / self.device.exchanged + met) * rounds)
+    def _prepared(self) -> KernelWork:
+        """What the kernel does on a GPU: one row times weights of a few bits is fewer operations
+        (`codegen/gpu/block_products.py`)."""
+        found, words = self.work(), self._words_of_one_row()
+        if words is None:
+            return found
+        soon = self.once & (self._tile(words) * self._bytes(words) <= HELD)
+        share = np.where(soon, BY_WORDS, 1)
+        return replace(
+            found,
+            dots_once=found.dots_once * share,
+            lanes_once=found.lanes_once * share,
+            functions=found.functions * share,
+            folds=found.folds * share,
+            largest=found.largest * share,
+            chain_once=found.chain_once * share,
+            computed_once=np.where(soon, 0, found.computed_once),
+        )
 
     def _operations(self) -> TileCounts:
         total = 0 * self.one

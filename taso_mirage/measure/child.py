@@ -54,7 +54,7 @@ class Child:
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
-        self._ready = False
+        self._owed = 0
         self._dropped: deque[tuple[int, int]] = deque()
 
     @spent(Purpose.RUNS, usual=True)
@@ -68,7 +68,7 @@ class Child:
             connection = self._started()
             done = [number for life, number in self._taken() if life == self.life]
             try:
-                self._await_start(connection)
+                self._await_owed(connection)
                 _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
                 self._wait(connection)
                 raised, answer = _receive(connection)
@@ -82,12 +82,25 @@ class Child:
         result: R = answer
         return result
 
-    def _await_start(self, connection: Connection[Any, Any]) -> None:
-        """Until a new process says that it has imported the runtime's modules."""
-        if not self._ready:
+    def begin(self, function: Callable[..., object], *args: Any) -> None:
+        """Have the process, which starts where there is none, call a function while this one goes
+        on.
+
+        The next call waits until that is done; nobody gets what it gives or raises. The arguments
+        are small: they wait in the connection.
+        """
+        with self._lock, suppress(OSError):  # where the process ended, the next call says so
+            _send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
+            self._owed += 1
+
+    def _await_owed(self, connection: Connection[Any, Any]) -> None:
+        """Until a new process says that it has imported the runtime's modules, and what `begin`
+        asked for is done."""
+        while self._owed:
             with spent(Purpose.STARTING):
                 self._wait(connection)
-                self._ready = bool(_receive(connection))
+                _receive(connection)
+                self._owed -= 1
 
     def _wait(self, connection: Connection[Any, Any]) -> None:
         """Until there is an answer, which may never come."""
@@ -136,7 +149,7 @@ class Child:
                 env=os.environ | {"PYTHONPATH": path, CONFIGURED: "0"},
             )
             theirs.close()
-            self._connection, self._ready = ours, False
+            self._connection, self._owed = ours, 1
         return self._connection
 
     def _ending(self) -> str:

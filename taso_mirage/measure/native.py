@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import first_line, installed_providers, onnx_runtime_version, starts
@@ -21,6 +22,8 @@ SETTLED = 0.003
 """Seconds that a model runs before a run counts, where others ran before it."""
 LONG = 0.5
 """Seconds of a run that counts as it is."""
+ALIGNED = 64
+"""Bytes: a line of a cache."""
 
 
 def turn(run: Callable[[], float]) -> float:
@@ -67,6 +70,7 @@ def cores_got(seconds: float) -> tuple[float, int]:
 
 
 _NUMBERS = count(1)
+_WEIGHTS: dict[int, NDArray[Any]] = {}
 _SESSIONS: dict[int, RuntimeSession] = {}
 _RUNS: dict[int, Callable[[], float]] = {}
 
@@ -77,9 +81,34 @@ def device_key(target: Target, options: bool = True) -> str:
     return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
-def open_session(source: Source, target: Target, alone: bool, apart: Arrays) -> tuple[int, bool]:
-    """The number of a new session, and whether it captures CUDA graphs."""
-    session, number = target.open(source, alone, apart), next(_NUMBERS)
+def start_runtime(content: bytes, target: Target) -> None:
+    """Load the target's runtime with its libraries, and make a GPU's context, by a model whose
+    inputs are vectors of one number: what the first run of a model would wait for."""
+    session = target.open(content, False, {})
+    session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
+
+
+def keep_weight(array: NDArray[Any]) -> int:
+    """The number of a weight, which any session may use from then on.
+
+    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it.
+    """
+    room = np.empty(array.nbytes + ALIGNED, np.uint8)
+    begin = -room.ctypes.data % ALIGNED
+    own = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    own[...] = array
+    number = next(_NUMBERS)
+    _WEIGHTS[number] = own
+    return number
+
+
+def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str, int]) -> tuple[int, bool]:
+    """The number of a new session, and whether it captures CUDA graphs.
+
+    `apart`: the numbers of the weights that the source leaves out.
+    """
+    given = {name: _WEIGHTS[number] for name, number in apart.items()}
+    session, number = target.open(source, alone, given), next(_NUMBERS)
     _SESSIONS[number] = session
     return number, session.captures
 
@@ -116,7 +145,8 @@ def spins_after(number: int, seconds: float) -> bool:
 
 
 def let_go(numbers: Iterable[int]) -> None:
-    """Forget sessions and prepared runs."""
+    """Forget weights, sessions and prepared runs; a session keeps the weights that it uses."""
     for number in numbers:
+        _WEIGHTS.pop(number, None)
         _SESSIONS.pop(number, None)
         _RUNS.pop(number, None)

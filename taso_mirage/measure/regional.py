@@ -21,6 +21,7 @@ from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, co
 from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
 from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.magnitudes import most_of, rounds
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbed import Perturbed
@@ -72,17 +73,28 @@ class RegionalCheck:
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
         """Of every output of every kind of patch, those at most places first."""
-        alike: dict[Any, list[Patch]] = {}
-        for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
-            alike.setdefault((optimized.target, patch.key(optimized.made)), []).append(patch)
-        found = {key: each[0] for key, each in sorted(alike.items(), key=lambda item: -len(item[1]))}
+        found = self._kinds(optimized)
         try:
             self._compare(found, optimized)
         except OutOfTime:
-            if not self.late():
-                raise
             self.alone["there was no time"] = None
         return [each for key in found for each in self.known.get(key, ())]
+
+    def equal_in_float64(self, optimized: ClaimedModel) -> bool:
+        """Whether the patches that fail compute without roundings what the original's terms do."""
+        failed = [p for key, p in self._kinds(optimized).items() if any(not d.passed for d in self.known.get(key, ()))]
+        self._observe(failed, optimized.target)
+        sides = [self._sides(patch, run) for patch in failed for run in range(len(self.cases))]
+        self.values.clear()
+        compared = _Compared(self.model, optimized, self._step)
+        return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
+
+    def _kinds(self, optimized: ClaimedModel) -> dict[Any, Patch]:
+        """One of equal patches, those of most places first."""
+        alike: dict[Any, list[Patch]] = {}
+        for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
+            alike.setdefault((optimized.target, patch.key(optimized.made)), []).append(patch)
+        return {key: each[0] for key, each in sorted(alike.items(), key=lambda item: -len(item[1]))}
 
     def _compare(self, found: Mapping[Any, Patch], optimized: ClaimedModel) -> None:
         """Compare the patches that are not known."""
@@ -210,6 +222,12 @@ class _Compared:
             case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
             finely = fine.opened(after, self.optimized.target)
         return compare(after, self._opened(sides, after), [case], finely)
+
+    def equal_in_float64(self, sides: Sides) -> bool:
+        """Whether both sides are equal where neither rounds."""
+        after = self._after(sides)
+        evaluated = InFloat64(after, [self.case("in float64", sides)], self.step)
+        return all(each.passed for each in compare(after, evaluated, evaluated.cases))
 
     def perturbed(self, name: str, whole: Sides) -> CheckCase:
         """The case of the original's run, where roundings of its side are no fault."""

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
-from taso_mirage.ir.model import Model
+from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
@@ -29,7 +29,7 @@ from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
 from taso_mirage.targets.protocol import Source, Trusted
 
-Content = tuple[Source, Mapping[str, NDArray[Any]]]
+Content = tuple[Source, Mapping[str, Weight]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
 _Source = Callable[[], AbstractContextManager[Content]]
 """Gives a model's content while a session is made; asked again where the child process had to be
@@ -72,7 +72,8 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            number, self.captures = in_child(native.open_session, source, self.target, self._alone, dict(apart))
+            there = {name: _number_there(weight) for name, weight in apart.items()}
+            number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
 
@@ -128,6 +129,16 @@ class _Place:
         return self._kept
 
 
+_THERE: WeakKeyDictionary[Weight, _Place] = WeakKeyDictionary()
+"""Weights that the child process has, each once, for as long as they are here too."""
+
+
+def _number_there(weight: Weight) -> int:
+    """The number of a weight in the child process, which gets it where it does not have it."""
+    place = _THERE.setdefault(weight, _Place())
+    return place.number(lambda: in_child(native.keep_weight, weight.numpy()))
+
+
 @spent(Purpose.LOADS)
 def open_in_child(
     model: Model,
@@ -140,11 +151,12 @@ def open_in_child(
     (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. Kernels that the model
     carries run if they are trusted (`Model.trusted`), and nothing that a caller says changes that.
 
-    Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
+    Sessions share large weights, which go to the child process once, where the target's runtime
+    takes them apart. Else a model above 1.5 GB goes through a file.
     """
     if check:
         checked(serialize_types(model, source))
-    if target.gpu:
+    if target.shares:
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
@@ -315,13 +327,24 @@ def child_providers() -> list[str]:
 def working_providers() -> list[str]:
     """The providers that really start here: a session on a tiny model is asked which of them it
     uses."""
+    content = _tiny()
+    return [p for p in child_providers() if in_child(native.starts, content, p)]
+
+
+def begin_runtime(target: Target) -> None:
+    """Start the child process and the target's runtime in it, beside what this process goes on
+    with; what fails fails again where a model is opened."""
+    child().begin(native.start_runtime, _tiny(), target)
+
+
+def _tiny() -> bytes:
+    """A model of one operator on one number."""
     from taso_mirage.ir.terms import Graph, variable
     from taso_mirage.onnx_io.build import standalone
     from taso_mirage.operators.ops import term
 
     x = variable("x", Tensor("float32", (1,)))
-    content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
-    return [p for p in child_providers() if in_child(native.starts, content, p)]
+    return serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
 
 
 def device(target: Target = CPU) -> str:

@@ -21,6 +21,7 @@ from taso_mirage.onnx_io.outputs import move, remove, same_file, workspace
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import as_data, from_ir
 from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
+from taso_mirage.onnx_io.streamed import save_inside
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion, check_functions
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
@@ -260,13 +261,11 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
     sources = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     try:
         with workspace(path) as folder:
-            ir.save(
-                made,
-                folder / path.name,
-                format="protobuf",
-                external_data=data if external else None,
-                size_threshold_bytes=INSIDE_UP_TO,
-            )
+            if external:
+                options = {"external_data": data, "size_threshold_bytes": INSIDE_UP_TO}
+                ir.save(made, folder / path.name, format="protobuf", **options)
+            else:
+                save_inside(made, folder / path.name)
             if made.meta.get(MAP_TYPES):
                 proto = onnx.load(folder / path.name, load_external_data=False)
                 onnx.save(restore(proto, made), folder / path.name)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.onnx_io.walk import bodies
 
 
@@ -20,12 +22,17 @@ def in_memory(tensor: Any) -> Any:
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
 
 
+_TENSORS: WeakKeyDictionary[StoredWeight, ir.Tensor] = WeakKeyDictionary()
+
+
 def as_tensor(weight: Any) -> Any:
-    """A weight as a tensor of onnx-ir."""
+    """A weight as a tensor of onnx-ir: the same one at every call."""
     if isinstance(weight, ir.TensorProtocol):
         return weight
-    array = weight.numpy()
-    return ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))  # numpy makes a vector of rank 0
+    if weight not in _TENSORS:
+        array = weight.numpy()
+        _TENSORS[weight] = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))  # numpy makes a vector of rank 0
+    return _TENSORS[weight]
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:

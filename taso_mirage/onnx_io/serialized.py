@@ -4,14 +4,11 @@ attributes."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel
-from taso_mirage.ir.model import Model
+from taso_mirage.ir.model import Model, Weight
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import restore
 from taso_mirage.onnx_io.walk import attributes_of, change_tensors, graphs_inside
@@ -22,9 +19,6 @@ APART = frozenset(
     for name in "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
 )
 """Types of weights that numpy has too."""
-ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
-"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied
-at every look."""
 
 
 def source_of(model: Model) -> ir.Model:
@@ -60,19 +54,20 @@ def serialize(model: Model, source: bool = False, without: Collection[str] = ())
 
 
 def serialize_apart(
-    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 20
-) -> tuple[bytes, dict[str, NDArray[Any]]]:
+    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 12
+) -> tuple[bytes, dict[str, Weight]]:
     """The same without the main graph's weights of more than so many bytes, which come by name:
-    they are said to lie in a file, which is not there. Copying them is most of the work for a large
-    model."""
+    they are said to lie in a file, which is not there.
+
+    Copying them is most of the work for a large model. A weight is the same object in all models
+    that share it, and in the model as it was read.
+    """
     made = as_onnx(model, source, without)
-    apart: dict[str, NDArray[Any]] = {}
+    apart: dict[str, Weight] = {}
     for name, value in made.graph.initializers.items():
         old = value.const_value
         if old is not None and old.nbytes > above and old.dtype in APART:
-            if old not in ARRAYS:
-                ARRAYS[old] = old.numpy()
-            apart[name] = ARRAYS[old]
+            apart[name] = old
             value.const_value = ir.ExternalTensor(
                 name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
             )

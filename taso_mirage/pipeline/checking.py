@@ -17,8 +17,8 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import FINE_CASE, UNEXPLAINED, CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.rounding import LetThrough, OutputRounding, furthest, output_rounding
 from taso_mirage.measure.session import Session
@@ -84,29 +84,6 @@ def check_candidates(
     return choice, differences, checking.rebased(choice.candidate), checking.let_through
 
 
-class _InFloat64:
-    """A model that runs as the reference does, and the cases on which it is to give what that
-    gave; all floats are in the dtypes of the original's outputs."""
-
-    def __init__(self, job: Job, model: Model, cases: Sequence[CheckCase]) -> None:
-        self.evaluate = FloatReference(model)
-        self.cases = [replace(case, original=_like(case.reference, case), resolution=None, fine=None) for case in cases]
-        self.step = partial(job.deadline.demand, "a rewrite that fails the check was evaluated in float64")
-
-    def run(self, inputs: Arrays) -> list[Any]:
-        """The outputs on the inputs of one of the cases."""
-        case = next(each for each in self.cases if each.inputs is inputs)
-        return _like(self.evaluate(inputs, self.step), case)
-
-
-def _like(found: Sequence[Any], case: CheckCase) -> list[Any]:
-    """Results in the dtypes of a case's outputs."""
-    return [
-        new.astype(old.dtype) if isinstance(old, np.ndarray) and isinstance(new, np.ndarray) else new
-        for new, old in zip(found, case.original, strict=True)
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class _Turned:
     """Equations that turn decisions of a candidate: whether these are all of them, and what passes
@@ -122,14 +99,16 @@ class _Checking:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
         self.fine = Fine.of(problem.model)
         self.let_through: LetThrough | None = None
+        self.kept = max(2 * job.checking, LAST)
+        """Seconds that are kept for the check of a whole model behind that of its regions."""
         self.folds = False
         """Whether weights are computed ahead after any number of steps."""
         by_runs = cases[0].against == BY_RUNS
         self.regions = RegionalCheck(problem.model, cases, self._late) if by_runs else None
 
     def _late(self) -> bool:
-        """Whether the time that is left is for the check of the whole model."""
-        return self.job.deadline.last() < max(2 * self.job.checking, LAST)
+        """Whether the time that is left is for what follows."""
+        return self.job.deadline.last() < self.kept
 
     def only_whole(self) -> list[str]:
         """Says that regions are no models of their own, and why."""
@@ -137,17 +116,26 @@ class _Checking:
         return [f"regions were compared in the whole model alone, not in float64: {why}" for why in alone]
 
     def of(self, candidate: ModelCandidate) -> Differences:
-        """The differences of a candidate."""
-        return self.differences(candidate.model, candidate.steps, candidate.target)
+        """The differences of a candidate: those of the whole model first, as it must be checked in
+        any case."""
+        whole = self._whole(candidate.model, candidate.target)
+        if self.regions is None or not all(d.passed for d in whole):
+            return whole
+        around, self.kept = self.kept, LAST
+        regions = self.regions.differences(self._claimed(candidate.model, candidate.steps, candidate.target))
+        self.kept = around
+        return (*regions, *whole)
 
     def differences(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> Differences:
         """Those of the regions that the steps changed, where the whole model has no float64
         reference, and where they pass of the whole."""
         regions: Differences = ()
         if self.regions is not None:
-            claims = claimed(self.problem.model.graph.outputs, steps)
-            regions = tuple(self.regions.differences(ClaimedModel(model, target, claims, folded_from(steps))))
+            regions = tuple(self.regions.differences(self._claimed(model, steps, target)))
         return (*regions, *self._whole(model, target)) if all(d.passed for d in regions) else regions
+
+    def _claimed(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> ClaimedModel:
+        return ClaimedModel(model, target, claimed(self.problem.model.graph.outputs, steps), folded_from(steps))
 
     def _whole(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output
@@ -248,8 +236,11 @@ class _Checking:
         try:
             differences = self.of(chosen)
             failed = [d for d in differences if not d.passed]
-            if failed and not self._equal_in_float64(chosen.model, failed):
+            if failed and not self._equal_in_float64(chosen.model, chosen.steps, chosen.target, failed):
                 return "together with other rewrites it is not right in float64"
+            if any(d.region for d in failed):  # how far these move the outputs
+                differences = self._whole(chosen.model, chosen.target)
+                failed = [d for d in differences if not d.passed]
             found = list(self._in_steps(chosen, failed))
         except TasoMirageError as error:
             return f"how far it moves the outputs is not known ({error})"
@@ -314,13 +305,20 @@ class _Checking:
         model, made = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
-        return self._equal_in_float64(model, [d for d in self.differences(model, made, target) if not d.passed])
+        failed = [d for d in self.differences(model, made, target) if not d.passed]
+        return self._equal_in_float64(model, made, target, failed)
 
-    def _equal_in_float64(self, model: Model, failed: Sequence[Difference]) -> bool:
-        """Whether a model is equal to the original in float64 on the cases of some differences."""
+    def _equal_in_float64(
+        self, model: Model, steps: Sequence[RewriteStep], target: Target, failed: Sequence[Difference]
+    ) -> bool:
+        """Whether a model is equal to the original in float64 on the cases of some differences;
+        where the whole model has no such evaluation, in its regions."""
         names = {d.case.removesuffix(FINE_CASE) for d in failed}
         try:
-            evaluated = _InFloat64(self.job, model, [case for case in self.cases if case.name in names])
+            if self.regions is not None:
+                return self.regions.equal_in_float64(self._claimed(model, steps, target))
+            step = partial(self.job.deadline.demand, "a rewrite that fails the check was evaluated in float64")
+            evaluated = InFloat64(model, [case for case in self.cases if case.name in names], step)
             exact = compare(self.problem.model, evaluated, evaluated.cases)
         except TasoMirageError:  # no time, or nothing that can be evaluated
             return False

@@ -136,7 +136,7 @@ class Choosing:
         Where others came to use the cores meanwhile, all run again by the other clock.
         """
         for _ in range(2):
-            self.load = observed_load()
+            self.load = self._observed()
             if (clock := self.load.clock(original.target)) != original.target:
                 original = runtime.open_in_child(self.problem.model, clock, source=True)
             sessions, alive = self._alive(candidates, original)
@@ -150,9 +150,13 @@ class Choosing:
                 break
         return alive, times, pace
 
+    def _observed(self) -> Load:
+        """The load of the machine, where there is another clock for a busy one."""
+        return Load() if self.problem.target.serial is None else observed_load()
+
     def _disturbed(self) -> bool:
         """Whether others use the cores by now, and there is another clock and time for it."""
-        found = observed_load()
+        found = self._observed()
         wanted = found.clock(self.problem.target) != self.problem.target
         return wanted and self._left() >= comparison_seconds(self.job)
 
@@ -266,7 +270,7 @@ class Choosing:
         for _ in range(len(looks), PAIRS):
             if looks and self._ends(pooled(looks), least):
                 break
-            self.load = observed_load()
+            self.load = self._observed()
             looks = _alike([*looks, self._look(candidate, target, self.load.clock)])
         timing = pooled(looks)
         if timing.works or target.serial is None or self._ends(timing, least):

@@ -31,9 +31,7 @@ class Device:
     operations of a product that take the time of one on elements. `padded`: rows and columns that a
     product's tile has at least. `general`: it loads ahead by itself, in a loop or not, and its
     blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel
-    does not iterate, if more than a sector; `started`: seconds that each block of such a kernel
-    adds, until the processors are full. `cluster`: blocks that may be one, at most; `exchanged`:
-    bytes a second that a block gets from the others, `met`: seconds for them to meet.
+    does not iterate, if more than a sector. `cluster`: blocks that may be one, at most.
     `specialized`: attention is also measured in the form whose warps have roles
     (`gpu/specialized.py`). `rounds`: operands of products in single precision may be rounded to
     TF32 there. `operator`: what one operator of the runtime reaches there.
@@ -56,12 +54,8 @@ class Device:
     padded: int = 16
     general: bool = False
     batched: float = 1.0
-    loaded: float = 1.2e-6
     line: int = 0
-    started: float = 0.0
     cluster: int = 1
-    exchanged: float = 6e9
-    met: float = 0.6e-6
     specialized: bool = False
     rounds: bool = False
     operator: Reached = Reached()

@@ -156,6 +156,10 @@ class Target(Protocol):
         """
 
     @property
+    def shares(self) -> bool:
+        """Whether sessions share large weights, which they take apart from the source."""
+
+    @property
     def profiles(self) -> bool:
         """Whether `profile.profiled_seconds` is for its runtime: ONNX Runtime on a CPU. On a GPU
         its profiler knows when a kernel was launched, not how long it ran."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.ir.terms import Graph, substitute, topological
+from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
 from taso_mirage.kernels.arranged import ArrangedGoal, arranged
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.free import FreeSizes
@@ -35,15 +35,16 @@ def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool, prep
     kernel is by hand (`prepared`) only what computes is named."""
     shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
     first = RegionForm(kind, spots, tuple(op for op in shown if not (prepared and selects(op))))
-    found = [arranged(kind.goal, spot.inputs) for spot in spots] if arranging and not prepared else [None]
+    given = {tuple(map(is_named_weight, spot.inputs)): spot.inputs for spot in spots}  # all that is asked of inputs
+    found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
         return [first]
     made = replace(kind, goal=goal.graph, whole=goal.operators(kind.whole))
     sums = goal.graph.inputs[len(kind.goal.inputs) :]
     if kind.free is not None:
-        given = [tuple([x[d] for d in goal.perms.get(i, range(len(x)))]) for i, x in enumerate(kind.free.inputs)]
-        made = replace(made, free=FreeSizes((*given, *(x.shape for x in sums)), kind.free.outputs))
+        names = [tuple([x[d] for d in goal.perms.get(i, range(len(x)))]) for i, x in enumerate(kind.free.inputs)]
+        made = replace(made, free=FreeSizes((*names, *(x.shape for x in sums)), kind.free.outputs))
     if kind.batch is not None:
         made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
     places = [replace(spot, inputs=goal.inputs(kind.goal, spot.inputs)) for spot in spots]

@@ -15,6 +15,9 @@ KERNEL, KNOWN = 4.0, 0.5
 before it correct that."""
 LEAST = 0.5
 """Seconds without which no kernel is begun."""
+PART = 1 / 3
+"""Of what is left, at most, for one kind of regions: to tune it longer gains less than the next one
+does."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 
@@ -69,7 +72,8 @@ class KernelOrder:
 
     def _made(self, kind: EqualRegions, seconds: float) -> float:
         del self.waiting[kind]
-        found = self.make(kind, min(seconds, max(self.left() - self.trial(), 0.0)))
+        left = max(self.left() - self.trial(), 0.0)
+        found = self.make(kind, min(seconds, left, max(KERNEL, PART * left)))
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]

@@ -127,6 +127,7 @@ class _Stage:
         self.kept, self.tried = list[Fused](), list[Fused]()
         self.untried, self.tries = set[EqualRegions](), 0
         self.session: Session | None = None
+        self.lanes: dict[Graph, list[FusedGoal]] = {}
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
@@ -174,10 +175,11 @@ class _Stage:
     # ------------------------------------------------------------ kernels
 
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
-        """The lanes of a goal; one whose kernel prepares weights is one."""
-        if goal in self.prepared:
-            return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
-        return fused_goals(label(goal))
+        """The lanes of a goal, which are found once; one whose kernel prepares weights is one."""
+        if goal not in self.lanes:
+            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
+            self.lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
+        return self.lanes[goal]
 
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which costs nothing that was found."""

@@ -25,6 +25,7 @@ class Cpu:
     channels_last = False
     blocked = True
     profiles = True
+    shares = True
     repeats = True
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.targets.cpu.lowering"

@@ -18,7 +18,6 @@ H100 = Device(
     batched=200.0,
     launch=1.4e-6,
     line=128,
-    started=3e-9,
     cluster=16,
     specialized=True,
     operator=Reached(launch=2e-6, flops=3e13, bandwidth=2e12),

@@ -27,6 +27,7 @@ class Cuda:
     gpu = True
     blocked = False
     profiles = False
+    shares = True
     repeats = False
     """A GPU takes some kernels of convolutions as initializers only."""
     domains = onnx_runtime.DOMAINS

@@ -28,6 +28,7 @@ class OpenVino:
     channels_last = False
     blocked = False
     profiles = False
+    shares = False
     repeats = False
     domains = STANDARD
     lowering = None
