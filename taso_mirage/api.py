@@ -293,7 +293,8 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
     )
     with locked(*(each for each in (output, page, certified) if each is not None)):
         config, heard = options.config(model), (options.progress, options.stop)
-        files = deadline.earlier(FILE * deadline.seconds * sum(each is not None for each in (page, certified)))
+        each_file = FILE * deadline.seconds if math.isfinite(deadline.seconds) else 0.0
+        files = deadline.earlier(each_file * sum(each is not None for each in (page, certified)))
         result = stages.optimize_model(model, config, *heard, output, files, reading)
         if options.kernels is None and usual_mode(config) != usual_mode(replace(config, scheduler=None)):
             result = result.noted(NO_KERNELS)

@@ -3,6 +3,7 @@ references that check a result."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -157,7 +158,8 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     job.running = running_seconds(original, prepared[0], checked)
     job.checking = load_seconds(job) + 2 * len(prepared) * checked + LEAST_CHECK
     if prepared[0].against == BY_RUNS:
-        job.regions = load_seconds(job) + max(REGIONS * config.budget, LEAST_REGIONS)
+        share = REGIONS * config.budget if math.isfinite(config.budget) else 0.0  # without a limit nothing is kept
+        job.regions = load_seconds(job) + max(share, LEAST_REGIONS)
     job.deadline.closing = 2 * load_seconds(job) + slow_seconds(job) + job.checking
     if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
