@@ -21,8 +21,8 @@ print(show_graph(graph.graph()))
 # %%
 found = graph.superoptimize(best=3)
 for each in found:
-    (kernel,) = (node for node in each.graph if node.op == "kernel")
-    print(f"{each.seconds * 1e6:.1f} us predicted, {kernel.attr('grid')} blocks, a loop of {kernel.attr('loop')}")
+    kernels = [f"{n.attr('grid')} blocks with a loop of {n.attr('loop')}" for n in each.graph if n.op == "kernel"]
+    print(f"{each.seconds * 1e6:.1f} us predicted: {', then '.join(kernels)}")
 
 # %% [markdown]
 # This is what one block of the best one computes. The division by the root stands *behind* the
