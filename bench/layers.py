@@ -1,4 +1,5 @@
-"""What a model of many equal layers costs: `python bench/layers.py -o bench/results/layers-cpu2.json`.
+"""What a model of many equal layers costs: `python bench/layers.py -o
+bench/results/layers-cpu2.json`.
 
 A decoder and a vision transformer, each with 6 and with 24 layers, are optimized from an empty
 cache. Of each: seconds of processors by this process and its children, wall seconds, loads of whole

@@ -3,8 +3,6 @@ the check, a set of kernels in the model. All other time is for what is next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
@@ -71,12 +69,8 @@ def compared_seconds(job: Job) -> float:
 def load_seconds(job: Job) -> float:
     """Of an optimized model's way into the runtime, which takes less than the original's: the
     weights are there."""
-    return first_load(job.seconds) if job.loading is None else job.loading
-
-
-def first_load(seconds: Mapping[str, float]) -> float:
-    """What the first load of another model is expected to take, by the seconds of the stages."""
-    return AGAIN * seconds.get("load the original", 0.0)
+    first = job.seconds.get("load the original", 0.0)
+    return AGAIN * first if job.loading is None else job.loading
 
 
 def measuring_seconds(job: Job) -> float:

@@ -117,7 +117,8 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, slow_seconds(job), backend)
+        trying = load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:

@@ -45,7 +45,6 @@ from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import KernelOrder
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, where_they_run
-from taso_mirage.pipeline.shares import first_load
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
@@ -66,7 +65,7 @@ def fused(
     progress: Progress = quiet,
     stop: Stop | None = None,
     original: Session | None = None,
-    comparing: float = 0.0,
+    trying: float = 0.0,
     backend: Backend | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
@@ -75,8 +74,8 @@ def fused(
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
     and choice together take the budget of `config`, and no more than what had begun when it ended;
     `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
-    on it, if there is one; `comparing`: the seconds that a comparison takes at least, if they are
-    known; `backend`: that of the target, if it is there.
+    on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
+    least, if they are known; `backend`: that of the target, if it is there.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -90,7 +89,7 @@ def fused(
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
-        return _Stage(result, config, mode, backend, progress, stop.budget, original, comparing).run()
+        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying).run()
     finally:
         stop.budget = None
 
@@ -114,7 +113,7 @@ class _Stage:
         progress: Progress,
         budget: Budget,
         original: Session | None,
-        comparing: float,
+        trying: float,
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
@@ -140,7 +139,7 @@ class _Stage:
             [share for _, share in result.workloads],
             config.seconds,
         )
-        self.trial = first_load(result.seconds) + max(config.seconds / 2, comparing)
+        self.trial = max(config.seconds / 2, trying)
 
     def run(self) -> Result:
         model = None

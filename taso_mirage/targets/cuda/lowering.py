@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.errors import RuntimeUnavailable, TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Shape, learn
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Tensor, variable
@@ -38,6 +38,7 @@ from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
 from taso_mirage.kernels.gpu.followed import FollowedConvolution
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.build import library
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
@@ -176,6 +177,7 @@ class CudaLowering:
         places = [origins[node] for node in kernel_terms(graph)]
         return {"mugraph": to_json(graph), "schedules": [known[lane][node] for lane, node in places]}
 
+    @spent(Purpose.COMPILING)
     def kernel(self, record: Record) -> PlannedNode:
         """Cubins for the GPU that is there."""
         return self._planned(record, ())
@@ -220,9 +222,12 @@ class CudaLowering:
 
     def start(self) -> None:
         """Processes that compile import PyTorch, and compile what is small, first; float64
-        references have their products and convolutions on the GPU."""
+        references have their products and convolutions on the GPU. The library that runs kernels in
+        models is built, which takes seconds on a fresh machine."""
         self.compiler.start(tune.first_job())
         CONTRACTING.by = contracted_on_gpu
+        with suppress(TasoMirageError):  # it is said where a model is opened
+            library()
 
     def close(self) -> None:
         CONTRACTING.by = pairwise_in_parts
