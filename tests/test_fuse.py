@@ -221,7 +221,7 @@ def test_where_a_trial_takes_long_all_kernels_are_tried_at_once(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(order, "KNOWN", 0.5)
-        found = fused(result, CONFIG, "cached", comparing=50.0)
+        found = fused(result, CONFIG, "cached", trying=50.0)
     assert [len(made.kinds) for made in found.kernels] == [2], found.notes
     found = fused(result, CONFIG, "cached")
     assert [len(made.kinds) for made in found.kernels] == [1, 1], found.notes
@@ -232,7 +232,7 @@ def test_no_model_is_tried_that_the_command_has_no_time_for(result: Result, monk
     command has."""
     monkeypatch.setattr(comparisons, "interleaved", lambda *args, **named: pytest.fail("it was tried in the model"))
     monkeypatch.setattr(child(), "deadline", Deadline(60.0))
-    found = fused(result, CONFIG, "cached", comparing=50.0)
+    found = fused(result, CONFIG, "cached", trying=50.0)
     assert found.model is result.model
     assert found.notes[-1] == "no kernels: the time was over after 0 of 2 kinds of regions"
 
