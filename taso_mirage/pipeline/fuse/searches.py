@@ -71,7 +71,7 @@ class Searches:
         answer = future.result() or ()
         if isinstance(answer, str):
             raise RuntimeError(f"in a process that searches: {answer}")
-        return [FoundMuGraph.of_json(each, goal) for each in answer]
+        return [FoundMuGraph.of_json(each, goal, own=True) for each in answer]
 
     def close(self) -> None:
         if self.workers is not None:
