@@ -87,3 +87,11 @@ def test_a_search_looks_first_at_what_costs_most_in_all_its_places() -> None:
     search_model((y,), Rules(()), Rules(()), Cost(Roofline(context)), context, Budget(20.0), strategy=strategy)
     assert len(looked) > 2
     assert looked[0] == max(looked) > looked[-1]
+
+
+def test_a_search_leaves_what_a_model_that_is_slow_to_load_needs() -> None:
+    """Loads of 8 s: without time for a first kernel the search has what the rest does not need."""
+    made = job(60.0, 22.0, 8.0)
+    made.checking, made.regions = 9.0, 5.0
+    left = made.deadline.left() - search_seconds(made)
+    assert left >= made.checking + made.regions + 2 * 8.0 + 1.5 or search_seconds(made) <= 1.0

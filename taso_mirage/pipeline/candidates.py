@@ -64,7 +64,7 @@ def mutate(job: Job, start: Start) -> Mutations:
     config, rewriter = job.config, start.rewriters[0]
     if not config.partial:
         return NO_MUTATIONS
-    share = job.stop.budget = Budget(SHARE * start.budget.left())
+    share = job.stop.budget = Budget(SHARE * min(start.budget.left(), search_seconds(job)))
     folder = (config.cache or cache_path()).parent / "mutants" if config.measure else None
     store = MutationStore(folder, rewriter.term.device())
     found = mutations(

@@ -115,7 +115,7 @@ def search_seconds(job: Job) -> float:
     """What passes, mutants and search may take from now on: all but what must follow on them, and
     where kernels come after them half of it. What they leave is for the kernels."""
     left = job.deadline.left()
-    free = left - min(measuring_seconds(job) + job.checking, HALF * left)
+    free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
     share = BEFORE_KERNELS if job.config.target.gpu else HALF
     return free if not kernels else max(share * (free - kernels), LOOK)
