@@ -148,7 +148,7 @@ def _sums(outputs: Sequence[Node], known: set[Node]) -> list[Node]:
 # ---------------------------------------------------------------- in a model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ArrangedWeight:
     """What a term over one weight is, which may lie in a file: computed when it is asked for."""
 
