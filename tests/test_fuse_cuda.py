@@ -384,7 +384,7 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
         return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
 
     monkeypatch.setattr(cuda.tune, "gpu_and_versions", lambda: "a stand-in for an H100")
-    monkeypatch.setattr(cuda.tune._Bench, "_compiled", lambda self, programs, which: which)
+    monkeypatch.setattr(cuda.tune._Bench, "_compiled", lambda self, programs, which: [(i, True) for i in which])
     monkeypatch.setattr(cuda.tune, "input_sets", lambda program, sizes: [[None]])
     monkeypatch.setattr(cuda.tune, "_seconds", seconds)
     monkeypatch.setattr(cuda.tune._Bench, "overlaps", lambda self: True)
