@@ -32,6 +32,8 @@ from taso_mirage.targets.cpu import lowering as cpu
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind
 it."""
+TRYING = 100.0
+"""Seconds that a trial in the model is said to take."""
 CONFIG = Config(budget=1000.0, seconds=0.0, default_size=ROWS)
 
 
@@ -63,6 +65,14 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(alone, "in_child", lambda *measurement: [2.0, 1.0])
     patch.setattr(comparisons, "interleaved", clock([gain]))
+
+
+def together(patch: pytest.MonkeyPatch) -> None:
+    """After `quick`: all kernels are made before they are tried in the model, as they take nothing
+    and gain little; a trial is to take TRYING."""
+    for name in ("KERNEL", "KNOWN"):
+        patch.setattr(order, name, 1e-3)
+    patch.setattr(alone, "in_child", lambda *measurement: [2e-9, 1e-9])
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:

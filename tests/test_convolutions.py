@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fused_models import clock, quick
+from fused_models import TRYING, clock, quick, together
 from test_codegen_cpp import STRICT, check, values
 
 import op_specs.winograd as spec
@@ -414,6 +414,7 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     """Its batch normalizations are in the weights then, so that relu is in the kernel; all
     convolutions are tried together first."""
     quick(monkeypatch)
+    together(monkeypatch)
     data, channels = x("x", 1, 8, 6, 6), [w(name, 8) for name in ("scale", "shift", "mean")]
     first = conv(data, w("v", 8, 8, 3, 3))
     normal = term("batch_norm", first, *channels, term("abs", w("variance", 8)))
@@ -423,7 +424,7 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     kept = replace(result, model=result.original, steps=(), changed=False, normal=passed)
     tried: list[int] = []
     monkeypatch.setattr(comparisons, "interleaved", counted(comparisons.interleaved, tried))
-    found = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
+    found = fused(kept, Config(budget=1000.0, seconds=0.0), "search", trying=TRYING)
     assert found.changed
     assert found.steps == result.steps
     assert all(d.passed for d in found.differences)

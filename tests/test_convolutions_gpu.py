@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fused_models import fresh_cache, on_the_cpu, quick, run
+from fused_models import TRYING, fresh_cache, on_the_cpu, quick, run, together
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
 
@@ -439,10 +439,11 @@ def _form(made: ChannelsLastConvolution) -> Form:
 def test_all_convolutions_of_a_block_become_kernels(
     batch: int | str, dense: bool, stand_in: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    together(stand_in)
     model = block(batch, dense=dense)
     result = replace(optimize_model(model, replace(CONFIG, measure=False, budget=0.0)), target=CUDA)
     result = replace(result, model=result.original, steps=(), changed=False)
-    found = fused(result, CONFIG, "search")
+    found = fused(result, CONFIG, "search", trying=TRYING)
     assert found.changed, found.notes
     kinds = [(("conv",), 1), (("conv", "add", "relu"), 2), (("conv", "relu"), 2), (("conv", "relu"), 2)]
     assert sorted(found.kernels[0].kinds) == kinds
