@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from test_kernel_search import attention, gated, lora, rms_linear
 from test_variance import layer_norm_goal
+from test_views import SMALL
+from test_views import goal as several_queries
 
 from taso_mirage.ir.mugraph import Batch, kernels
 from taso_mirage.ir.terms import Graph, Tensor, variable
@@ -166,3 +168,14 @@ given = numpy.load(sys.argv[1] + "/given.npz")
 found = in_turn.launched(generated, *[torch.from_numpy(given[name]) for name in given.files])
 numpy.save(sys.argv[1] + "/found.npy", found.double().numpy())
 """
+
+
+def test_the_first_candidates_have_a_product_of_matrices_that_can_be_put_together() -> None:
+    """Of small products the model has none in front, and of attention's heads of several queries it
+    has some first that are none at the goal's sizes."""
+    x, w = (variable(name, Tensor("float32", shape)) for name, shape in (("x", (64, 128)), ("w", (128, 64))))
+    for goal in (Graph((x, w), (term("matmul", x, w),)), several_queries(*SMALL)):
+        found = Search(goal, SearchOptions(), H100).candidates()
+        assert not found[0].multiplies
+        assert found[1].multiplies
+        assert found[1].graph() is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.free_regions import free_kind, free_regions
 from taso_mirage.kernels.horizontal import fused_goals
@@ -296,6 +297,8 @@ def test_what_is_verified_has_several_tiles_of_every_free_label() -> None:
 
 # ---------------------------------------------------------------- models
 
+LONG = 4096
+"""Elements of a long sequence."""
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 
 
@@ -330,10 +333,25 @@ def test_regions_of_a_model_run_at_every_size(
     assert max(errors) < 5e-6
 
 
-def test_a_plan_has_sizes_ranges_and_counts_that_round_up(records: list[Record]) -> None:
+def test_a_plan_has_sizes_ranges_and_counts_that_round_up(
+    records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stand-in for a GPU where long sequences have another fastest program than short ones."""
+
+    def fastest(programs: Sequence[TritonProgram], sizes: Mapping[str, int]) -> TritonProgram:
+        rounding = [any("//" in str(x.grid) for x in p.launches) for p in programs]
+        return programs[rounding.index(sizes["n1"] < LONG)]
+
+    def tuned(lowering: CudaLowering, programs: Any, check: Any, end: float, sizes: Any) -> TritonProgram:
+        chosen[sizes["n1"]] = fastest(programs, sizes)
+        return chosen[sizes["n1"]]
+
+    chosen: dict[int, TritonProgram] = {}
+    monkeypatch.setattr(CudaLowering, "_tuned", tuned)
+    monkeypatch.setattr(CudaLowering, "_seconds", lambda _, p, check, sizes: 2.0 - (p is chosen[sizes["n1"]]))
     goal, free, _ = CASES["self_attention"]
     found = Search(goal(2, 64), SearchOptions(), H100, free=free).run(6, 60.0)
-    sizes = [{"n0": 2, "n1": 24}, {"n0": 1, "n1": 1}, {"n0": 4, "n1": 4096}]
+    sizes = [{"n0": 2, "n1": 24}, {"n0": 1, "n1": 1}, {"n0": 4, "n1": LONG}]
     plans = [GPU.kernel(record) for record in (*records, GPU.fastest(goal(2, 64), found, math.inf, sizes))]
     assert all(made.free for made in plans)
     shown = [[x for x in made.plan.splitlines() if x.startswith(("kernel", "range"))] for made in plans]

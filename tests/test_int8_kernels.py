@@ -225,7 +225,7 @@ COMPILED = ("zero", "long_unsigned", "batched", "turned")
 )
 def test_tensor_cores_multiply_the_bytes(name: str, capability: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    programs = (each.program() for each in searched(SUMMED_OF[name].layer(), 200))
+    programs = (each.program() for each in searched(SUMMED_OF[name].layer(), 8))
     made = compiled(next(p for p in programs if "int8 operands, int32 sums" in p.source), capability)
     assert all(each.cubin for each in made)
     assert any(INSTRUCTION.search(each.ptx) for each in made)

@@ -280,7 +280,7 @@ class Search:
         if kernels is None and self._far(found):
             found += self._enumerated([None, *splits], range(USUAL + 1, USUAL + 2), end, progress)
         ordered = varied(sorted(found, key=self.order))
-        return ordered if self.device.general else with_forms(ordered)
+        return ordered if self.device.general else with_forms(ordered, lambda each: each.graphs(self.free) is not None)
 
     def _enumerated(
         self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
@@ -320,10 +320,10 @@ class Search:
     def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
         """What is found if the candidate is within the restrictions and verified; equal roles are
         verified once."""
-        graph = candidate.graph()
-        free = None if self.free is None else candidate.free(self.free)
-        if graph is None or not self.options.allows(graph) or (self.free is not None and free is None):
+        graphs = candidate.graphs(self.free)
+        if graphs is None or not self.options.allows(graphs[0]):
             return None
+        graph, free = graphs
         roles = candidate.roles()
         if roles not in self.known:
             self.statistics.tested += 1

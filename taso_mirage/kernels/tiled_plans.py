@@ -4,14 +4,16 @@ those that a run gives."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations.folds import DOT
 from taso_mirage.kernels.free import free_goal, free_tiles
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation
@@ -22,6 +24,9 @@ from taso_mirage.kernels.tiles import ITERATION, Tiled, predicted
 SOON, COMPETITIVE = 8, 2.0
 """Of so many first candidates some are of each form that takes at most so many times as long as the
 first by the model."""
+
+ASSEMBLED = 64
+"""So many candidates with a product of matrices are put together, at most, to find one that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,11 @@ class TiledPlan:
     @property
     def seconds(self) -> float:
         return predicted(self.plan)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether a kernel has a product of matrices."""
+        return any(_multiplies(each, self.closure) for each in self.plan)
 
     def graph(self) -> Graph | None:
         """The muGraph at the goal's own sizes; None where it cannot be put together."""
@@ -60,6 +70,11 @@ class TiledPlan:
             return assembled(plan, self.closure, self.safe, sizes, *found, self.narrow)
         except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
             return None
+
+    def graphs(self, names: Mapping[str, Dim] | None) -> tuple[Graph, Graph | None] | None:
+        """Both, the second where there are names; None where one cannot be put together."""
+        graph, free = self.graph(), None if names is None else self.free(names)
+        return None if graph is None or (free is None and names is not None) else (graph, free)
 
     def _assembled(
         self, plan: Sequence[Tiled], sizes: TileSizes, goal: Graph, leaves: Mapping[str, Node]
@@ -106,18 +121,39 @@ def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
     return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
 
 
-def with_forms(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
+def with_forms(
+    candidates: Sequence[TiledPlan], possible: Callable[[TiledPlan], bool] = lambda _: True
+) -> list[TiledPlan]:
     """In their order, but behind the first one the best of each other form, the simplest first: of
     clusters or none, and of so many kernels. The model is furthest off between forms, and what is
-    measured first has some of each."""
+    measured first has some of each.
+
+    Where the first one has no product of matrices, which tensor cores compute, the best that has
+    one and is `possible` is the second, however far behind.
+    """
     best: dict[tuple[bool, int], TiledPlan] = {}
     for each in candidates:
         best.setdefault((any(t.kernel.body.cluster for t in each.plan), len(each.plan)), each)
     first = candidates[:1]
     near = [best[form] for form in sorted(best) if best[form].seconds <= COMPETITIVE * candidates[0].seconds]
-    early = [*first, *(each for each in near if each is not candidates[0])][: SOON // 2]
+    if not any(each.multiplies and possible(each) for each in first):
+        products = islice((each for each in candidates if each.multiplies), ASSEMBLED)
+        near = [*islice(filter(possible, products), 1), *near]
+    early = list({id(each): each for each in [*first, *near]}.values())[: SOON // 2]
     moved = {id(each) for each in early}
     return [*early, *(each for each in candidates if id(each) not in moved)]
+
+
+def _multiplies(each: Tiled, closure: Closure) -> bool:
+    """Whether a block has a product of matrices, which tensor cores compute: with several elements
+    along what each operand alone has, and along the sum."""
+    classes = closure.classes
+    products = [(made, *edge.args) for made, edge in each.kernel.body.chosen if edge.kind is DOT]
+    sides = [
+        (classes[a] - classes[b], classes[b] - classes[a], classes[a] & classes[b] - classes[made])
+        for made, a, b in products
+    ]
+    return any(all(any(each.tiles[x] > 1 for x in side) for side in own) for own in sides)
 
 
 def _made(each: Tiled, sizes: TileSizes) -> PlannedKernel:
