@@ -26,7 +26,8 @@ SOON, COMPETITIVE = 8, 2.0
 first by the model."""
 
 ASSEMBLED = 64
-"""So many candidates with a product of matrices are put together, at most, to find one that can be."""
+"""So many candidates with a product of matrices are put together, at most, to find one that can
+be."""
 
 
 @dataclass(frozen=True, slots=True)
