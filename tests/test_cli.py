@@ -192,7 +192,8 @@ def test_full_disk_exits_4_and_leaves_nothing(dynamic: Path, tmp_path: Path) -> 
     code = (
         "import errno, onnx_ir, sys, taso_mirage.cli as c\n"
         "def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "onnx_ir.save = full\n"
+        "from taso_mirage.onnx_io import files\n"
+        "onnx_ir.save = files.save_inside = full\n"
         f"sys.argv = ['taso-mirage', 'optimize', {str(dynamic)!r}, '-o', {str(tmp_path / 'out.onnx')!r}, '--no-measure']\n"
         "c.main()"
     )

@@ -281,7 +281,7 @@ def test_a_product_in_parts_is_the_product(left: str, right: str, result: str) -
 
 
 def test_the_cost_of_what_is_kept_is_not_measured_beyond_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no reference was found, nothing had been measured before: hundreds of terms were."""
+    """Where no reference was found, nothing had been measured before, and nothing is."""
     measured: list[float] = []
 
     def slow(self: MeasuredCost, *_: object) -> float:
@@ -302,4 +302,4 @@ def test_the_cost_of_what_is_kept_is_not_measured_beyond_the_time(monkeypatch: p
     result = optimize_model(model((made,), (outputs,)), Config(budget=30.0, cache=None))
     assert not result.changed
     assert "no float64 reference" in str(result.kept)
-    assert 0 < len(measured) < 40
+    assert not measured

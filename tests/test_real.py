@@ -22,7 +22,7 @@ from models.real.__main__ import main
 from models.real.exported import EXPORTED
 from models.real.known import Export, Known, Member, Wheel
 from models.real.trained import TRAINED
-from taso_mirage.system.deadline import OVERTIME, SHORTEST
+from taso_mirage.system.deadline import GRACE, OVERTIME
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 EXACT = re.compile(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.+]*")
@@ -180,7 +180,7 @@ def test_optimize_gets_through_a_trained_model(name: str, tmp_path: Path) -> Non
     passed, of, total = row["checked"].split()
     assert (of, passed) == ("of", total), row
     assert (int(total) > 0) == (row["ended"] == "changed"), row
-    assert row["seconds"] <= max(OVERTIME * options.budget, SHORTEST) + AROUND, row
+    assert row["seconds"] <= OVERTIME * options.budget + GRACE + AROUND, row
 
 
 def made_wheel(path: Path, member: str, content: bytes) -> Path:

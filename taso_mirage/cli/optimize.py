@@ -221,7 +221,7 @@ def _log(model: Path) -> Log:
 
 
 def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
-    with accounting(time.monotonic() - options["began"]):
+    with accounting(time.monotonic() - options.get("began", time.monotonic())):
         with staged(START), spent(Purpose.STARTING):
             from taso_mirage.report import data, explanations, summary
         result = _optimized(model, options, log)

@@ -14,7 +14,6 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import DerivationEdge, TileCounts
 from taso_mirage.kernels.derivations.folds import DOT
-from taso_mirage.kernels.derivations.leaf import OpaqueKind
 from taso_mirage.kernels.structures import INSIDE, PlannedKernel, class_phases
 from taso_mirage.targets.device import Device
 
@@ -46,8 +45,6 @@ ONCE = {
     "computed": "computed_once",
 }
 """What is counted in an iteration, and besides."""
-SLOW = frozenset({"div", "sqrt", "reciprocal"})
-"""Arithmetic that takes several instructions, as functions do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ class TileWork:
         folds = (1 - product) * (edge.label is not None)
         kinds = {
             f"lanes{when}": lanes * (1 - product),
-            "functions": lanes * times * _is_slow(edge),
+            "functions": lanes * times * edge.kind.slow,
             "folds": lanes * times * folds,
         }
         for kind, count in kinds.items():
@@ -300,10 +297,6 @@ class TileWork:
         if found is None or sum(set(each) == whole for each in labels) > WHOLE:
             return None
         return found if self.sizes[self.inner[found][0]] * self._bytes(found) % PIECE == 0 else None
-
-
-def _is_slow(edge: DerivationEdge) -> bool:
-    return edge.kind.exponential or edge.kind.name in SLOW or isinstance(edge.kind, OpaqueKind)
 
 
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:

@@ -102,7 +102,9 @@ def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = N
     header = ir.Model(shell, ir_version=header.ir_version, functions=functions)
     kept = {n: n.attr("name") for n in graph if n.op == "weight"}
     given = model.weights if weights is None else weights
-    return Model(graph, given, names, model.opsets, header, names=kept, opaque=model.opaque, trusted=model.trusted)
+    own = {"graph": graph, "weights": given, "output_names": names, "header": header, "names": kept}
+    none: dict[str, Any] = {"origins": {}, "sizes": {}, "integers": {}, "rows": {}, "shares": (), "defaults": {}}
+    return replace(model, **own, **none, source=None)
 
 
 def _declare_like(value: ir.Value, node: Node) -> None:

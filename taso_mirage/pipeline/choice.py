@@ -32,6 +32,7 @@ KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
+INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
@@ -118,6 +119,9 @@ class Choosing:
         candidate, timing = self._what_pays(alive[best], timing, pace, target)
         if self.load.busy:
             self.job.remarks.append(self.load.said(target))
+        if self.job.stop.asked and self._unclear(candidate, timing):
+            self.job.remarks.append(INTERRUPTED)
+            return Choice(candidate, timing, normal)
         if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
@@ -220,6 +224,11 @@ class Choosing:
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
+
+    def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
+        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
+        is slower."""
+        return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether it costs less than the original by the prediction; what happened inside of nodes

@@ -170,6 +170,8 @@ class DerivationKind:
     maximum: ClassVar[bool] = False
     """Whether it is the largest of its operand's elements over its label."""
     exponential: ClassVar[bool] = False
+    slow: ClassVar[bool] = False
+    """Whether it takes several instructions for an element, as functions do."""
     multiplies: ClassVar[bool] = False
     """Whether it is a product, a quotient, or a sum of products."""
     keeps_signs: ClassVar[bool] = False

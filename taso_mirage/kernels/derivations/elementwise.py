@@ -139,7 +139,7 @@ class Sub(Binary):
 
 class Div(Binary):
     __slots__ = ()
-    name, scalar, units, multiplies = "div", np.divide, (1.0, -1.0), True
+    name, scalar, units, multiplies, slow = "div", np.divide, (1.0, -1.0), True, True
 
     sketch = staticmethod(Algebra.div)
 
@@ -169,7 +169,7 @@ class Exp(Unary):
     """Relative to a maximum where a kernel keeps one, else as the model writes it."""
 
     __slots__ = ()
-    name, scalar, exponential, harm = "exp", np.exp, True, None
+    name, scalar, exponential, slow, harm = "exp", np.exp, True, True, None
 
     sketch = staticmethod(Algebra.exp)
 
@@ -189,7 +189,7 @@ class Exp(Unary):
 
 class Sqrt(Unary):
     __slots__ = ()
-    name, scalar, keeps_signs = "sqrt", np.sqrt, True
+    name, scalar, keeps_signs, slow = "sqrt", np.sqrt, True, True
 
     sketch = staticmethod(Algebra.sqrt)
 
@@ -212,7 +212,7 @@ class Neg(Unary):
 
 class Reciprocal(Unary):
     __slots__ = ()
-    name, scalar, as_written = "reciprocal", np.reciprocal, True
+    name, scalar, as_written, slow = "reciprocal", np.reciprocal, True, True
 
     sketch = staticmethod(Algebra.inverse)
 

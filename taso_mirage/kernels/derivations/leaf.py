@@ -61,6 +61,7 @@ class OpaqueKind(DerivationKind):
     """The function of that name in `Labelled.functions`; it may have several operands."""
 
     name: str
+    slow = True
 
     def example(self, goal: Labelled) -> Node | None:
         return goal.functions[self.name]
