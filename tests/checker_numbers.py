@@ -136,7 +136,8 @@ class Values:
         return math.exp(self.number(a[1], at))
 
     def of_inv(self, a: Any, at: dict[Any, int]) -> Number:
-        return float(np.divide(1.0, float(self.number(a[1], at))))
+        with np.errstate(divide="ignore"):  # of a row that sees nothing
+            return float(np.divide(1.0, float(self.number(a[1], at))))
 
     def of_max(self, a: Any, at: dict[Any, int]) -> Number:
         values = list(self.bag(a[2], at))
