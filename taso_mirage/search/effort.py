@@ -35,5 +35,5 @@ EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "default": USUAL_EFFORT, "thoro
 def effort_named(name: str) -> Effort:
     """The effort of a name; InvalidOption for another one."""
     if name not in EFFORTS:
-        raise InvalidOption(f"effort={name[:80]!r}: it is one of {', '.join(EFFORTS)}")
+        raise InvalidOption(f"--effort {name[:80]} is not known; it is one of {', '.join(EFFORTS)}")
     return EFFORTS[name]
