@@ -42,7 +42,7 @@ def test_an_option_that_is_given_counts_beside_an_effort() -> None:
 
 @pytest.mark.parametrize("name", ["fast", "", "Quick", None, 3])
 def test_other_efforts_are_refused(name: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"^--effort .*quick.*default.*thorough"):
+    with pytest.raises(InvalidOption, match=r"effort.*quick.*default.*thorough"):
         taso_mirage.optimize(onnx.load(TRANSFORMER), effort=name)
 
 
