@@ -24,6 +24,7 @@ from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
+from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
 from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.sessions import Sessions
 
@@ -95,7 +96,9 @@ class Program:
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
-        sessions = Sessions(model.model, self._device, options)
+        like = likeness(captured, self._weights, options)
+        known = PRECEDENTS.get(like)
+        sessions = Sessions(model.model, self._device, options, known and known.options(options))
         parts = sessions.parts(self._rounded, few)
         try:
             self.results, self._calls = sessions.optimized(parts, few)
@@ -103,6 +106,7 @@ class Program:
             if few is given:
                 raise
             self.results, self._calls = sessions.optimized(parts, given)  # it may name samples
+        self._precedent = PRECEDENTS.setdefault(like, known or precedent_of(self.results))
         self._rounds = any(part.tf32 for part in parts)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}

@@ -32,10 +32,14 @@ WARM = 3
 
 
 class Sessions:
-    """Makes the sessions of a model; `options` are those of `optimize`."""
+    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with
+    what was found for a graph like it."""
 
-    def __init__(self, model: Any, device: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, device: Any, options: Mapping[str, Any], optimizing: Mapping[str, Any] | None = None
+    ) -> None:
         self._model, self._device, self._options = model, device, options
+        self._optimizing = options if optimizing is None else optimizing
         self._inputs = [str(each.name) for each in model.graph.inputs]
         self._results = [str(each.name) for each in model.graph.outputs]
         self._cuda = device.type == "cuda"
@@ -85,8 +89,8 @@ class Sessions:
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
-        budget = min(share, 1.0) * self._options.get("budget", Options().budget)
-        options = {"may_grow": True, **self._options, "budget": budget}  # the file is a temporary one
+        budget = min(share, 1.0) * self._optimizing.get("budget", Options().budget)
+        options = {"may_grow": True, **self._optimizing, "budget": budget}  # the file is a temporary one
         options["elsewhere"] = False
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
