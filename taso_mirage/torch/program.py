@@ -98,7 +98,7 @@ class Program:
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
-        sessions = Sessions(model.model, self._device, options, known and known.options(options))
+        sessions = Sessions(model.model, self._device, options, None if known is None else known.options(options))
         parts = sessions.parts(self._rounded, few)
         try:
             self.results, self._calls = sessions.optimized(parts, few)
