@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 
 from taso_mirage.api import Options  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.torch import sessions  # noqa: E402
+from taso_mirage.torch import program, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.precedent import PRECEDENTS, Precedent, precedent_of  # noqa: E402
 
@@ -46,6 +46,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(sessions, "optimize", kept)
     return found
+
+
+def test_the_export_is_in_the_budget(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    exported, clock = program.to_onnx, SimpleNamespace(now=50.0)
+
+    def slowly(*given: Any) -> Any:
+        clock.now += 12.0
+        return exported(*given)
+
+    monkeypatch.setattr(program, "to_onnx", slowly)
+    for module in (program, sessions):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    model = Doubled(12)
+    with torch.no_grad():
+        torch.compile(model, backend=lambda captured, _: CapturedGraph(captured, {"measure": False, "budget": 60.0}))(
+            torch.randn(4, 12)
+        )
+    assert asked[0]["budget"] == pytest.approx(60 * (1 - sessions.FINISHING) - 12)
+    assert sessions.budget_left(10.0, 12.0) == 10 * sessions.LEAST
 
 
 class Doubled(torch.nn.Module):

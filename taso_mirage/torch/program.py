@@ -4,6 +4,7 @@ the memory that tensors have."""
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -81,6 +82,7 @@ class Program:
         rounding: bool = True,
         composing: bool = False,
     ) -> None:
+        began = time.monotonic()
         self._device = _device(arguments)
         cut, self._module, model = _exported(captured, cut, arguments)
         self._outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
@@ -98,7 +100,8 @@ class Program:
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
-        sessions = Sessions(model.model, self._device, options, None if known is None else known.options(options))
+        optimizing = None if known is None else known.options(options)
+        sessions = Sessions(model.model, self._device, options, optimizing, began)
         parts = sessions.parts(self._rounded, few)
         try:
             self.results, self._calls = sessions.optimized(parts, few)
