@@ -1,16 +1,18 @@
-"""Models of transformers, torchvision and timm from PyTorch: eager, torch.compile with Inductor,
-and with this package's backend (extra `torch`, with transformers, torchvision, timm, and a C++
-compiler for Inductor).
+"""Models of transformers, torchvision, timm and diffusers from PyTorch: eager, torch.compile with
+Inductor, and with this package's backend (extra `torch`, with transformers, torchvision, timm,
+diffusers, and a C++ compiler for Inductor).
 
-    python bench/torch_models.py [NAME ...] [--device cuda] [--seconds 5] [--budget 10]
+    python bench/torch_models.py [NAME ...] [--device cuda] [--seconds 5] [--budget 10] [--compile]
 
 Prints a line and writes bench/results/torch-DEVICE.json after each row (microseconds; rows of
 models that are not named stay). Small configurations with random weights. All run in turn in one
 process: on a CPU after a pause in which the others' threads fall asleep, on a GPU from idle to
 idle, with Inductor's CUDA graphs as one peer more. Medians, and ratios round by round. Each result
-is compared with eager, also at the other sizes, which come after the first. A graph that runs by
-Inductor, as that is faster, has a ratio of 1 over it by construction; what Inductor compiled before
-is in its cache then, so the seconds to compile ours have little of it.
+is compared with eager, also at the other sizes, which come after the first; `compiling` has the
+seconds of the first call at each. `--compile` is that alone: no other way is compiled, and nothing
+is timed; such rows have files of their own. A graph that runs by Inductor, as that is faster, has a
+ratio of 1 over it by construction; what Inductor compiled before is in its cache then, so the
+seconds to compile ours have little of it.
 """
 
 from __future__ import annotations
@@ -73,6 +75,33 @@ def vision(package: str, name: str) -> Callable[[], Any]:
     return build
 
 
+def unet() -> Any:
+    """A small denoiser with cross attention, at a fixed step and text."""
+    import diffusers
+
+    blocks = {
+        "block_out_channels": (64, 128),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "layers_per_block": 1,
+        "norm_num_groups": 16,
+    }
+    return Denoiser(diffusers.UNet2DConditionModel(sample_size=32, cross_attention_dim=128, **blocks))
+
+
+class Denoiser(torch.nn.Module):
+    """(b,4,h,w) -> (b,4,h,w)."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("text", torch.randn(1, 16, 128))
+
+    def forward(self, x: Any) -> Any:
+        text = self.text.expand(x.shape[0], -1, -1)
+        return self.net(x, 5, text, return_dict=False)[0]
+
+
 @dataclass(frozen=True)
 class Case:
     """A builder, and the sizes of its inputs: tokens have two, images four."""
@@ -86,6 +115,10 @@ class Case:
             return (torch.randint(0, 1000, size, generator=generator),)
         return (torch.randn(size, generator=generator),)
 
+    def on(self, device: str) -> list[tuple[Any, ...]]:
+        """The inputs of all sizes there."""
+        return [tuple(each.to(device) for each in self.inputs(size)) for size in self.sizes]
+
 
 CASES = {
     "bert": Case(transformer("BertModel", **TEXT)),
@@ -96,6 +129,9 @@ CASES = {
     "vit": Case(transformer("ViTModel", **TEXT), IMAGES),
     "resnet18": Case(vision("torchvision", "resnet18"), IMAGES),
     "mobilenet_v3_small": Case(vision("torchvision", "mobilenet_v3_small"), IMAGES),
+    "gpt2 small": Case(transformer("GPT2Model"), ((1, 64), (1, 96), (1, 200))),
+    "swin tiny": Case(transformer("SwinModel"), IMAGES[:1]),
+    "unet": Case(unet, ((1, 4, 32, 32), (2, 4, 32, 32))),
     "convnext_atto": Case(vision("timm", "convnext_atto"), IMAGES),
     "efficientnet_lite0": Case(vision("timm", "efficientnet_lite0"), IMAGES),
 }
@@ -164,6 +200,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch._dynamo.reset()
     backend = Backend(options.budget)
     model = CASES[name].build().eval().to(options.device)
+    if options.compile:
+        return compiled(name, model, backend, options)
     calls = {
         EAGER: model,
         INDUCTOR: torch.compile(copy.deepcopy(model)),
@@ -175,11 +213,40 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return measured(name, calls, backend, options)
 
 
+def compiled(name: str, model: Any, backend: Backend, options: argparse.Namespace) -> dict[str, Any]:
+    """A model compiled by ours alone, at all sizes."""
+    ours = torch.compile(copy.deepcopy(model), backend=backend)
+    with torch.inference_mode():
+        seconds, differences = at_sizes(ours, model, CASES[name].on(options.device))
+    ways = [way.by for graph in backend.graphs for way in graph.ways]
+    return {
+        "case": name,
+        "compiling": seconds,
+        "ways": ways,
+        "sizes": [list(size) for size in CASES[name].sizes],
+        "differences": differences,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def at_sizes(
+    ours: Callable[..., Any], eager: Callable[..., Any], given: Sequence[tuple[Any, ...]]
+) -> tuple[list[float], list[float]]:
+    """Seconds of the first call at each of these inputs, and its differences from eager's."""
+    seconds, differences = [], []
+    for inputs in given:
+        start = time.perf_counter()
+        found = ours(*inputs)
+        seconds.append(round(time.perf_counter() - start, 1))
+        differences.append(float(f"{difference(found, eager(*inputs)):.2g}"))
+    return seconds, differences
+
+
 def measured(
     name: str, calls: dict[str, Callable[..., Any]], backend: Backend, options: argparse.Namespace
 ) -> dict[str, Any]:
     case = CASES[name]
-    inputs, *others = (tuple(each.to(options.device) for each in case.inputs(size)) for size in case.sizes)
+    inputs, *others = case.on(options.device)
     took: dict[str, float] = {}
     for whose, call in calls.items():
         start = time.perf_counter()
@@ -188,7 +255,7 @@ def measured(
     pause = runtime.SPINNING if options.device == "cpu" else 0.0
     times = interleaved([timed(call, inputs, options.device) for call in calls.values()], options.seconds, pause)
     ways = [way.by for graph in backend.graphs for way in graph.ways]
-    differences = [difference(calls[OURS](*each), calls[EAGER](*each)) for each in (inputs, *others)]
+    seconds, differences = at_sizes(calls[OURS], calls[EAGER], (inputs, *others))
     median = dict(zip(calls, map(float, np.median(times, axis=0) * 1e6), strict=True))
     return {
         "case": name,
@@ -199,14 +266,23 @@ def measured(
         **({"ratio_graphs": _ratio(times[:, 3] / times[:, 2])} if GRAPHS in calls else {}),
         "runs": len(times),
         "seconds": took,
+        "compiling": [took[OURS], *seconds[1:]],
         "graphs": len(ways),
         "eager_graphs": ways.count("eager"),
         "inductor_graphs": ways.count("inductor"),
         "composed_graphs": ways.count("composed"),
         "sizes": [list(size) for size in case.sizes],
-        "differences": [float(f"{each:.2g}") for each in differences],
+        "differences": differences,
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def version(package: str) -> str:
+    """That of a package; none where it is not there, which only its models need."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _ratio(rounds: np.ndarray) -> list[float]:
@@ -220,18 +296,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=10.0, help="search of each graph")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true", help="seconds to compile, by ours alone")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_intermixed_args()
     if unknown := set(options.names) - set(CASES):
         parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(CASES)}")
-    versions = {name: metadata.version(name) for name in ("torch", "transformers", "torchvision", "timm", "onnxscript")}
+    versions = {
+        name: version(name) for name in ("torch", "transformers", "torchvision", "timm", "diffusers", "onnxscript")
+    }
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), **versions}
     device = torch.cuda.get_device_name() if options.device == "cuda" else runtime.device()
     head = {"bench": "torch", "device": device, "threads": torch.get_num_threads(), "versions": versions}
     short = "cpu2" if options.device == "cpu" else device.split()[1]
     rows = Rows(
-        options.output or ROOT / "bench" / "results" / f"torch-{short}.json",
-        {**head, "unit": "us", "budget": options.budget},
+        options.output or ROOT / "bench" / "results" / f"torch-{'compile-' * options.compile}{short}.json",
+        {**head, "unit": "s" if options.compile else "us", "budget": options.budget},
     )
     for name in options.names:
         with warnings.catch_warnings():

@@ -117,6 +117,7 @@ HEAVY = {
         "torch/norms.py",
         "torch/parts.py",
         "torch/pieces.py",
+        "torch/precedent.py",
         "torch/sessions.py",
         "torch/program.py",
         "torch/race.py",

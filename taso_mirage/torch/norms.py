@@ -60,6 +60,10 @@ NORMS = frozenset((torch.batch_norm.__name__, torch.instance_norm.__name__))
 STATISTICS = 5
 """The place of what says whether those of the batch are meant."""
 
+HOLDING = frozenset((torch.ops.aten.detach_.default,))
+"""Operators that are said to change an operand in place, but for its numbers: constants of a graph
+go through them."""
+
 
 def trains(node: Any) -> bool:
     """Whether a node of a graph is a norm with the statistics of its batch."""
@@ -68,13 +72,15 @@ def trains(node: Any) -> bool:
 
 
 def may_change(node: Any) -> bool:
-    """Whether a node of a graph of ATen may change an operand in place, or trains.
+    """Whether a node of a graph of ATen may change what an operand holds in place, or trains.
 
     A schema says what an operator changes, but for the running statistics of norms. A graph inside
     of the graph, or an operator of others, may be anything.
     """
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
         return bool(node.op == "call_module")
+    if node.target in HOLDING:
+        return False
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.name.startswith("aten::"):
         return True

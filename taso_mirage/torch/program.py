@@ -4,6 +4,7 @@ the memory that tensors have."""
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -24,6 +25,7 @@ from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
+from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
 from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.sessions import Sessions
 
@@ -80,6 +82,7 @@ class Program:
         rounding: bool = True,
         composing: bool = False,
     ) -> None:
+        began = time.monotonic()
         self._device = _device(arguments)
         cut, self._module, model = _exported(captured, cut, arguments)
         self._outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
@@ -95,7 +98,10 @@ class Program:
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
-        sessions = Sessions(model.model, self._device, options)
+        like = likeness(captured, self._weights, options)
+        known = PRECEDENTS.get(like)
+        optimizing = None if known is None else known.options(options)
+        sessions = Sessions(model.model, self._device, options, optimizing, began)
         parts = sessions.parts(self._rounded, few)
         try:
             self.results, self._calls = sessions.optimized(parts, few)
@@ -103,6 +109,7 @@ class Program:
             if few is given:
                 raise
             self.results, self._calls = sessions.optimized(parts, given)  # it may name samples
+        self._precedent = PRECEDENTS.setdefault(like, known or precedent_of(self.results))
         self._rounds = any(part.tf32 for part in parts)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}

@@ -4,6 +4,7 @@ several where PyTorch rounds the operands of some operators to TF32."""
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,29 @@ from taso_mirage.torch.race import slower
 
 WARM = 3
 """Calls after which all is captured that will be."""
+FINISHING = 0.1
+"""Of the budget of a graph, for what follows: the comparison with eager PyTorch, and the times
+beside it."""
+LEAST = 0.5
+"""Of the budget, for the optimizer, however long the export took."""
 
 
 class Sessions:
-    """Makes the sessions of a model; `options` are those of `optimize`."""
+    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with
+    what was found for a graph like it. The budget `began` with the graph's export, by
+    `time.monotonic`; with the sessions, if left out."""
 
-    def __init__(self, model: Any, device: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        device: Any,
+        options: Mapping[str, Any],
+        optimizing: Mapping[str, Any] | None = None,
+        began: float | None = None,
+    ) -> None:
         self._model, self._device, self._options = model, device, options
+        self._optimizing = options if optimizing is None else optimizing
+        self._began = time.monotonic() if began is None else began
         self._inputs = [str(each.name) for each in model.graph.inputs]
         self._results = [str(each.name) for each in model.graph.outputs]
         self._cuda = device.type == "cuda"
@@ -66,10 +83,12 @@ class Sessions:
         values = dict(zip(self._inputs, given, strict=True))
         results: list[Result] = []
         opened: list[OpenSession] = []
+        whole = self._optimizing.get("budget", Options().budget)
+        budget = budget_left(whole, time.monotonic() - self._began)
         with tempfile.TemporaryDirectory() as folder:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
-                results.append(self._optimized(part, path, values))
+                results.append(self._optimized(part, path, values, budget))
                 opened.append(self._opened(Trusted(str(path)), part.tf32))  # its kernels were made here
                 if len(opened) < len(parts):
                     found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
@@ -82,11 +101,14 @@ class Sessions:
         """Calls of what the optimizer made of the parts as one function by Inductor; see there."""
         return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
-    def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any]) -> Result:
+    def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
-        budget = min(share, 1.0) * self._options.get("budget", Options().budget)
-        options = {"may_grow": True, **self._options, "budget": budget}  # the file is a temporary one
+        options = {
+            "may_grow": True,
+            **self._optimizing,
+            "budget": min(share, 1.0) * budget,
+        }  # the file is a temporary one
         options["elsewhere"] = False
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
@@ -115,6 +137,11 @@ class Sessions:
 
     def _bound(self, opened: Sequence[OpenSession], inputs: Sequence[str], results: Sequence[str]) -> Calls:
         return BoundCalls(opened, inputs, results, self._device, self._stream, self._cuda)
+
+
+def budget_left(budget: float, spent: float) -> float:
+    """Seconds that the optimizer has of a graph's budget, of which so many were spent before."""
+    return max(LEAST * budget, (1 - FINISHING) * budget - spent)
 
 
 def _has_bfloats(opened: Any) -> bool:
