@@ -3,6 +3,7 @@ and the next call works."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -97,6 +98,21 @@ def test_a_crash_is_an_error_and_the_next_call_works() -> None:
     assert session.run({**values, "y": np.full(4, 2, np.int64)})[0].tolist() == [LEAST // 2] * 4
     assert timed() > 0
     assert other.run({"x": np.array([-1, 0, 1, 2], np.float32)})[0].tolist() == [0, 0, 1, 2]
+
+
+def test_a_call_that_does_not_arrive_is_an_error(own: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the process is well: nobody waits for its end."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    session, fed = Session(small()), {"x": np.ones(4, np.float32)}
+    session.run(fed)
+    with monkeypatch.context() as patched:
+        patched.setattr(children, "_send", full)
+        with pytest.raises(RuntimeCrashed, match="cannot be reached: No space left on device"):
+            session.run(fed)
+    assert session.run(fed)[0].tolist() == [1.0] * 4
 
 
 def test_what_takes_too_long_is_given_up(own: Child) -> None:

@@ -17,8 +17,14 @@ from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.target import CPU
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.candidates import BY_PREDICTION, passes, search
+from taso_mirage.pipeline.problem import pose
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.mutations import NO_MUTATIONS
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets.cpu.device import SLOW
 
 FUSED = "SkipLayerNormalization"
@@ -117,3 +123,12 @@ def test_laws_of_standard_operators_are_not_compared() -> None:
     clock = Clock(50e-6)
     assert passed(model((x,), (y,)), clock)[0] == ["relu"]
     assert "in_turn" not in clock.calls
+
+
+def test_what_costs_predict_is_a_candidate_whatever_was_measured() -> None:
+    """A machine on which fusions seem slow makes no run worse than one that measures nothing."""
+    made = layers()
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(50e-6), deadline=Deadline(60.0))
+    problem = pose(job, made, (({}, 1.0),))
+    found, _ = search(job, problem, passes(job, problem), NO_MUTATIONS)
+    assert {each.name: fusions((ops(each.model.graph.outputs), [])) for each in found} == {BY_PREDICTION: 3}

@@ -72,8 +72,11 @@ class Child:
                 _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
                 self._wait(connection)
                 raised, answer = _receive(connection)
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):
                 raise RuntimeCrashed(self._ending()) from None
+            except OSError as error:  # the process is well, and may have half of a message
+                self.stop()
+                raise RuntimeCrashed(f"ONNX Runtime's process cannot be reached: {error.strerror or error}") from None
             except BaseException:  # an interrupt: what it is at would go on
                 self.stop()
                 raise

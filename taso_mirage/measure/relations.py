@@ -114,7 +114,10 @@ def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> Iterator[SizeRelation]:
 
 
 def _joined(shapes: Sequence[tuple[Dim, ...]], node: Node) -> Iterator[SizeRelation]:
-    axis = int(node.attr("call").node.attributes["axis"].value)
+    given = node.attr("call").node.attributes["axis"]
+    if given.is_ref():  # of a function, where there is none: whatever the runtime makes of it
+        return
+    axis = given.as_int()
     for first, second in pairwise(shapes):
         for i, (a, b) in enumerate(zip(first, second, strict=False)):
             if i != axis % len(first):

@@ -15,13 +15,17 @@ from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
 from taso_mirage.pipeline.problem import Problem, rewriter_for
-from taso_mirage.pipeline.shares import DECIDING, search_seconds
+from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import STRATEGIES
+from taso_mirage.search.effort import QUICK
 from taso_mirage.search.mutations import NO_MUTATIONS, SHARE, Mutations, MutationStore, mutations
 from taso_mirage.search.rewriter import ModelCandidate, Rewriter, shares
 from taso_mirage.search.search import Budget, SearchStatistics
 from taso_mirage.search.steps import RewriteStep
+
+BY_PREDICTION = "predicted"
+"""The name of the candidate that was made by predicted costs alone."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Start:
     passed: ModelCandidate
     rewriters: list[Rewriter]
     budget: Budget
-    inside: tuple[ModelCandidate, ...] = ()
+    first: tuple[ModelCandidate, ...] = ()
     looked: bool = True
 
 
@@ -50,13 +54,30 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     problem.rewriter.known.over = lambda: job.deadline.last() <= job.deadline.closing
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
-    alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()
+    first = [problem.rewriter.candidate("bodies", changed, taken)] if inside else []
+    first += [predicted(job, problem, budget, changed, taken)] if job.config.measure else []
     normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
         each.measure_until(budget.start + budget.seconds)
-    return Start(normal, steps, passed, others or [problem.rewriter], budget, alone)
+    return Start(normal, steps, passed, others or [problem.rewriter], budget, tuple(first))
+
+
+def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> ModelCandidate:
+    """What a quick effort makes of a model after the steps to it: passes and a short search by
+    predicted costs, which measure nothing, so the machine's load cannot turn it."""
+    rewriter = rewriter_for(job, problem, problem.target, measured=False)
+    normal, steps, passed = rewriter.passes(model, taken)
+    passed = replace(passed, cost=rewriter.cost(passed.model.graph.outputs))
+    share = Budget(ahead_seconds(job), QUICK.states, QUICK.patience, whole.alpha, matches=QUICK.matches)
+    job.stop.budget = share
+    progress = partial(job.progress, "passes")
+    searched, _ = rewriter.search(normal, steps, STRATEGIES["best-first"][0], share, progress)
+    job.stop.budget = None
+    whole.stop |= share.stop
+    best = passed if searched is None or passed.cost <= searched.cost else searched
+    return replace(best, name=BY_PREDICTION)
 
 
 def mutate(job: Job, start: Start) -> Mutations:
@@ -83,7 +104,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     searched, and the original is tried.
     """
     start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
-    candidates, statistics = list(start.inside), SearchStatistics()
+    candidates, statistics = list[ModelCandidate](), SearchStatistics()
     made = [m.equation for m in found.found]
     progress = partial(job.progress, "search")
     ways = list(product(start.rewriters, STRATEGIES[job.config.strategy]))
@@ -95,8 +116,10 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     job.stop.budget = None
     start.looked = statistics.states > 0 or "time" not in statistics.ended
     fit = partial(small, job, problem)
-    candidates, passed = [*map(fit, candidates)], fit(start.passed)
-    start.passed = passed = replace(passed, cost=problem.cost(passed.model.graph.outputs))
+    candidates = [*map(fit, candidates)]
+    unpriced = [*map(fit, (start.passed, *start.first))]
+    passed, *first = (replace(each, cost=problem.cost(each.model.graph.outputs)) for each in unpriced)
+    start.passed = passed
     others = [
         each
         for target in variants(job, problem)
@@ -107,7 +130,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     ]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
     read = problem.rewriter.candidate("read", problem.model)
-    candidates = [read, passed, *others, *candidates, *(fit(each) for each in together if each is not None)]
+    candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

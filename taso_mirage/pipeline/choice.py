@@ -18,7 +18,7 @@ from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
-from taso_mirage.pipeline.candidates import Start
+from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
@@ -214,11 +214,11 @@ class Choosing:
 
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
         """Those that can be loaded before the comparison: all, or the ones that are predicted to be
-        the fastest."""
+        the fastest, of which the one that no load of the machine changes is the first."""
         loads = (self._left() - comparison_seconds(self.job)) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
-        kept = sorted(candidates, key=lambda c: c.cost)[: max(int(loads), 1)]
+        kept = sorted(candidates, key=lambda c: (c.name != BY_PREDICTION, c.cost))[: max(int(loads), 1)]
         if len(kept) < len(candidates):
             left = len(candidates) - len(kept)
             said = f"{left} candidates were" if left > 1 else "1 candidate was"

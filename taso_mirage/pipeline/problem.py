@@ -124,9 +124,10 @@ def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:
     return Problem(model, config.target, workloads, weights, proofs, rewriter)
 
 
-def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
-    """The rewriter of the same problem for a target with other options."""
-    cache = job.cache if job.config.measure else None
+def rewriter_for(job: Job, problem: Problem, target: Target, measured: bool = True) -> Rewriter:
+    """The rewriter of the same problem for a target with other options, or by predicted costs
+    alone."""
+    cache = job.cache if job.config.measure and measured else None
     equations, weights = problem.rewriter.equations, problem.weights
     return Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
 

@@ -36,6 +36,9 @@ LOOK = 1.0
 """Seconds that a search has at least, if there are so many."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
+AHEAD = 0.75
+"""Of what is left, at most, for the short search by predicted costs, which ends by numbers: it
+finds most of what there is, and needs no measurement."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """Of the budget, to explain changes where that is asked for, and seconds at most."""
 WRITING = 1 << 29
@@ -119,6 +122,13 @@ def search_seconds(job: Job) -> float:
     kernels = _kept_for_kernels(job, free)
     share = BEFORE_KERNELS if job.config.target.gpu else HALF
     return free if not kernels else max(share * (free - kernels), LOOK)
+
+
+def ahead_seconds(job: Job) -> float:
+    """What the short search by predicted costs may take: only the check and the shortest comparison
+    must follow on it."""
+    must = job.checking + job.regions + load_seconds(job) + slow_seconds(job)
+    return AHEAD * max(job.deadline.left() - must, 0.0)
 
 
 def kernel_seconds(job: Job) -> float:
