@@ -38,8 +38,10 @@ correct that."""
 FINALISTS = 4
 """So many of the cheapest states of a part are measured as they are, beside the part as it was."""
 FULL, LEAST = 1 / 4, 8
-"""Of the cost of the dearest part in all its places: from here on a part has all the patience, below
-in proportion, but for so many states at least. A border of equal layers is a part of its own."""
+"""Of the cost of the dearest part in all its places: from here on a part has all the patience.
+
+Below that it has a part of it, and so many states at least: a border of equal layers, say.
+"""
 DECISIVE = 1 / 8
 """The same from which the choice between a part's cheapest states is measured."""
 EQUAL = 1.02
