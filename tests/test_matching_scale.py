@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from scripts import script
 
-from taso_mirage.ir.terms import Node, Tensor, constant, substitute, topological, users, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.equation import Equation, apply_equation, matches
@@ -19,9 +20,19 @@ from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.match_keys import canonical_terms, depth, match_key, upper
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.partition import model_parts
 from taso_mirage.search.passes import Context, for_search, pass_order, simplify
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.search import Budget, directions, rewrites, search_model
+from taso_mirage.search.search import (
+    LEAST,
+    BestState,
+    Budget,
+    SearchState,
+    directions,
+    rewrites,
+    search_model,
+    search_part,
+)
 from taso_mirage.verdicts import Failure
 
 ROOT = Path(__file__).parent.parent
@@ -163,6 +174,36 @@ def test_many_layers_are_searched_as_few(equations: tuple[Equation, ...]) -> Non
     assert found[1].parts > 3 * found[0].parts
     assert found[1].distinct <= found[0].distinct + 1
     assert found[1].matches < 1.5 * found[0].matches
+
+
+def test_the_borders_of_equal_layers_have_less_patience_and_no_contest(equations: tuple[Equation, ...]) -> None:
+    """A part of one place is little of what many equal ones cost together."""
+    patience: dict[int, set[int]] = {}
+    asked: list[int] = []
+    outputs, eager = layers(48), pass_order(rules())[1]
+    places = Counter(part.graph for part in model_parts(outputs))
+    many = max(places.values())
+    assert many > 8
+    assert 1 in places.values()
+
+    def noted(graph: Graph, *asked: Any) -> BestState:
+        patience.setdefault(places[graph], set()).add(asked[4].patience)
+        return search_part(graph, *asked)
+
+    def choose(states: list[SearchState]) -> int:
+        asked.append(next(places[graph] for graph in places if graph.outputs in states))
+        return 0
+
+    budget = Budget(600, states_per_part=2, choose=choose)
+    found = (outputs, Rules(equations), eager, Cost(Roofline(CONTEXT)), CONTEXT, budget)
+    search_model(*found, strategy=lambda graph, *rest: noted(graph, *rest) if graph in places else kept(graph))
+    assert patience == {many: {budget.patience}, 1: {LEAST}}
+    assert set(asked) <= {many}
+
+
+def kept(graph: Graph) -> BestState:
+    """A part as it is."""
+    return BestState((), 1.0, 1.0, 1, 0, "nothing left to try")
 
 
 def test_surroundings_tell_all_that_a_rewrite_asks_for() -> None:

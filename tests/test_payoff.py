@@ -27,7 +27,7 @@ from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline import optimize_model, payoff
 from taso_mirage.pipeline.payoff import WIDE, Payoff, split
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
@@ -174,8 +174,8 @@ def looked(tmp_path: Path, seconds: float = 1000.0, **clocks: float) -> tuple[Mo
     with measuring(config) as (cache, executor):
         problem = pose(Job(config, quiet, Stop(), cache, executor), made)
         candidate = problem.rewriter.passes()[2]
-        payoff = Payoff(problem, candidate, clock(**clocks), seconds, 0.1)
-        return payoff.run(), payoff.left_out
+        found = Payoff(problem, candidate, clock(**clocks), seconds, 0.1)
+        return found.run(), found.left_out
 
 
 def test_the_kind_that_is_slow_is_left_out_and_the_others_stay(tmp_path: Path) -> None:
@@ -193,6 +193,21 @@ def test_several_kinds_that_are_slow_are_all_left_out(tmp_path: Path) -> None:
     assert found is not None
     assert len(left_out) == 2
     assert not {FUSED, "BiasGelu", "Neg"} & set(nodes(serialize(found.model)))
+
+
+def test_steps_are_taken_apart_only_where_a_look_is_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That walks over the whole model for many of its steps."""
+    asked: list[int] = []
+
+    def noted(outputs: Sequence[Any], steps: Sequence[RewriteStep]) -> list[RewriteStep]:
+        asked.append(len(steps))
+        return single_steps(outputs, steps)
+
+    monkeypatch.setattr(payoff, "single_steps", noted)
+    assert looked(tmp_path, 0.5) == (None, [])
+    assert not asked
+    assert looked(tmp_path) == (None, [])
+    assert len(asked) == 1
 
 
 def test_nothing_is_left_out_of_what_pays_or_without_time(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_a_second_is_of_the_outermost_stage_and_the_innermost_purpose() -> None:
     assert list(found.purposes.items()) == [("operators", 16.0), ("loads", 7.0), ("own work", 4.0), ("starting", 2.0)]
 
 
+def test_loads_are_counted_by_stage_each_once() -> None:
+    with accounting(clock=Clock()) as account:
+        with staged("check"), spent(Purpose.LOADS), spent(Purpose.LOADS):
+            pass
+        with staged("check"), spent(Purpose.LOADS), spent(Purpose.STARTING):
+            pass
+        with spent(Purpose.CHECKS):
+            pass
+    assert account.spending().loads == {"check": 2}
+
+
 def failing(clock: Clock) -> None:
     with staged("check"), spent(Purpose.CHECKS):
         clock.passes(2)
@@ -159,6 +170,8 @@ def test_the_command_says_what_its_seconds_were_spent_on(tmp_path: Path, layer: 
     for stage, seconds in told["seconds"].items():
         assert stages[stage]["seconds"] == pytest.approx(seconds, rel=0.2, abs=0.2)
         assert sum(stages[stage]["spent"].values()) == pytest.approx(stages[stage]["seconds"])
+    assert stages["load the original"]["loads"] == 1
+    assert found["loads"] == sum(each["loads"] for each in stages.values()) >= 2
     for stage, purpose in (("load the original", "loads"), ("reference", "references"), ("write", "files")):
         assert stages[stage]["spent"][purpose] > 0
 
@@ -168,7 +181,8 @@ def test_the_table_of_timing(tmp_path: Path, layer: Path) -> None:
     shown = run(*options, "-o", tmp_path / "a.onnx", "--timing").stdout
     assert "seconds spent" in shown
     assert re.search(r"│ passes +│ +\d+\.\d\d │ own work", shown)
-    assert re.search(r"│ all +│ +\d+\.\d\d │ ", shown)
+    assert re.search(r"│ load the original +│ +\d+\.\d\d │ .*\b1 load \d", shown)
+    assert re.search(r"│ all +│ +\d+\.\d\d │ .*\b\d+ loads? \d", shown)
     assert "seconds spent" not in run(*options, "-o", tmp_path / "b.onnx").stdout
 
 

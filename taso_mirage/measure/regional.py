@@ -26,7 +26,7 @@ from taso_mirage.measure.magnitudes import most_of, rounds
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.reference import FloatReference
-from taso_mirage.measure.session import Session, open_in_child
+from taso_mirage.measure.session import Session, open_in_child, open_part
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.build import excerpt, observing
 from taso_mirage.operators.work import size, sized
@@ -241,7 +241,7 @@ class _Compared:
 
     def _opened(self, sides: Sides, after: Model) -> Session:
         if sides.after not in self.sessions:
-            self.sessions[sides.after] = open_in_child(after, self.optimized.target)
+            self.sessions[sides.after] = open_part(after, self.optimized.target)
         return self.sessions[sides.after]
 
     def _after(self, sides: Sides) -> Model:

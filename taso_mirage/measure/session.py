@@ -156,6 +156,12 @@ def open_in_child(
     """
     if check:
         checked(serialize_types(model, source))
+    return open_part(model, target, source, without)
+
+
+@spent(Purpose.CHECKS, usual=True)
+def open_part(model: Model, target: Target = CPU, source: bool = False, without: Collection[str] = ()) -> Session:
+    """The same of a part of a model, which is no load of the whole."""
     if target.shares:
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
@@ -214,7 +220,6 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
-@spent(Purpose.LOADS)
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read, on the CPU without the runtime's optimizations where
     these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure.session import weight_bytes
@@ -12,6 +13,7 @@ from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
+from taso_mirage.search.steps import RewriteStep
 
 Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
 """Of candidates that run in turn for so many rounds the times of the first against each other."""
@@ -32,12 +34,21 @@ class Payoff:
         self.problem, self.timed, self.pace = problem, timed, pace
         self.end = time.monotonic() + seconds
         self.current, self.left_out = candidate, list[ChangeKind]()
-        outputs = problem.model.graph.outputs
-        self.steps = single_steps(outputs, candidate.steps)
-        self.kinds = change_kinds(outputs, self.steps)
+
+    @cached_property
+    def steps(self) -> list[RewriteStep]:
+        """Single ones; found where a look is taken, which no time may be left for."""
+        return single_steps(self.problem.model.graph.outputs, self.current.steps)
+
+    @cached_property
+    def kinds(self) -> list[ChangeKind]:
+        """The kinds of what these change."""
+        return change_kinds(self.problem.model.graph.outputs, self.steps)
 
     def run(self) -> ModelCandidate | None:
         """The candidate without what does not pay; None where nothing is left out."""
+        if self._wide(1) < 1:
+            return None
         queue: list[tuple[float, Bundle]] = [(1.0, each) for each in split(self.kinds, self._wide(WIDE))]
         while queue and (wide := self._wide(len(queue))) > 0:
             queue.sort(key=lambda each: -each[0])

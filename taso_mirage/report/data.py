@@ -183,6 +183,8 @@ class StageSpendingData(TypedDict):
     stage: str
     seconds: float
     spent: dict[str, float]
+    loads: int
+    """Of whole models into the runtime."""
 
 
 class SpendingData(TypedDict):
@@ -192,6 +194,8 @@ class SpendingData(TypedDict):
     seconds: float
     """All: from the start of the process to the last file."""
     spent: dict[str, float]
+    loads: int
+    """Of whole models into the runtime."""
     stages: list[StageSpendingData]
 
 
@@ -276,8 +280,9 @@ def _spending_data(spending: Spending) -> SpendingData:
     return {
         "seconds": spending.seconds,
         "spent": spending.purposes,
+        "loads": sum(spending.loads.values()),
         "stages": [
-            {"stage": stage, "seconds": sum(each.values()), "spent": dict(each)}
+            {"stage": stage, "seconds": sum(each.values()), "spent": dict(each), "loads": spending.loads.get(stage, 0)}
             for stage, each in spending.stages.items()
         ],
     }

@@ -26,7 +26,7 @@ from taso_mirage.search.config import SPENT
 from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
-from taso_mirage.system.spending import Spending
+from taso_mirage.system.spending import Purpose, Spending
 from taso_mirage.system.terminal import one_line
 
 
@@ -170,20 +170,25 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
 
 def show_spending(spending: Spending) -> None:
     """The table of `--timing`: the seconds of every stage, and of all, by what they were spent on,
-    the most first."""
+    the most first; of loads of whole models also how many there were."""
     table = Table(title="seconds spent", title_justify="left", show_footer=True)
     table.add_column("stage", footer="all")
     table.add_column("seconds", justify="right", footer=f"{spending.seconds:.2f}")
-    table.add_column("on", overflow="fold", footer=_spent_on(spending.purposes))
+    table.add_column("on", overflow="fold", footer=_spent_on(spending.purposes, sum(spending.loads.values())))
     for stage, each in spending.stages.items():
         if sum(each.values()) >= SHOWN:
-            table.add_row(escape(stage), f"{sum(each.values()):.2f}", _spent_on(each))
+            spent_on = _spent_on(each, spending.loads.get(stage, 0))
+            table.add_row(escape(stage), f"{sum(each.values()):.2f}", spent_on)
     Console().print(table, highlight=False)
 
 
-def _spent_on(seconds: Mapping[str, float]) -> str:
+def _spent_on(seconds: Mapping[str, float], loads: int) -> str:
     parts = sorted(seconds.items(), key=lambda each: -each[1])
-    return ", ".join(f"{purpose} {spent:.2f}" for purpose, spent in parts if spent >= SHOWN)
+    return ", ".join(f"{_counted(each, loads)} {spent:.2f}" for each, spent in parts if spent >= SHOWN)
+
+
+def _counted(purpose: str, loads: int) -> str:
+    return f"{loads} {'load' if loads == 1 else purpose}" if purpose == Purpose.LOADS else purpose
 
 
 SHOWN = 0.005

@@ -37,6 +37,13 @@ TERM = 0.02
 correct that."""
 FINALISTS = 4
 """So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+FULL, LEAST = 1 / 4, 8
+"""Of the cost of the dearest part in all its places: from here on a part has all the patience.
+
+Below that it has a part of it, and so many states at least: a border of equal layers, say.
+"""
+DECISIVE = 1 / 8
+"""The same from which the choice between a part's cheapest states is measured."""
 EQUAL = 1.02
 """Predicted costs that differ by less are one: measured operators vary as much."""
 
@@ -196,12 +203,15 @@ def _searched(
     orders = {graph: topological(graph.outputs) for graph in places}
     prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}
     found = {graph: BestState((), price, price, 0, 0, "time") for graph, price in prices.items()}
+    weights = _weights(prices, places)
     done = Counter[str]()
 
     def looked(graph: Graph, seconds: float) -> float:
         progress(done.total())
         done["parts"] += places[graph]
-        each = found[graph] = search(graph, replace(budget, seconds=seconds, start=time.monotonic()))
+        patience = min(max(math.ceil(budget.patience * weights[graph] / FULL), LEAST), budget.patience)
+        share = replace(budget, seconds=seconds, start=time.monotonic(), patience=patience)
+        each = found[graph] = search(graph, share)
         budget.matches -= each.matches
         return (each.before - each.after) * places[graph]
 
@@ -214,14 +224,22 @@ def _searched(
     return found
 
 
+def _weights(prices: Mapping[Graph, float], places: Mapping[Graph, int]) -> dict[Graph, float]:
+    """What each part costs in all its places, beside the one that costs most."""
+    costs = {graph: prices[graph] * count for graph, count in places.items()}
+    most = max(costs.values(), default=0.0)
+    return {graph: cost / most if most > 0 else 1.0 for graph, cost in costs.items()}
+
+
 def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
-    """Measure the cheapest states of the parts, those first that save most in all their places,
-    until only `kept` seconds are left, or less than the longest took: a part without a measurement
-    has the state that is predicted to be the fastest."""
+    """Measure the cheapest states of the parts that are DECISIVE, those first that save most in all
+    their places, until only `kept` seconds are left, or less than the longest took: a part without
+    a measurement has the state that is predicted to be the fastest."""
     if budget.choose is None:
         return
-    longest = 0.0
-    for graph in sorted(places, key=lambda g: (found[g].after - found[g].before) * places[g]):
+    longest, weights = 0.0, _weights({graph: found[graph].before for graph in places}, places)
+    decisive = [graph for graph in places if weights[graph] >= DECISIVE]
+    for graph in sorted(decisive, key=lambda g: (found[g].after - found[g].before) * places[g]):
         each = found[graph]
         left = budget.left()
         if len(each.finalists) > 1 and left - kept > longest:

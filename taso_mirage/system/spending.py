@@ -53,9 +53,11 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Seconds by stage, in the order in which they ran, and purpose."""
+    """Seconds by stage, in the order in which they ran, and purpose; and how many whole models each
+    stage loaded into the runtime."""
 
     stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    loads: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -79,13 +81,14 @@ class Account:
         self._clock, self._since = clock, clock()
         self._stage, self._purposes = BETWEEN, [Purpose.OWN]
         self._spent: dict[str, dict[str, float]] = {}
+        self._loads: dict[str, int] = {}
         if before:
             self._spent[START] = {Purpose.STARTING: before}
 
     def spending(self) -> Spending:
         """What was spent until now."""
         self._charge()
-        return Spending({stage: dict(found) for stage, found in self._spent.items()})
+        return Spending({stage: dict(found) for stage, found in self._spent.items()}, dict(self._loads))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -107,6 +110,8 @@ class Account:
         purpose is for what has none yet."""
         purpose = self._purposes[-1] if usual and self._purposes[-1] is not Purpose.OWN else purpose
         self._charge()
+        if purpose is Purpose.LOADS is not self._purposes[-1]:
+            self._loads[self._stage] = self._loads.get(self._stage, 0) + 1
         self._purposes.append(purpose)
         try:
             yield
