@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ COUNTS = {
 """Cases of a full run; every second random graph is searched with the other strategy."""
 LIMIT = 120.0
 """Seconds that a case may take."""
+SLOWEST = 5
+"""So many of the slowest cases are named."""
 FIRST = ("onnx", "numpy", "taso_mirage.cli", "fuzz.judge")
 
 
@@ -66,7 +69,7 @@ def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
                     print(f"{kind} {seed}: {found['wrong']}", flush=True)
         finally:
             processes.close()
-    slowest = [{"seconds": s, "kind": kind, "seed": seed} for s, kind, seed in sorted(seconds, reverse=True)[:5]]
+    slowest = [{"seconds": s, "kind": kind, "seed": seed} for s, kind, seed in sorted(seconds, reverse=True)[:SLOWEST]]
     return {
         "bench": "soak",
         "device": runtime.device(),
@@ -79,16 +82,36 @@ def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
     }
 
 
+def joined(found: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The summary of several runs over other cases."""
+    every = [found, *others]
+    cases, ended = Counter[str](), Counter[str]()
+    for each in every:
+        cases.update(each["cases"])
+        ended.update(each["ended"])
+    slowest = sorted((one for each in every for one in each["slowest"]), key=lambda one: -one["seconds"])
+    return {
+        **found,
+        "cases": dict(cases),
+        "ended": dict(sorted(ended.items())),
+        "slowest": slowest[:SLOWEST],
+        "wrong": [one for each in every for one in each["wrong"]],
+        "seconds": sum(each["seconds"] for each in every),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*COUNTS], help="only this kind")
     parser.add_argument("--count", type=int, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--join", type=Path, nargs="+", default=(), help="results of runs over other cases, to add")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     counts = {kind: options.count or count for kind, count in COUNTS.items() if options.only in (None, kind)}
-    found = soak(counts, options.first, options.workers)
+    others = [json.loads(file.read_text()) for file in options.join]
+    found = joined(soak(counts, options.first, options.workers), others)
     print(json.dumps({key: value for key, value in found.items() if key != "wrong"}, indent=2))
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=2) + "\n")
