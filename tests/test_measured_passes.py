@@ -125,6 +125,14 @@ def test_laws_of_standard_operators_are_not_compared() -> None:
     assert "in_turn" not in clock.calls
 
 
+def test_after_the_time_for_measurements_an_operator_that_is_known_to_be_slow_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("skip_layer_norm", "skip_layer_norm_sum"):
+        monkeypatch.setitem(SLOW, name, 8.0)
+    assert fusions(passed(layers(), Clock(1e-6), deadline=0.0)) == 0
+
+
 def test_what_costs_predict_is_a_candidate_whatever_was_measured() -> None:
     """A machine on which fusions seem slow makes no run worse than one that measures nothing."""
     made = layers()

@@ -304,6 +304,21 @@ def test_of_candidates_that_take_as_long_the_one_is_taken_that_is_predicted_to_b
     assert choosing._champion([first, second], [[[t] * 16 for t in times]]) == 1 - slower
 
 
+def test_with_time_for_one_load_the_candidate_by_prediction_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that are measured in part would choose another one on a busy machine."""
+    a = x(8, 8)
+    ahead, other = model((a,), (term("neg", a),)), model((a,), (term("relu", a),))
+    candidates = [ModelCandidate("search", other, (), 1.0, CPU), ModelCandidate("passes", ahead, (), 2.0, CPU)]
+    job = Job(Config(), quiet, Stop(), CostCache(None))
+    posed: Any = SimpleNamespace(target=CPU)
+    for left, kept in ((1.0, ["passes"]), (9.0, ["search", "passes"])):
+        monkeypatch.setattr(choice.Choosing, "_left", lambda self, left=left: left)
+        monkeypatch.setattr(choice, "comparison_seconds", lambda job: 0.0)
+        monkeypatch.setattr(choice, "load_seconds", lambda job: 0.7)
+        choosing = choice.Choosing(job, posed, candidates[1], {}, [], [ahead.graph])
+        assert [each.name for each in choosing._in_time(candidates)] == kept
+
+
 def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     candidates = [*map(fit, candidates)]
     unpriced = [*map(fit, (start.passed, *start.first))]
     passed, *first = (replace(each, cost=problem.cost(each.model.graph.outputs)) for each in unpriced)
-    start.passed = passed
+    start.passed, start.first = passed, tuple(first)
     others = [
         each
         for target in variants(job, problem)

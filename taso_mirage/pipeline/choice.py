@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.load import Load, observed_load
@@ -68,12 +69,13 @@ def choose(
         job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
         job.kept = job.kept if start.looked else UNSEARCHED
         return Choice()
-    choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds)
+    ahead = [each.model.graph for each in start.first if each.name == BY_PREDICTION]
+    choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds, ahead)
     if not job.config.measure:
         return choosing.predicted(candidates)
     if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
         job.remarks.append(UNMEASURED)
-        return choosing.predicted(candidates)
+        return choosing.predicted([c for c in candidates if choosing.by_prediction(c)] or candidates)
     return choosing.fastest(candidates, original)
 
 
@@ -87,9 +89,14 @@ class Choosing:
         passed: ModelCandidate,
         inputs: Arrays,
         feeds: Sequence[Arrays],
+        ahead: Sequence[Graph] = (),
     ) -> None:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
-        self.load = Load()
+        self.load, self.ahead = Load(), ahead
+
+    def by_prediction(self, candidate: ModelCandidate) -> bool:
+        """Whether it is the one that no measurement of operators has turned."""
+        return candidate.model.graph in self.ahead and candidate.target == self.problem.target
 
     def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:
         """The one that is predicted to cost the least, if that is no more than the original."""
@@ -218,7 +225,7 @@ class Choosing:
         loads = (self._left() - comparison_seconds(self.job)) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
-        kept = sorted(candidates, key=lambda c: (c.name != BY_PREDICTION, c.cost))[: max(int(loads), 1)]
+        kept = sorted(candidates, key=lambda c: (not self.by_prediction(c), c.cost))[: max(int(loads), 1)]
         if len(kept) < len(candidates):
             left = len(candidates) - len(kept)
             said = f"{left} candidates were" if left > 1 else "1 candidate was"

@@ -77,7 +77,9 @@ class Rewriter:
         self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
+        self._roofline = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
         self._compared: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
+        self._predicted: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self.proved = proved
         self.stages = pass_order(equations, proved)
         self._joint = {stage: joint(stage) for stage in self.stages}
@@ -157,19 +159,20 @@ class Rewriter:
     def _predicted_slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms are predicted to be slower than those that they would replace."""
         key = tuple(before), tuple(after)
-        if key not in self._compared:
-            self._compared[key] = self.cost(after) > self.cost(before)
-        return self._compared[key]
+        if key not in self._predicted:
+            self._predicted[key] = self._roofline(after) > self._roofline(before)
+        return self._predicted[key]
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost
         of each in its setting, and then, as these sums vary, as models of their own that run in
-        turn. Asked once for each pair, and of no new one once the time for measurements is over.
+        turn. Asked once for each pair. Once the time for measurements is over, new ones are
+        predicted.
         """
         key = tuple(before), tuple(after)
         if key not in self._compared:
             if self.term.late or time.monotonic() > self.decided:
-                return False
+                return self._predicted_slower(before, after)
             self._compared[key] = self.cost(after) > self.cost(before) and self._slower_in_turn(key)
         return self._compared[key]
 
