@@ -248,6 +248,14 @@ def test_flops_of_a_matrix_product_and_a_convolution() -> None:
     assert work(conv, {}).flops == 2 * 2 * 6 * 81 * 2 * 9
 
 
+def test_a_transposed_convolution_multiplies_no_zeros_that_its_stride_puts_between() -> None:
+    x, w = variable("x", Tensor("float32", (1, 3, 5, 5))), variable("w", Tensor("float32", (3, 4, 2, 2)))
+    attrs = {"pads": (0, 0, 0, 0), "dilations": (1, 1), "output_padding": (0, 0), "group": 1}
+    wide, dense = (get("conv_transpose").term(x, w, strides=(s, s), **attrs) for s in (2, 1))
+    assert work(wide, {}).flops == 2 * 25 * 3 * 4 * 4
+    assert work(dense, {}).flops == 2 * 36 * 3 * 4 * 4
+
+
 def test_degree_tells_what_is_linear() -> None:
     a, b = variable("a", Tensor("float32", (4, 4))), variable("b", Tensor("float32", (4, 4)))
     product = get("matmul").term(a, b)

@@ -3,25 +3,32 @@ bytes of its operands."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import evaluate, fixed
+from taso_mirage.ir.dims import Dim, evaluate, fixed
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.meanings.base import R, contraction
 from taso_mirage.meanings.typed import Typed
 
 
-class Flops(Typed[None]):
-    """Counts while it types: one a mapped element, two a multiply-add, one a folded element."""
+class Flops(Typed[float]):
+    """Counts while it types: one a mapped element, two a multiply-add, one a folded element.
+
+    A note is the share of a value's elements that are not zeros which a pad put between others:
+    transposed convolutions multiply the others alone.
+    """
 
     def __init__(self) -> None:
         self.total = 0
 
-    def note(self, primitive: str, fn: Any, notes: Sequence[None], operands: Sequence[Tensor], result: Tensor) -> None:
+    def note(
+        self, primitive: str, fn: Any, notes: Sequence[float], operands: Sequence[Tensor], result: Tensor
+    ) -> float:
         if primitive == "map":
             self.total += count(result)
         elif primitive in ("reduce", "cumulate"):
@@ -32,7 +39,22 @@ class Flops(Typed[None]):
             for letters, operand in ((letters_a, operands[0]), (letters_b, operands[1])):
                 for letter, n in zip(letters, operand.shape or (), strict=True):
                     sizes[letter] = max(int(n), sizes.get(letter, 1))
-            self.total += 2 * int(np.prod(list(sizes.values()), dtype=object))
+            dense = 2 * int(np.prod(list(sizes.values()), dtype=object))
+            self.total += dense if min(notes) == 1 else round(dense * min(notes))
+        elif notes:
+            return max(notes)
+        return 1.0
+
+    def pad(
+        self,
+        a: tuple[Tensor, float],
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: float = 0,
+        interior: Sequence[int] | None = None,
+    ) -> tuple[Tensor, float]:
+        padded, share = super().pad(a, low, high, value, interior)
+        return padded, share / math.prod(n + 1 for n in interior or ()) if value == 0 else share
 
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
         before = self.total
@@ -83,7 +105,7 @@ def size(type: Any) -> int:
 
 
 def _noted(type: Any) -> Any:
-    return tuple((t, None) for t in type) if isinstance(type, tuple) else (type, None)
+    return tuple((t, 1.0) for t in type) if isinstance(type, tuple) else (type, 1.0)
 
 
 def _types(result: Any) -> Any:
