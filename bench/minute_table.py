@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,3 +57,19 @@ def spent(found: dict[str, Any]) -> list[str]:
 
 def _where(found: Mapping[str, Any]) -> str:
     return f"{found['device']}; {', '.join(f'{name} {version}' for name, version in found['versions'].items())}."
+
+
+def quick(found: dict[str, Any]) -> list[str]:
+    """Of `--effort quick` by model: seconds of the command, nodes, and gains in one thread's
+    processor time beside those of other tools."""
+    names = list(dict.fromkeys(name for row in found["rows"] for name in row["gains"] if name != ALONE))
+    lines = [f"| model | seconds | same bytes | nodes | {' | '.join(names)} | over the best of the others |"]
+    lines.append(f"|---|---:|---|---:|{'---:|' * (len(names) + 1)}")
+    for row in found["rows"]:
+        gains = [f"{row['gains'][name]:.2f}" if name in row["gains"] else "" for name in names]
+        nodes = f"{row['nodes'][ALONE]} to {row['nodes']['ours']}"
+        first = [row["case"], f"{min(row['seconds']):.1f}", "yes" if row["same_bytes"] else "no", nodes]
+        lines.append(f"| {' | '.join([*first, *gains, format(row['ratio_best_peer'], '.2f')])} |")
+    ratios = [row["ratio_best_peer"] for row in found["rows"]]
+    said = f"Over the best of the others: geometric mean {statistics.geometric_mean(ratios):.3f}, least {min(ratios)}."
+    return [*lines, "", f"{said} {_where(found)}"]

@@ -30,7 +30,7 @@ from kernel_tables import (  # noqa: E402
     timeline,
 )
 from kernelbench_table import kernelbench  # noqa: E402
-from minute_table import minute, spent  # noqa: E402
+from minute_table import minute, quick, spent  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
 
@@ -346,6 +346,7 @@ TABLES = {
     "startup-cpu2": startup,
     "real-cpu2": real,
     "quantized-cpu2": quantized,
+    "quick-cpu2": quick,
     "torch-cpu2": from_torch,
     "torch-H200": from_torch,
     "torch-H200-others": from_torch,
