@@ -405,6 +405,7 @@ def opening() -> dict[str, tuple[bool, Opening]]:
     return {
         "session.Session": (False, lambda source: Session(source).run(INPUTS)),
         "session.open_in_child": (True, lambda model: runtime.open_in_child(model).run(INPUTS)),
+        "session.open_part": (True, lambda model: runtime.open_part(model).run(INPUTS)),
         "session.original": (True, lambda model: runtime.original(model).run(INPUTS)),
         "session.profile": (True, lambda model: runtime.profile(model, INPUTS, 0.0)),
         "session.seconds_by_operator": (True, lambda model: runtime.seconds_by_operator(model, INPUTS, 0.0)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 
 from taso_mirage import api
 from taso_mirage.errors import RuntimeCrashed
-from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.onnx_io import from_ir, from_proto, load, serialize, serialize_apart
 from taso_mirage.pipeline.stages import optimize_model
 from taso_mirage.search.config import Config
+from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.onnx_runtime import inference_session, ort_values
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +103,22 @@ def test_computed_weights_go_once_too(sent: Counter[str]) -> None:
     assert found.failure is None, found.notes
     assert sent["open_session"] > 2
     assert sent["bytes"] <= 2 * 2 * 4 * WIDE * WIDE  # as they were read, and transposed
+
+
+def test_what_is_computed_twice_is_one_weight() -> None:
+    """Two ways to one graph find one graph; weights of another value make another one."""
+    made = layers(2)
+    weights = dict(made.weights)
+    first, _ = fold_weights(made, weights)
+    weights.update(first.weights)
+    again, steps = fold_weights(made, weights)
+    assert steps
+    assert again.graph == first.graph
+    assert all(again.weights[name] is each for name, each in first.weights.items())
+    ones = replace(made, weights={name: StoredWeight(np.ones_like(w.numpy())) for name, w in made.weights.items()})
+    other, _ = fold_weights(ones, weights)
+    assert not other.weights.keys() & first.weights.keys()
+    assert all((each.numpy() == 1).all() for each in other.weights.values())
 
 
 @pytest.mark.parametrize("source", [False, True])

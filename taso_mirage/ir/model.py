@@ -27,9 +27,11 @@ class Weight(Protocol):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredWeight:
-    """A weight that was computed here; equal to itself alone."""
+    """A weight that was computed here, from a term of other weights where `of` says so; equal to
+    itself alone."""
 
     array: NDArray[Any]
+    of: Node | None = None
 
     def numpy(self) -> NDArray[Any]:
         return self.array

@@ -3,7 +3,7 @@ the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,7 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Re
     if not table:
         return model, []
     outputs = substitute(model.graph.outputs, table)
-    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    kept = _names(outputs)
     halved = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return halved, [RewriteStep((HALVES,), tuple(table), tuple(table.values()))]
 
@@ -63,30 +63,53 @@ def fold_weights(
 
     `needed`: Compute only those that the runtime takes as initializers only.
 
-    New weights get names that are neither in the model nor in `taken`.
+    A term of the same weights that `taken` has computed already is that weight, so that equal
+    graphs are one graph. Others get names that are neither in the model nor in `taken`.
     """
     targets = _foldable(model, needed)
     if not targets:
         return model, []
-    leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
-    values = interpret(targets, EXACT, leaves)
-    targets = [t for t in targets if not _converts_within(t) or _as_declared(t, values[t], model.weights)]
-    weights, names = dict(model.weights), dict(model.names)
+    weights, names, taken = dict(model.weights), dict(model.names), taken or {}
+    known = _computed(targets, model.weights, taken)
+    values = _values([t for t in targets if t not in known], model.weights)
     table: dict[Node, Node] = {}
-    for target in targets:
-        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), {**(taken or {}), **weights})
-        type = target.tensor
-        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
-            numpy_dtype(type.dtype)
-        )
-        weights[name] = StoredWeight(array.reshape([int(d) for d in target.shape]))
-        table[target] = weight(name, type)
+    for target in [t for t in targets if t in known or t in values]:
+        name = known.get(target) or _fresh_name(model.names.get(target, f"folded_{target.op}"), {**taken, **weights})
+        weights[name] = taken[name] if target in known else StoredWeight(values[target], target)
+        table[target] = weight(name, target.tensor)
         names[table[target]] = name
     steps = [RewriteStep((FOLDING,), tuple(table), tuple(table.values()))]
     outputs = substitute(model.graph.outputs, table)
-    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    kept = _names(outputs)
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return replace(folded, names=names), steps
+
+
+def _computed(targets: list[Node], weights: Mapping[str, Weight], taken: Mapping[str, Any]) -> dict[Node, str]:
+    """The names of those terms that are weights of `taken`, made of the weights that are given."""
+    made = {each.of: name for name, each in taken.items() if isinstance(each, StoredWeight) and each.of is not None}
+    found = {t: made[t] for t in targets if t in made and weights.get(made[t], taken[made[t]]) is taken[made[t]]}
+    return {t: name for t, name in found.items() if all(taken.get(w) is weights[w] for w in _names([t]))}
+
+
+def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, Any]:
+    """The arrays of terms of weights, but of those that a conversion on the way rounds."""
+    exact = interpret(targets, EXACT, {n: EXACT.load(weights[n.attr("name")].numpy()) for n in _leaves(targets)})
+    found = {}
+    for target in targets:
+        if _converts_within(target) and not _as_declared(target, exact[target], weights):
+            continue
+        array = np.ascontiguousarray(np.broadcast_to(exact[target], exact[target].shape))
+        found[target] = array.astype(numpy_dtype(target.tensor.dtype)).reshape([int(d) for d in target.shape])
+    return found
+
+
+def _leaves(nodes: Iterable[Node]) -> list[Node]:
+    return [n for n in topological(nodes) if n.op == "weight"]
+
+
+def _names(nodes: Iterable[Node]) -> set[str]:
+    return {n.attr("name") for n in _leaves(nodes)}
 
 
 def _converts_within(node: Node) -> bool:
@@ -96,7 +119,7 @@ def _converts_within(node: Node) -> bool:
 
 def _as_declared(node: Node, exact: Any, weights: Mapping[str, Weight]) -> bool:
     """Whether the declared dtypes give what float64 does, up to the last digits of the result."""
-    leaves = {n: weights[n.attr("name")].numpy() for n in topological([node]) if n.op == "weight"}
+    leaves = {n: weights[n.attr("name")].numpy() for n in _leaves([node])}
     declared, dtype = np.asarray(interpret([node], REALS, leaves)[node]), numpy_dtype(node.tensor.dtype)
     if not is_float(node.tensor.dtype):
         return np.array_equal(declared, exact)
