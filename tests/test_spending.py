@@ -19,10 +19,21 @@ from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.onnx_io import load
 from taso_mirage.pipeline import optimize_model, problem
+from taso_mirage.report.summary import show_spending
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import MeasuredCost
 from taso_mirage.search.passes import Context
-from taso_mirage.system.spending import BETWEEN, START, Purpose, accounting, process_age, spent, staged, waited
+from taso_mirage.system.spending import (
+    BETWEEN,
+    START,
+    Purpose,
+    Spending,
+    accounting,
+    process_age,
+    spent,
+    staged,
+    waited,
+)
 
 
 class Clock:
@@ -176,7 +187,8 @@ def test_the_command_says_what_its_seconds_were_spent_on(tmp_path: Path, layer: 
         assert stages[stage]["spent"][purpose] > 0
 
 
-def test_the_table_of_timing(tmp_path: Path, layer: Path) -> None:
+def test_the_table_of_timing(tmp_path: Path, layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # each row is one line, whatever took the most
     options = "optimize", layer, "--no-measure", "--budget", "2"
     shown = run(*options, "-o", tmp_path / "a.onnx", "--timing").stdout
     assert "seconds spent" in shown
@@ -184,6 +196,16 @@ def test_the_table_of_timing(tmp_path: Path, layer: Path) -> None:
     assert re.search(r"│ load the original +│ +\d+\.\d\d │ .*\b1 load \d", shown)
     assert re.search(r"│ all +│ +\d+\.\d\d │ .*\b\d+ loads? \d", shown)
     assert "seconds spent" not in run(*options, "-o", tmp_path / "b.onnx").stdout
+
+
+def test_loads_are_counted_however_quick_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = {"load": {"loads": 0.001}, "write": {"files": 0.001}, "search": {"loads": 0.25, "own work": 0.001}}
+    show_spending(Spending(stages, {"load": 1, "search": 2}))
+    shown = capsys.readouterr().out
+    assert re.search(r"│ load +│ +0.00 │ 1 load 0.00 ", shown)
+    assert re.search(r"│ search +│ +0.25 │ 2 loads 0.25 ", shown)
+    assert re.search(r"│ all +│ +0.25 │ 3 loads 0.25 ", shown)
+    assert "write" not in shown
 
 
 def test_a_model_that_cannot_be_checked_has_no_operators_measured(

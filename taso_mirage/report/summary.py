@@ -170,21 +170,22 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
 
 def show_spending(spending: Spending) -> None:
     """The table of `--timing`: the seconds of every stage, and of all, by what they were spent on,
-    the most first; of loads of whole models also how many there were."""
+    the most first; of loads of whole models also how many there were, however quick."""
     table = Table(title="seconds spent", title_justify="left", show_footer=True)
     table.add_column("stage", footer="all")
     table.add_column("seconds", justify="right", footer=f"{spending.seconds:.2f}")
     table.add_column("on", overflow="fold", footer=_spent_on(spending.purposes, sum(spending.loads.values())))
     for stage, each in spending.stages.items():
-        if sum(each.values()) >= SHOWN:
-            spent_on = _spent_on(each, spending.loads.get(stage, 0))
-            table.add_row(escape(stage), f"{sum(each.values()):.2f}", spent_on)
+        loads = spending.loads.get(stage, 0)
+        if loads or sum(each.values()) >= SHOWN:
+            table.add_row(escape(stage), f"{sum(each.values()):.2f}", _spent_on(each, loads))
     Console().print(table, highlight=False)
 
 
 def _spent_on(seconds: Mapping[str, float], loads: int) -> str:
     parts = sorted(seconds.items(), key=lambda each: -each[1])
-    return ", ".join(f"{_counted(each, loads)} {spent:.2f}" for each, spent in parts if spent >= SHOWN)
+    shown = [(each, spent) for each, spent in parts if spent >= SHOWN or (loads and each == Purpose.LOADS)]
+    return ", ".join(f"{_counted(each, loads)} {spent:.2f}" for each, spent in shown)
 
 
 def _counted(purpose: str, loads: int) -> str:
