@@ -72,6 +72,17 @@ def most_of(array: NDArray[Any]) -> float:
     return float(np.abs(array).max()) if array.size else 0.0
 
 
+def uniform_number(array: NDArray[Any]) -> float | None:
+    """The number that all elements of an array are; None where they differ, or are no numbers.
+    Block by block, so that of most arrays one block is read."""
+    flat = array.reshape(-1)
+    if not flat.size or flat.dtype.kind in "OSUc":
+        return None
+    first = flat[:1]
+    blocks = (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
+    return float(first[0]) if all(bool((each == first).all()) for each in blocks) else None
+
+
 def rounds(value: Any) -> bool:
     """Whether an output is an array of floats, in which roundings differ; floats of 8 bits are
     quantized numbers."""

@@ -9,7 +9,7 @@ optimized model is right if all its patches are, by induction from the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.terms import (
@@ -46,11 +46,14 @@ class Patch:
     values: Mapping[Node, Node]
     terms: tuple[Node, ...]
 
-    def key(self, made: Mapping[Node, Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    def key(
+        self, made: Mapping[Node, Node], uniform: Callable[[Node], float | None] = lambda node: None
+    ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
         """Equal for patches that differ in the names of the original's weights alone, as those of
-        equal layers do. `made`: the terms over weights that new weights were computed from."""
-        before, after = _renamed((*self.before, *self.after), made, len(self.before))
-        return before, after
+        equal layers do. `made`: the terms over weights that new weights were computed from.
+        `uniform`: the number that all elements of a weight are. Those keep it in the key: a bias of
+        zeros may be left out, which says nothing of another one."""
+        return _renamed((*self.before, *self.after), made, len(self.before), uniform)
 
 
 def patches(outputs: Sequence[Node], results: Sequence[Node], claims: Claims) -> list[Patch]:
@@ -178,9 +181,11 @@ def _over(terms: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...
     return tuple([done[n] for n in terms])
 
 
-def _renamed(terms: Sequence[Node], made: Mapping[Node, Node], first: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Terms with weights named in the order in which they are met, and new ones as what they were
-    computed from."""
+def _renamed(
+    terms: Sequence[Node], made: Mapping[Node, Node], first: int, uniform: Callable[[Node], float | None]
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """Terms with weights named in the order in which they are met, uniform ones also by their
+    number, and new ones as what they were computed from."""
     done: dict[Node, Node] = {}
     names: dict[Node, Node] = {}
     waiting = list(reversed(terms))
@@ -194,7 +199,9 @@ def _renamed(terms: Sequence[Node], made: Mapping[Node, Node], first: int) -> tu
         if node in made:
             done[node] = done[made[node]]
         elif node.op == "weight":
-            done[node] = names.setdefault(node, weight(f"w{len(names) + 1}", node.tensor))
+            number = uniform(node)
+            name = f"w{len(names) + 1}" + ("" if number is None else f" = {number!r}")
+            done[node] = names.setdefault(node, weight(name, node.tensor))
         else:
             done[node] = with_args(node, tuple([done[a] for a in node.args]))
     found = tuple([done[n] for n in terms])

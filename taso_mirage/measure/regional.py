@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
 from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
-from taso_mirage.measure.magnitudes import most_of, rounds
+from taso_mirage.measure.magnitudes import most_of, rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.reference import FloatReference
@@ -92,8 +93,10 @@ class RegionalCheck:
     def _kinds(self, optimized: ClaimedModel) -> dict[Any, Patch]:
         """One of equal patches, those of most places first."""
         alike: dict[Any, list[Patch]] = {}
+        weights = {**self.model.weights, **optimized.model.weights}
+        uniform = cache(lambda node: uniform_number(weights[node.attr("name")].numpy()))
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
-            alike.setdefault((optimized.target, patch.key(optimized.made)), []).append(patch)
+            alike.setdefault((optimized.target, patch.key(optimized.made, uniform)), []).append(patch)
         return {key: each[0] for key, each in sorted(alike.items(), key=lambda item: -len(item[1]))}
 
     def _compare(self, found: Mapping[Any, Patch], optimized: ClaimedModel) -> None:
@@ -105,8 +108,19 @@ class RegionalCheck:
             self._observe([found[key] for key in now], optimized.target)
             for key in now:
                 self._step()
-                self.known[key] = list(self._compared(found[key], optimized))
+                self._record(key, self._compared(found[key], optimized))
             self.values.clear()
+
+    def _record(self, key: Any, differences: Iterator[Difference]) -> None:
+        """Keep what a patch gives; where the time ends before that is all, what fails."""
+        given: list[Difference] = []
+        try:
+            given += differences
+        except OutOfTime:
+            if any(not each.passed for each in given):
+                self.known[key] = given
+            raise
+        self.known[key] = given
 
     def _step(self) -> None:
         if self.late():
