@@ -257,7 +257,7 @@ def test_borders_that_reach_further_stay(attrs: dict[str, Any]) -> None:
 
 def test_the_search_makes_a_global_mean_of_sums() -> None:
     attrs = {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}
-    operands = x(2, 16, 24, 24), w(16, 32, 3, 3), w(32, name="b")
+    operands = x(2, 16, 96, 96), w(16, 32, 3, 3), w(32, name="b")
     root = mean(term("conv_transpose", *operands, **attrs, dilations=(1, 1)), 2, 3)
     (found,) = searched((root,))
     (small,) = (n for n in topological((found,)) if n.op == "conv_transpose")

@@ -54,7 +54,10 @@ class Flops(Typed[float]):
         interior: Sequence[int] | None = None,
     ) -> tuple[Tensor, float]:
         padded, share = super().pad(a, low, high, value, interior)
-        return padded, share / math.prod(n + 1 for n in interior or ()) if value == 0 else share
+        if value != 0 or interior is None:
+            return padded, share
+        sizes = [(max(int(n), 1), between) for n, between in zip(a[0].shape or (), interior, strict=True)]
+        return padded, share * math.prod(n / (n + (n - 1) * between) for n, between in sizes)
 
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
         before = self.total
