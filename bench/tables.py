@@ -354,6 +354,7 @@ TABLES = {
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
     "soak-cpu2-surfaces": soak,
+    "soak-cpu2-models": soak,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
     "minute-before-H200 spent": spent,
