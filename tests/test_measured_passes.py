@@ -140,3 +140,15 @@ def test_what_costs_predict_is_a_candidate_whatever_was_measured() -> None:
     problem = pose(job, made, (({}, 1.0),))
     found, _ = search(job, problem, passes(job, problem), NO_MUTATIONS)
     assert {each.name: fusions((ops(each.model.graph.outputs), [])) for each in found} == {BY_PREDICTION: 3}
+
+
+def test_passes_by_predicted_costs_end_with_the_time_too() -> None:
+    """However large the model is, nothing is made of it once the time is over."""
+    now = [0.0]
+    made, deadline = layers(), Deadline(60.0, lambda: now[0])
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(50e-6), deadline=deadline)
+    problem = pose(job, made, (({}, 1.0),))
+    now[0] = 1000.0
+    (found,) = passes(job, problem).first
+    assert found.name == BY_PREDICTION
+    assert fusions((ops(found.model.graph.outputs), [])) == 0

@@ -68,6 +68,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
     """What a quick effort makes of a model after the steps to it: passes and a short search by
     predicted costs, which measure nothing, so the machine's load cannot turn it."""
     rewriter = rewriter_for(job, problem, problem.target, measured=False)
+    rewriter.known.over = problem.rewriter.known.over
     normal, steps, passed = rewriter.passes(model, taken)
     passed = replace(passed, cost=rewriter.cost(passed.model.graph.outputs))
     share = Budget(ahead_seconds(job), QUICK.states, QUICK.patience, whole.alpha, matches=QUICK.matches)
