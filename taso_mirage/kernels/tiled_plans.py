@@ -73,7 +73,8 @@ class TiledPlan:
             return None
 
     def graphs(self, names: Mapping[str, Dim] | None) -> tuple[Graph, Graph | None] | None:
-        """Both, the second where there are names; None where one cannot be put together."""
+        """The muGraph at the goal's own sizes, and the one of free sizes if `names` are given; None
+        where one of them cannot be put together."""
         graph, free = self.graph(), None if names is None else self.free(names)
         return None if graph is None or (free is None and names is not None) else (graph, free)
 

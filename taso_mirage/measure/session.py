@@ -161,7 +161,8 @@ def open_in_child(
 
 @spent(Purpose.CHECKS, usual=True)
 def open_part(model: Model, target: Target = CPU, source: bool = False, without: Collection[str] = ()) -> Session:
-    """The same of a part of a model, which is no load of the whole."""
+    """A session on a part of a model, which counts as no load of a whole model; the arguments are
+    those of `open_in_child`."""
     if target.shares:
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.

@@ -65,8 +65,8 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
 
 
 def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> ModelCandidate:
-    """What a quick effort makes of a model after the steps to it: passes and a short search by
-    predicted costs, which measure nothing, so the machine's load cannot turn it."""
+    """The candidate of passes and a short search by predicted costs, as `--effort quick` has them.
+    They measure nothing, so it does not depend on the machine's load."""
     rewriter = rewriter_for(job, problem, problem.target, measured=False)
     rewriter.known.over = problem.rewriter.known.over
     normal, steps, passed = rewriter.passes(model, taken)

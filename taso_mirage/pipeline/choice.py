@@ -95,7 +95,7 @@ class Choosing:
         self.load, self.ahead = Load(), ahead
 
     def by_prediction(self, candidate: ModelCandidate) -> bool:
-        """Whether it is the one that no measurement of operators has turned."""
+        """Whether a candidate was made by predicted costs alone."""
         return candidate.model.graph in self.ahead and candidate.target == self.problem.target
 
     def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:

@@ -37,12 +37,12 @@ class Payoff:
 
     @cached_property
     def steps(self) -> list[RewriteStep]:
-        """Single ones; found where a look is taken, which no time may be left for."""
+        """The candidate's steps, taken apart; computed only if there is time for a comparison."""
         return single_steps(self.problem.model.graph.outputs, self.current.steps)
 
     @cached_property
     def kinds(self) -> list[ChangeKind]:
-        """The kinds of what these change."""
+        """The kinds of changes that the candidate's steps make."""
         return change_kinds(self.problem.model.graph.outputs, self.steps)
 
     def run(self) -> ModelCandidate | None:

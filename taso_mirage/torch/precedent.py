@@ -1,5 +1,5 @@
-"""What was found for a graph, for the next one that differs from it by sizes or values of weights:
-the optimizer applies the same rules, by predicted costs, and searches nothing again."""
+"""Results of one graph, reused for a graph that differs by sizes or by values of weights: the
+optimizer applies the same rules by predicted costs, and repeats no search."""
 
 from __future__ import annotations
 
