@@ -41,8 +41,8 @@ class Job:
     those of the check of regions, `running` those of one run of the original,
     `loading` those of the last load of another model, `reading` those that its file took. The
     `deadline` is that of the stages that run. `nested` optimizes another model with options of its
-    own. `backend`: that of kernels on a GPU, if they are searched and can be made. `terms`: how many
-    the original has.
+    own. `backend`: that of kernels on a GPU, if they are searched and can be made. `terms`: how
+    many the original has.
     """
 
     config: Config
