@@ -12,7 +12,7 @@ from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
 from taso_mirage.report.explanation import MeasuredPeaks, OperatorProfile, OperatorTimes
-from taso_mirage.report.inspection import counted_work
+from taso_mirage.report.inspection import CountedWork
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
@@ -65,7 +65,8 @@ def operator_times(result: Result, config: Config) -> OperatorTimes:
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
         cost = Cost(term)
-        before, after = (dict(cost.each(m.graph.outputs)) for m in (result.original, result.model))
+        before = dict(cost.each(result.original.graph.outputs))
+        after = dict(cost.each(result.model.graph.outputs)) if result.model is not result.original else before
         return OperatorTimes(before, after, measured_peaks(term, _dtype(before), result.target.device))
 
 
@@ -97,10 +98,11 @@ def measured_peaks(term: Weighted, dtype: str, device: Device) -> MeasuredPeaks 
 def by_operator(times: OperatorTimes, sizes: Mapping[str, int]) -> list[OperatorPair]:
     """Every operator that runs, the one with the most time in both models first."""
     found: dict[str, OperatorPair] = {}
+    counted_work = CountedWork(sizes)
     for side, nodes in (("before", times.before), ("after", times.after)):
         for node, seconds in nodes.items():
             pair = found.setdefault(node.op, OperatorPair(node.op))
-            getattr(pair, side).add(seconds, *counted_work(node, sizes))
+            getattr(pair, side).add(seconds, *counted_work(node))
     return sorted(found.values(), key=lambda pair: -pair.seconds)
 
 
