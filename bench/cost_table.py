@@ -1,7 +1,7 @@
 """A table of operators' seconds, and how well a correction of the roofline predicts those of a
 model that it was not fitted to.
 
-    python bench/cost_table.py [--device cpu|cuda] [--seconds 240] [--only NAME ...] -o FILE.jsonl
+    python bench/cost_table.py [--device cpu|cuda] [--full] [--seconds 240] [--only NAME ...] -o FILE.jsonl
     python bench/cost_table.py --score FILE.jsonl
 
 Measures every distinct operator of the models, one model after the other, and writes the table
@@ -42,9 +42,11 @@ UNKNOWN = {CostOrigin.TABLE: 1.3, CostOrigin.LEARNED: 4.0, CostOrigin.ROOFLINE: 
 FAILURES = (TasoMirageError, LookupError, TypeError, ValueError, ImportError, OSError)
 
 
-def measured_rows(name: str, device: str, cache: CostCache, seen: set[tuple[str, str]], end: float) -> Iterator[Row]:
+def measured_rows(
+    name: str, small: bool, device: str, cache: CostCache, seen: set[tuple[str, str]], end: float
+) -> Iterator[Row]:
     """Rows of the distinct operators of one model, until the monotonic time `end`."""
-    model = from_ir(ir.from_proto(models.build(name, small=True)))
+    model = from_ir(ir.from_proto(models.build(name, small=small)))
     context = Context({"com.microsoft": 1, **model.opsets}, representative(model, Config()), target=target(device))
     term = MeasuredCost(context, cache)
     term.deadline = end
@@ -100,6 +102,7 @@ def show(rows: Sequence[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--full", action="store_true", help="models of full size, not small ones")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", nargs="+", default=list(models.NAMES), metavar="NAME")
     parser.add_argument("--score", type=Path, metavar="FILE")
@@ -112,7 +115,7 @@ def main() -> None:
         if time.monotonic() > end:
             break
         try:
-            rows += measured_rows(name, options.device, cache := CostCache(None), seen, end)
+            rows += measured_rows(name, not options.full, options.device, cache := CostCache(None), seen, end)
         except FAILURES as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
