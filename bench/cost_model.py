@@ -119,7 +119,7 @@ def variants(
             if not reached[state]:
                 break
             chosen = rng.choice(reached[state])
-            found.setdefault(chosen.outputs, (*found[state], chosen.equation))
+            found.setdefault(chosen.outputs, (*found[state], *chosen.equations))
             state = chosen.outputs
     others = [s for s in found if s != start]
     return [(start, ()), *((s, found[s]) for s in rng.sample(others, min(count, len(others))))]

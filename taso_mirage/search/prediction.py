@@ -1,165 +1,149 @@
-"""Seconds of operators that nobody measured here: from a table of another run on a machine of the
-same kind, or a correction of the roofline that is fitted to the table.
+"""Seconds of operators that nobody measured here: the roofline, with a correction that was fitted
+to operators measured on a machine of the same kind.
 
-The correction is a ridge regression: the logarithm of measured over roofline seconds, by the
-logarithms of bytes and operations, half precision, and one offset for each operator. The offset of
-an operator that the table has few times stays near zero.
+The correction is a ridge regression of the logarithm of measured over roofline seconds: by the
+logarithms of bytes and operations, half precision, and for each label an offset and a slope over
+bytes. A label that was measured few times keeps little of its own. `bench/cost_table.py` makes the
+rows and the file of the corrections.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import FusionContext, description
+from taso_mirage.search.settings import FusionContext
 
+FITTED = "operator_seconds.json"
+"""The file with the correction of every target that has one, in this folder."""
 RIDGE = 0.3
 """What a squared coefficient costs, in squared errors of one row."""
-DIGITS = 6
+DIGITS = 4
 """Decimals of coefficients: what depends on the order of a sum is rounded away."""
-SHORTEST = 1e-7
+FREE = 0.02
+"""Of its roofline: what is measured to take less takes nothing that can be told."""
+SCALE, USUAL = 10.0, 1.0
+"""The logarithms are divided by the one, and slopes are over bytes of the other: about e^10."""
 HALF = frozenset({"float16", "bfloat16"})
 
 
-class CostOrigin(StrEnum):
-    """Where seconds come from."""
-
-    TABLE = "table"
-    LEARNED = "learned"
-    ROOFLINE = "roofline"
-
-
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """`seconds`, and the factor by which nine of ten measurements differ from them at most."""
+class OperatorWork:
+    """A term as a prediction sees it: its label, what it does, and its seconds on a roofline."""
 
-    seconds: float
-    factor: float
-    origin: CostOrigin
-
-    def differs(self, other: Prediction) -> bool:
-        """Whether the errors of both are too small to turn their order; else measuring decides."""
-        far = abs(math.log(max(self.seconds, SHORTEST) / max(other.seconds, SHORTEST)))
-        return far > math.hypot(math.log(self.factor), math.log(other.factor))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One operator that was measured: the model that has it, its setting's digest, what it does,
-    and its seconds by the roofline and as measured."""
-
-    model: str
-    digest: str
-    op: str
+    label: str
     half: bool
     bytes: int
     flops: int
     roofline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An operator that was measured: the model that has it, a digest of all that its time depends
+    on, and its seconds."""
+
+    model: str
+    digest: str
+    work: OperatorWork
     seconds: float
 
     @property
     def error(self) -> float:
         """The logarithm of measured over roofline seconds."""
-        return math.log(max(self.seconds, SHORTEST) / self.roofline)
+        return math.log(max(self.seconds / self.work.roofline, FREE))
 
 
-def row(model: str, node: Node, context: Context, seconds: float) -> Row | None:
-    """What a table keeps of a measured term; None where its work cannot be counted."""
+def setting_label(setting: FusionContext) -> str:
+    """The operator of a setting, with those that the runtime runs it with: `relu(add(conv))`."""
+    inside = sorted(map(setting_label, setting.producers))
+    return f"{setting.node.op}({', '.join(inside)})" if inside else setting.node.op
+
+
+def operator_work(setting: FusionContext, context: Context) -> OperatorWork | None:
+    """What a prediction sees of a setting; None where its work cannot be counted."""
+    node = setting.node
     if (counted := context.work(node)) is None:
         return None
     half = isinstance(node.type, Tensor) and node.type.dtype in HALF
-    roofline = context.estimate(node)
-    return Row(model, digest(node, context), node.op, half, counted.bytes, counted.flops, roofline, seconds)
-
-
-def digest(node: Node, context: Context) -> str:
-    """A short name of all that a term's time depends on. Raises what a description raises."""
-    return hashlib.sha256(description(FusionContext(node), context).encode()).hexdigest()[:12]
+    return OperatorWork(setting_label(setting), half, counted.bytes, counted.flops, context.estimate(node))
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the roofline's seconds are multiplied by; `scale`: of bytes, operations, half precision,
-    and of all; `offsets`: of operators."""
+    """What the roofline is multiplied by, as logarithms; `scale`: for bytes, operations, half
+    precision, and all; `labels`: the offset and the slope of each. `joined`: of labels that were
+    seen often, in which part of all cases the runtime ran the term as one with its producer."""
 
     scale: tuple[float, ...]
-    offsets: Mapping[str, float] = field(hash=False)
+    labels: Mapping[str, tuple[float, float]] = field(hash=False)
+    joined: Mapping[str, float] = field(default_factory=dict, hash=False)
 
-    def log(self, row: Row) -> float:
-        return float(np.dot(self.scale, _features(row))) + self.offsets.get(row.op, 0.0)
+    def log(self, asked: OperatorWork) -> float:
+        features = _features(asked)
+        offset, slope = self.labels.get(asked.label, (0.0, 0.0))
+        return float(np.dot(self.scale, features)) + offset + slope * (features[0] - USUAL)
+
+    def surely_joined(self, name: str) -> bool | None:
+        """Whether the runtime runs a label as one with its producer; None where it depends, or is
+        not known."""
+        return {0.0: False, 1.0: True}.get(self.joined.get(name, 0.5))
 
 
-def fitted(rows: Sequence[Row]) -> Correction:
+def fitted(rows: Sequence[Row], joined: Mapping[str, float]) -> Correction:
     """The correction with the least squared error on some rows, and its ridge."""
-    operators = sorted({r.op for r in rows})
-    columns = {op: i for i, op in enumerate(operators)}
-    known = np.array([_features(r) for r in rows])
-    one_hot: NDArray[np.float64] = np.zeros((len(rows), len(operators)))
-    one_hot[np.arange(len(rows)), [columns[r.op] for r in rows]] = 1.0
-    matrix = np.hstack([known, one_hot])
+    names = sorted({r.work.label for r in rows})
+    columns = {name: i for i, name in enumerate(names)}
+    known = np.array([_features(r.work) for r in rows])
+    width = known.shape[1]
+    own: NDArray[np.float64] = np.zeros((len(rows), 2 * len(names)))
+    for i, row in enumerate(rows):
+        own[i, columns[row.work.label]] = 1.0
+        own[i, len(names) + columns[row.work.label]] = known[i, 0] - USUAL
+    matrix = np.hstack([known, own])
     normal = matrix.T @ matrix + RIDGE * np.eye(matrix.shape[1])
     found = np.linalg.solve(normal, matrix.T @ np.array([r.error for r in rows])).round(DIGITS).tolist()
-    width = known.shape[1]
-    return Correction(tuple(found[:width]), dict(zip(operators, found[width:], strict=True)))
+    offsets, slopes = found[width : width + len(names)], found[width + len(names) :]
+    labels = dict(zip(names, zip(offsets, slopes, strict=True), strict=True))
+    return Correction(tuple(found[:width]), labels, joined)
 
 
-def _features(row: Row) -> list[float]:
-    return [math.log1p(row.bytes) / 10, math.log1p(row.flops) / 10, float(row.half), 1.0]
+def _features(asked: OperatorWork) -> list[float]:
+    return [math.log1p(asked.bytes) / SCALE, math.log1p(asked.flops) / SCALE, float(asked.half), 1.0]
 
 
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """Rows measured on one kind of machine; `made`: when, on what device and with which versions.
-    The factors say how wrong another time (`table`), the correction and the roofline are."""
-
-    made: str
-    device: str
-    factors: Mapping[CostOrigin, float] = field(hash=False)
-    rows: tuple[Row, ...]
-
-    def text(self) -> str:
-        about = {"made": self.made, "device": self.device, "factors": dict(self.factors)}
-        lines = [json.dumps(about), *(json.dumps([*asdict(r).values()], separators=(",", ":")) for r in self.rows)]
-        return "\n".join(lines) + "\n"
+@cache
+def correction_of(target: str) -> Correction | None:
+    """The correction that comes with the package; None where no machine of the kind was
+    measured."""
+    found = json.loads(files(__package__).joinpath(FITTED).read_text()).get(target)
+    if found is None:
+        return None
+    labels = {name: (offset, slope) for name, (offset, slope) in found["labels"].items()}
+    return Correction(tuple(found["scale"]), labels, found["joined"])
 
 
-def read_table(path: Path) -> CostTable:
-    """A table from its file. Raises OSError, and ValueError, TypeError or LookupError for another
-    file."""
-    first, *rest = path.read_text().splitlines()
-    about = json.loads(first)
-    factors = {CostOrigin(k): float(v) for k, v in about["factors"].items()}
-    return CostTable(about["made"], about["device"], factors, tuple(Row(*json.loads(line)) for line in rest))
+class PredictedCost:
+    """The cost of settings by a correction of the roofline: the same on every machine, at once."""
 
+    def __init__(self, context: Context, correction: Correction) -> None:
+        self.context, self.correction = context, correction
 
-class Predictor:
-    """Seconds of single terms by a table: the same for the same term, on every machine."""
-
-    def __init__(self, context: Context, table: CostTable) -> None:
-        self.context, self.table = context, table
-        self.known = {r.digest: r.seconds for r in table.rows}
-        self.correction = fitted(table.rows)
-
-    def predict(self, node: Node) -> Prediction:
-        factors = self.table.factors
-        try:
-            asked = row("", node, self.context, SHORTEST)
-        except (TasoMirageError, LookupError, TypeError, ValueError):
-            asked = None
+    def seconds(self, setting: FusionContext) -> float:
+        asked = operator_work(setting, self.context)
         if asked is None:
-            return Prediction(self.context.estimate(node), factors[CostOrigin.ROOFLINE], CostOrigin.ROOFLINE)
-        if asked.digest in self.known:
-            return Prediction(self.known[asked.digest], factors[CostOrigin.TABLE], CostOrigin.TABLE)
-        seconds = asked.roofline * math.exp(self.correction.log(asked))
-        return Prediction(seconds, factors[CostOrigin.LEARNED], CostOrigin.LEARNED)
+            roofline = self.context.estimate(setting.node)
+            asked = OperatorWork(setting_label(setting), False, 0, 0, roofline)
+        return asked.roofline * math.exp(self.correction.log(asked))
+
+    def joined(self, producer: FusionContext, node: Node) -> bool:
+        return self.correction.joined.get(setting_label(FusionContext(node, (producer,))), 0.0) > 0.5
