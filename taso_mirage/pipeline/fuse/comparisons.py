@@ -80,4 +80,4 @@ class Comparisons:
 
 
 def _both(original: Model, model: Model, clock: Target) -> OpenSessions:
-    return runtime.original(original, clock), runtime.open_in_child(model, clock)
+    return runtime.original(original, clock, anew=True), runtime.open_in_child(model, clock, anew=True)

@@ -127,6 +127,7 @@ class _Stage:
         self.kept, self.tried = list[Fused](), list[Fused]()
         self.untried, self.tries = set[EqualRegions](), 0
         self.session: Session | None = None
+        self.last: tuple[list[Fused], Model] | None = None
         self.lanes: dict[Graph, list[FusedGoal]] = {}
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
@@ -354,7 +355,8 @@ class _Stage:
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
         try:
-            tried = runtime.open_in_child(self._with([*kept, *trial]), session.target)
+            model = self._with([*kept, *trial])
+            tried = runtime.open_in_child(model, session.target)
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
@@ -363,6 +365,7 @@ class _Stage:
             return None
         if not pays(timing, trial):
             return None  # and no session: a large model is not to be there more often than it must
+        self.last = [*kept, *trial], model
         stored = {x for kind in trial for x in kind.turned}
         placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
         self.made.append(placed)
@@ -389,6 +392,10 @@ class _Stage:
         return kept
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
+        """The model with these kinds; with those tried last that stay the same object, on which
+        there is a session."""
+        if self.last is not None and self.last[0] == list(kinds):
+            return self.last[1]
         made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
         return made if self.layout is None else self.layout.without_rest(made)
 
