@@ -17,6 +17,7 @@ from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, optimize_model, problem, shares
+from taso_mirage.pipeline.fuse import comparisons
 from taso_mirage.search.config import OFF, Config
 from taso_mirage.system.spending import accounting
 
@@ -88,3 +89,21 @@ def test_a_model_that_is_open_is_not_loaded_again_unless_it_is_asked_for_anew() 
         del first
         open_in_child(model, CPU, source=True)
     assert sum(account.spending().loads.values()) == 3
+
+
+def test_models_with_kernels_are_compared_in_sessions_that_are_there(
+    large: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other processes, where all are timed on one thread: the trial's session is there, and
+    so is the original's when the model is compared without the library of kernels."""
+    monkeypatch.setattr(comparisons, "observed_load", lambda fresh: Load(0.5, 2))
+    monkeypatch.setattr(comparisons, "interleaved", lambda sessions, *_, **__: [[2.0] * FEW, [1.0] * FEW])
+    tried, elsewhere = layered(), layered()
+    made = comparisons.Comparisons(CPU, [{}], [1.0], 1.0)
+    opened = tuple(open_in_child(each, CPU) for each in (large, tried))
+    trial = made.opened(tried)
+    with accounting() as account:
+        assert made.whole(large, tried, (opened[0], opened[1]), lambda: False).faster
+        assert made.elsewhere(large, elsewhere, (opened[0], opened[1]), lambda: False)[0]
+    assert trial.target == CPU.serial
+    assert sum(account.spending().loads.values()) == 2

@@ -67,6 +67,7 @@ def fused(
     original: Session | None = None,
     trying: float = 0.0,
     backend: Backend | None = None,
+    once: bool = False,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
     says why.
@@ -75,7 +76,8 @@ def fused(
     and choice together take the budget of `config`, and no more than what had begun when it ended;
     `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
     on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
-    least, if they are known; `backend`: that of the target, if it is there.
+    least, if they are known; `backend`: that of the target, if it is there; `once`: no model is
+    loaded again for another look.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -89,7 +91,7 @@ def fused(
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
-        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying).run()
+        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying, once).run()
     finally:
         stop.budget = None
 
@@ -114,6 +116,7 @@ class _Stage:
         budget: Budget,
         original: Session | None,
         trying: float,
+        once: bool,
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
@@ -133,7 +136,7 @@ class _Stage:
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
         self.ended = "the time was over" if not found.places and self._over() else ""
-        self.original = original
+        self.original, self.once = original, once
         self.comparisons = Comparisons(
             self.target,
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
@@ -401,7 +404,7 @@ class _Stage:
 
     def _more(self) -> bool:
         """Whether there is time for new sessions on two models."""
-        return not (self.budget.stop or self._late())
+        return not (self.once or self.budget.stop or self._late())
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)
