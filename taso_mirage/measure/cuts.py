@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
-from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.ir.terms import Node, Tensor, topological, variable
 from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.patches import over_leaves
+from taso_mirage.operators.work import size
 from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
 """What a batch, or a number of rows, is cut to."""
+TOGETHER = 1 << 28
+"""Bytes of weights of the sides that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,30 @@ class Sides:
     def seconds(self) -> float:
         """What a float64 evaluation of the original's side takes, about."""
         return evaluation_seconds(topological(self.before), {})
+
+
+def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
+    """The sides in their order, as many at a time as have so few weights TOGETHER."""
+    some, total = list[Sides](), 0
+    for each in places:
+        own = sum(size(n.tensor) for n in _leaves(each.after) if n.op == "weight")
+        if some and total + own > TOGETHER:
+            yield some
+            some, total = [], 0
+        some.append(each)
+        total += own
+    if some:
+        yield some
+
+
+def joined_sides(places: Sequence[Sides]) -> Sides:
+    """The optimized terms of several sides as those of one, over inputs of their own."""
+    after, inputs = list[Node](), dict[str, Any]()
+    for i, each in enumerate(places):
+        named = {n: variable(f"{n.attr('name')}_{i}", n.tensor) for n in each.leaves if n.op == "input"}
+        after += over_leaves(each.after, named)
+        inputs |= {new.attr("name"): each.inputs[old.attr("name")] for old, new in named.items()}
+    return Sides((), tuple(after), inputs, tuple(value for each in places for value in each.found))
 
 
 def fixed_sides(
