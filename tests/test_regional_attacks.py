@@ -11,13 +11,14 @@ from deep_mutants import Change, Sizes, Transformer, right_ones
 
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import StoredWeight
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.measure import regional
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.search.steps import RewriteStep, claimed, replay
 
@@ -124,6 +125,22 @@ def test_equal_layers_have_one_float64_evaluation(monkeypatch: pytest.MonkeyPatc
     assert found
     assert all(each.passed for each in found)
     assert len(evaluated) == 1
+
+
+def test_regions_are_compared_at_both_values_of_a_flag() -> None:
+    """A branch that the first draws do not take is wrong in a region all the same."""
+    x, flag = variable("x", Tensor("float32", (4, 8))), variable("flag", Tensor("bool", ()))
+    branch = term("where", flag, term("tanh", x), term("neg", x))
+    outputs = (term("sigmoid", branch),)
+    model = standalone(Graph((x, flag), outputs), {"": 20})
+    cases = list(cases_by_runs(model, open_in_child(model, CPU), {}))
+    steps = [
+        RewriteStep(("planted",), (branch,), (term("neg", x),)),
+        RewriteStep(("planted",), (branch,), (term("tanh", x),)),
+    ]
+    for step in steps:
+        changed = ClaimedModel(model.with_graph(replay(outputs, [step])), CPU, claimed(outputs, [step]), {})
+        assert not all(each.passed for each in RegionalCheck(model, cases).differences(changed))
 
 
 def test_what_failed_before_the_end_of_the_time_fails(monkeypatch: pytest.MonkeyPatch) -> None:

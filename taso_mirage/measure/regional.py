@@ -70,7 +70,8 @@ class RegionalCheck:
     ) -> None:
         self.model, self.late = model, late
         base = cases[0].inputs
-        self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
+        alike = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)]
+        self.cases = _differing(alike)[:RUNS]
         self.values: dict[Node, list[Any]] = {}
         self.known: dict[_Place, list[Difference]] = {}
         """Of each patch that was looked at; none where an equal one passed and it is as near."""
@@ -346,6 +347,18 @@ class _Compared:
 
 def _place(patch: Patch, optimized: ClaimedModel) -> _Place:
     return optimized.target, patch.before, patch.after
+
+
+def _differing(cases: Sequence[CheckCase]) -> list[CheckCase]:
+    """The cases, those first whose numbers and flags that choose a branch no case before has."""
+    met, later = dict[tuple[Any, ...], CheckCase](), list[CheckCase]()
+    for case in cases:
+        chosen = tuple(
+            np.asarray(v).item() for v in case.inputs.values() if np.size(v) == 1 and not rounds(np.asarray(v))
+        )
+        if met.setdefault(chosen, case) is not case:
+            later.append(case)
+    return [*met.values(), *later]
 
 
 def _values(patches: Sequence[Patch]) -> list[Node]:
