@@ -145,5 +145,20 @@ def test_a_model_without_a_float64_reference_is_optimized(monkeypatch: pytest.Mo
     assert "'wrong.0'" in str(both.failure)
 
 
+def test_a_table_that_is_computed_on_the_way_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of angles is written as equal halves and folded again: neither model has a half."""
+    monkeypatch.setattr(problem, "LONGEST", 0.0)
+    tensor = Tensor("float32", (1, 4, 8))
+    x, w = variable("x", Tensor("float32", (2, 4, 8))), weight("w", tensor)
+    y = term("tanh", term("relu", term("relu", term("mul", x, w))))
+    half = np.random.default_rng(0).normal(size=(1, 4, 4)).astype(np.float32)
+    values = {"w": StoredWeight(np.concatenate([half, half], axis=-1))}
+    model = from_ir(to_ir(standalone(Graph((x,), (y,)), {"": 20}, values)))
+    found = optimize_model(model, Config(measure=False, budget=5))
+    assert found.changed
+    assert {d.against for d in found.differences if d.region} >= {"float64"}
+    assert all(d.passed for d in found.differences)
+
+
 def test_there_are_many_mutants() -> None:
     assert len(MUTANTS) >= 50

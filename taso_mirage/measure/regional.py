@@ -10,7 +10,7 @@ one that was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
-from taso_mirage.ir.model import Model
+from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
 from taso_mirage.measure.cuts import Sides, few_weights, fewer_rows, fixed_sides, joined_sides
@@ -47,12 +47,13 @@ BESIDE, FULL = "the original's run", " at full size"
 @dataclass(frozen=True, slots=True)
 class ClaimedModel:
     """An optimized model with the claims that its rewrites make, and what its new weights were
-    computed from."""
+    computed from; `computed` has the weights on the way there, which neither model has."""
 
     model: Model
     target: Target
     claims: Claims
     made: Mapping[Node, Node]
+    computed: Mapping[str, Weight] = field(default_factory=dict)
 
 
 class RegionalCheck:
@@ -100,7 +101,7 @@ class RegionalCheck:
     def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
         """Equal patches, those of most places first; one of those with the same weights."""
         alike: dict[Any, list[Patch]] = {}
-        weights = {**self.model.weights, **optimized.model.weights}
+        weights = {**optimized.computed, **self.model.weights, **optimized.model.weights}
         uniform = cache(lambda node: uniform_number(weights[node.attr("name")].numpy()))
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
             alike.setdefault(patch.key(optimized.made, uniform), []).append(patch)
