@@ -37,7 +37,7 @@ class StoredWeight:
         return self.array
 
 
-class ArrangedWeight:
+class TurnedWeight:
     """A view of a weight's array, whose copy in the order of its own axes is made when it is first
     read: most forms of a large model's weights are never used. Equal to itself alone."""
 
