@@ -1024,10 +1024,13 @@ def test_what_cannot_go_apart_goes_as_before(monkeypatch: pytest.MonkeyPatch) ->
     protobuf holds, and that is no end."""
     opened: list[list[str]] = []
 
+    class Opened:
+        pass
+
     def session(source: runtime._Source, target: Target, **options: Any) -> object:
         with source() as (_, apart):
             opened.append(list(apart))
-        return object()
+        return Opened()
 
     made = model((x(8, 1024),), (term("matmul", x(8, 1024), w(1024, 1024)),))
     monkeypatch.setattr(runtime, "Session", session)

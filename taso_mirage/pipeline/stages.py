@@ -31,6 +31,7 @@ from taso_mirage.pipeline.shares import (
     comparison_seconds,
     finishing_seconds,
     kernel_seconds,
+    large,
     load_seconds,
     slow_seconds,
 )
@@ -121,7 +122,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
         trying = load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend)
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, large(job))
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:
