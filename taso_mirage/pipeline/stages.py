@@ -170,7 +170,8 @@ def explain(job: Job, result: Result) -> Result:
     left = max(began + seconds - time.monotonic(), 0.0)
     listed = tuple(explained(result, job.config, job.progress, left))
     known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
-    return replace(result, explanations=listed, times=operator_times(result, known), profile=profiled)
+    times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
+    return replace(result, explanations=listed, times=times, profile=profiled)
 
 
 @spent(Purpose.FILES)

@@ -4,7 +4,9 @@ CACM'09)."""
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,16 +60,24 @@ class OperatorPair:
         return self.before.seconds + self.after.seconds
 
 
-def operator_times(result: Result, config: Config) -> OperatorTimes:
-    """The predicted seconds of both models, by term, and the peaks of the machine that measures."""
+def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
+    """The predicted seconds of both models, by term, and the peaks of the machine that measures.
+
+    After so many seconds nothing more is measured.
+    """
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        end = time.monotonic() + seconds
+        term.measure_until(end)
         cost = Cost(term)
         before = dict(cost.each(result.original.graph.outputs))
         after = dict(cost.each(result.model.graph.outputs)) if result.model is not result.original else before
-        return OperatorTimes(before, after, measured_peaks(term, _dtype(before), result.target.device))
+        late = end - time.monotonic() < SECONDS
+        return OperatorTimes(
+            before, after, None if late else measured_peaks(term, _dtype(before), result.target.device)
+        )
 
 
 def _dtype(times: Mapping[Node, float]) -> str:
