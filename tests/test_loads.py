@@ -10,6 +10,7 @@ import pytest
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import FEW, Session, open_in_child
 from taso_mirage.measure.target import CPU
@@ -18,7 +19,10 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, optimize_model, problem, shares
 from taso_mirage.pipeline.fuse import comparisons
-from taso_mirage.search.config import OFF, Config
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import OFF, Config, Stop, quiet
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import accounting
 
 WIDTH, LAYERS = 64, 8
@@ -26,7 +30,7 @@ MOST = 3
 """Loads of a large model in one run."""
 
 
-def layered() -> Model:
+def layered(layers: int = LAYERS) -> Model:
     """Equal layers, each with a product that rewrites save."""
     rng = np.random.default_rng(0)
     value = start = variable("x", Tensor("float32", (16, WIDTH)))
@@ -37,7 +41,7 @@ def layered() -> Model:
         weights[name] = StoredWeight((rng.normal(size=shape) / WIDTH**0.5).astype(np.float32))
         return weight(name, Tensor("float32", shape))
 
-    for _ in range(LAYERS):
+    for _ in range(layers):
         left, right = (term("matmul", value, drawn(WIDTH, WIDTH)) for _ in range(2))
         value = term("relu", term("add", term("add", left, right), term("neg", term("neg", drawn(16, WIDTH)))))
     return from_ir(to_ir(standalone(Graph((start,), (value,)), {"": 20}, weights)))
@@ -107,3 +111,22 @@ def test_models_with_kernels_are_compared_in_sessions_that_are_there(
         assert made.elsewhere(large, elsewhere, (opened[0], opened[1]), lambda: False)[0]
     assert trial.target == CPU.serial
     assert sum(account.spending().loads.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds", "first"), [(1.0, 60.0, "measured"), (0.5, 60.0, "predicted"), (1.0, 8.0, "predicted")]
+)
+def test_a_large_models_first_trial_is_by_costs_that_can_be_believed(
+    large: Model, monkeypatch: pytest.MonkeyPatch, load: float, seconds: float, first: str
+) -> None:
+    """Measured costs are so on a quiet machine, with time for a second trial."""
+    monkeypatch.setattr(choice, "observed_load", lambda: Load(load, 2))
+    measured = ModelCandidate("measured", layered(2), (), 1.0, CPU)
+    predicted = ModelCandidate("predicted", layered(3), (), 2.0, CPU)
+    job = Job(Config(budget=seconds), quiet, Stop(), CostCache(None), deadline=Deadline(seconds, lambda: 0.0))
+    job.seconds["load the original"] = 5.0
+    posed = problem.pose(job, large)
+    choosing = choice.Choosing(job, posed, measured, {}, [{}], [predicted.model.graph])
+    names = [[each.name for each in trial] for trial in choosing._likely([measured, predicted])]
+    assert names[0] == [first]
+    assert len(names) == 2

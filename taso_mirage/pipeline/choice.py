@@ -132,16 +132,26 @@ class Choosing:
             self.job.kept = None
             choice = self.fastest(likely, original, once=True)
             taken = replace(choice, normal=taken.normal or choice.normal)
-            if choice.candidate is not None or self._left() < compared_seconds(self.job) + load_seconds(self.job):
+            if choice.candidate is not None or self._left() < self._trial():
                 break
         return taken
 
+    def _trial(self) -> float:
+        """Seconds of one load and one comparison."""
+        return load_seconds(self.job) + compared_seconds(self.job)
+
     def _likely(self, candidates: Sequence[ModelCandidate]) -> list[list[ModelCandidate]]:
         """The candidates that are predicted to be the fastest for each set of the target's options,
-        then those that are so among the others. Of costs that differ by no more than measurements
-        do, that of the candidate without any comes first."""
+        then those that are so among the others.
+
+        The one without any measurement comes first where others cost no less than measurements
+        vary, where others use the cores, and where there is no time for two trials: then costs that
+        were measured may be wrong.
+        """
+        steady = self._left() >= 2 * self._trial() and not self._observed().busy
         least = min(candidate.cost for candidate in candidates)
-        order = sorted(candidates, key=lambda c: (c.cost > SAME_COST * least, not self.by_prediction(c), c.cost))
+        bar = SAME_COST * least if steady else math.inf
+        order = sorted(candidates, key=lambda c: (c.cost > bar, not self.by_prediction(c), c.cost))
         ranks = [sum(other.target == each.target for other in order[:i]) for i, each in enumerate(order)]
         found = [[each for each, rank in zip(order, ranks, strict=True) if rank == trial] for trial in range(LIKELY)]
         return [each for each in found if each]
