@@ -52,7 +52,10 @@ class Deadline:
         return self.clock() - self.start
 
     def left(self) -> float:
-        """Seconds to the end, FOREVER at most, as parts of them have to be numbers; 0 after it."""
+        """Seconds to the end; none are left after it.
+
+        Where there is no end, FOREVER: parts of them have to be numbers.
+        """
         return min(max(self._ends[0] - self.clock(), 0.0), FOREVER)
 
     def last(self) -> float:
