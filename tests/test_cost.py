@@ -4,13 +4,14 @@ measuring somewhere else."""
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,26 @@ def test_equal_terms_are_measured_once_whatever_their_names() -> None:
     a, b = (term("tanh", variable(n, Tensor(F, (4, 4)))) for n in "ab")
     assert Cost(cost)((a,)) == Cost(cost)((b,))
     assert cost.measured == 1
+
+
+def test_terms_whose_operands_change_places_are_measured_once() -> None:
+    """Noise would choose an order; a difference has one alone."""
+    here = Here()
+    cost, a, bias = Cost(weighted(here)), x(8, 16), w(16)
+    assert cost.of(term("add", a, bias)) == cost.of(term("add", bias, a)) > 0
+    assert here.calls.count("operator_seconds") == 1
+    cost.of(term("sub", a, bias))
+    cost.of(term("sub", bias, a))
+    assert here.calls.count("operator_seconds") == 3
+
+
+def test_the_cost_of_a_graph_does_not_depend_on_the_order_of_its_terms() -> None:
+    """To the last digit: a state is no better by a rounding."""
+    prices = {"relu": 0.1, "tanh": 0.2, "neg": 0.3}
+    priced = SimpleNamespace(seconds=lambda setting: prices[setting.node.op], joined=lambda *_: False)
+    made = [term(op, x(4)) for op in prices]
+    for order in permutations(made):
+        assert Cost(priced)(order) == math.fsum(prices.values())  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_measured_is_estimated() -> None:

@@ -11,7 +11,7 @@ from deep_mutants import Sizes, Transformer, mutants, planted, right_ones
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, constant, variable, weight
-from taso_mirage.measure import regional
+from taso_mirage.measure import cuts
 from taso_mirage.measure.check import Difference, compare
 from taso_mirage.measure.patches import patches
 from taso_mirage.measure.perturbed import Perturbed
@@ -63,7 +63,7 @@ def checked() -> Iterator[Checked]:
         return given(self, *args)  # type: ignore[arg-type]
 
     patch.setattr(FloatReference, "__call__", small)
-    patch.setattr(regional, "CHEAP", 0.0)
+    patch.setattr(cuts, "LIFTING", 0.0)
     yield Checked(Sizes())
     patch.undo()
 
@@ -102,6 +102,32 @@ def test_equal_layers_are_compared_once(checked: Checked) -> None:
     (first,), (second,) = (patches(outputs, each.model.graph.outputs, each.claims) for each in wrong)
     assert first.key({}) == second.key({})
     assert first.key({}) != found[0].key({})
+
+
+def test_sizes_that_may_vary_are_found_once_for_the_values_of_all_runs(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = list(cases_by_runs(checked.made.model, open_in_child(checked.made.model, CPU), {}))[:2]
+    found = planted(checked.made, RIGHT["scale in the queries"], 2)
+    lifted: list[object] = []
+    cuts._lifted.cache_clear()
+    monkeypatch.setattr(cuts, "lift", lambda before, after, **_: lifted.append((before, after)))
+    regions = RegionalCheck(checked.made.model, cases)
+    assert len({each.case for each in regions.differences(ClaimedModel(found.model, CPU, found.claims, {}))}) == 2
+    cuts._lifted.cache_clear()
+    assert len(lifted) == 1
+
+
+def test_what_is_evaluated_sooner_than_a_cut_is_found_is_not_cut(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planted(checked.made, RIGHT["scale in the queries"], 2)
+    monkeypatch.setattr(cuts, "LIFTING", 1.0)
+    monkeypatch.setattr(cuts, "lift", lambda *_, **__: pytest.fail("it was cut"))
+    regions = RegionalCheck(checked.made.model, checked.cases)
+    differences = regions.differences(ClaimedModel(found.model, CPU, found.claims, {}))
+    assert differences
+    assert all(each.passed for each in differences)
 
 
 def test_an_output_that_jumps_has_no_resolution() -> None:
@@ -143,6 +169,21 @@ def test_a_model_without_a_float64_reference_is_optimized(monkeypatch: pytest.Mo
     both = optimize_model(repeated("relu", 3), Config(measure=False, budget=5, rules=RuleSet((good, wrong))))
     assert both.changed
     assert "'wrong.0'" in str(both.failure)
+
+
+def test_a_table_that_is_computed_on_the_way_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of angles is written as equal halves and folded again: neither model has a half."""
+    monkeypatch.setattr(problem, "LONGEST", 0.0)
+    tensor = Tensor("float32", (1, 4, 8))
+    x, w = variable("x", Tensor("float32", (2, 4, 8))), weight("w", tensor)
+    y = term("tanh", term("relu", term("relu", term("mul", x, w))))
+    half = np.random.default_rng(0).normal(size=(1, 4, 4)).astype(np.float32)
+    values = {"w": StoredWeight(np.concatenate([half, half], axis=-1))}
+    model = from_ir(to_ir(standalone(Graph((x,), (y,)), {"": 20}, values)))
+    found = optimize_model(model, Config(measure=False, budget=5))
+    assert found.changed
+    assert {d.against for d in found.differences if d.region} >= {"float64"}
+    assert all(d.passed for d in found.differences)
 
 
 def test_there_are_many_mutants() -> None:

@@ -135,7 +135,8 @@ class _Checking:
         return (*regions, *self._whole(model, target)) if all(d.passed for d in regions) else regions
 
     def _claimed(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> ClaimedModel:
-        return ClaimedModel(model, target, claimed(self.problem.model.graph.outputs, steps), folded_from(steps))
+        claims = claimed(self.problem.model.graph.outputs, steps)
+        return ClaimedModel(model, target, claims, folded_from(steps), self.problem.weights)
 
     def _whole(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output

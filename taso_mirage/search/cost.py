@@ -32,6 +32,7 @@ from taso_mirage.measure.target import target_for as placed
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
+from taso_mirage.search.orders import in_one_order
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import PredictedCost, correction_of, setting_label
 from taso_mirage.search.settings import (
@@ -86,7 +87,7 @@ class Cost:
     _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
-        return sum((seconds for _, seconds in self.each(outputs)), 0.0)
+        return math.fsum(seconds for _, seconds in self.each(outputs))  # whatever the order of the terms
 
     def each(self, outputs: Sequence[Node]) -> Iterator[tuple[Node, float]]:
         """Every term that runs, operands first, and the seconds that it adds to the graph."""
@@ -196,6 +197,8 @@ class MeasuredCost:
         return self._joined[key]
 
     def _time(self, setting: FusionContext) -> float | None:
+        if not setting.producers:
+            setting = FusionContext(in_one_order(setting.node))
         return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
 
     def _count(self, setting: FusionContext) -> float | None:
