@@ -124,7 +124,7 @@ def measure(name: str, small: bool, device: str, table: Table, seen: set[str], e
     term = MeasuredCost(rewriter.context, CostCache(None))
     table.device, table.machine = device, term.device()
     noted = Noted(term, table.votes)
-    rewriter.cost = rewriter._unasked = Cost(noted)
+    rewriter.cost = rewriter._roofline = Cost(noted)
     rewriter.cost(model.graph.outputs)
     normal, steps, _ = rewriter.passes()
     budget = Budget(min(LOOK, end - time.monotonic()), QUICK.states, QUICK.patience, matches=QUICK.matches)

@@ -39,7 +39,7 @@ from taso_mirage.report.explanations import explained
 from taso_mirage.search import cost as costs
 from taso_mirage.search import settings
 from taso_mirage.search.config import Config
-from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, Weighted, predicted_cost
+from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import Correction, PredictedCost
 from taso_mirage.search.rewriter import Rewriter
@@ -191,7 +191,7 @@ def test_the_cost_of_a_graph_does_not_depend_on_the_order_of_its_terms() -> None
         assert Cost(priced)(order) == math.fsum(prices.values())  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_measured_is_estimated(unknown_machine: None) -> None:
+def test_what_cannot_be_measured_is_estimated() -> None:
     gelu = term("gelu", x(4, 4), approximate="tanh")
     lacking = Context({"": 17}, {})  # Gelu came with opset 20
     cost = MeasuredCost(lacking, CostCache(None))
@@ -200,22 +200,22 @@ def test_what_cannot_be_measured_is_estimated(unknown_machine: None) -> None:
 
 
 @pytest.mark.parametrize("slow", [0.1, 10.0])
-def test_what_is_predicted_late_is_on_the_scale_of_what_was_measured(slow: float) -> None:
+def test_the_roofline_of_what_is_late_is_on_the_scale_of_what_was_measured(slow: float) -> None:
     """A term is neither cheap nor dear because no time was left to measure it."""
     early, late = [[term(op, x(64, 64 + i)) for i in range(10)] for op in ("tanh", "sqrt")]
-    each = predicted_cost(CONTEXT).seconds(FusionContext(early[0]))
+    each = Roofline(CONTEXT).seconds(FusionContext(early[0]))
     cost = measured(Elsewhere({"Tanh": slow * each}, {}))
     for node in early:
         cost.seconds(FusionContext(node))
     cost.deadline = 0.0
     for node in late:
-        predicted = predicted_cost(CONTEXT).seconds(FusionContext(node))
+        predicted = Roofline(CONTEXT).seconds(FusionContext(node))
         assert cost.seconds(FusionContext(node)) == pytest.approx(slow * predicted, rel=0.2)
 
 
 def test_costs_ahead_ask_the_runtime_what_it_runs_as_one_and_measure_nothing() -> None:
     """Nobody is asked of what is always, or never, so."""
-    sure = PredictedCost(CONTEXT, Correction((0.0, 0.0, 0.0, 0.0), {}, {"relu(conv)": 1.0, "tanh(relu(conv))": 0.0}))
+    sure = PredictedCost(CONTEXT, Correction((0.0,) * 6, {}, {"relu(conv)": 1.0, "tanh(relu(conv))": 0.0}))
     unsure = replace(sure.correction, joined={"relu(conv)": 0.9, "tanh(relu(conv))": 0.1})
     conv = convolved(image())
     outputs = (term("tanh", term("relu", conv)),)
@@ -224,6 +224,10 @@ def test_costs_ahead_ask_the_runtime_what_it_runs_as_one_and_measure_nothing() -
     assert where.calls == []
     Cost(AheadCost(PredictedCost(CONTEXT, unsure), measured(where)))(outputs)
     assert set(where.calls) == {"device_key", "counted_nodes"}
+    late = AheadCost(PredictedCost(CONTEXT, unsure), measured(where := Elsewhere({}, {})))
+    late.measured.deadline = 0.0
+    assert late.joined(FusionContext(conv), term("relu", conv))  # as in most cases
+    assert where.calls == []
 
 
 def test_passes_and_search_measure_no_term_on_a_known_machine() -> None:

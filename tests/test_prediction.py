@@ -12,6 +12,7 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import (
+    LAUNCH,
     Correction,
     OperatorWork,
     PredictedCost,
@@ -38,7 +39,8 @@ def slow_rows(name: str, factor: float, count: int = 40) -> list[Row]:
 def test_a_correction_learns_how_many_times_as_long_an_operator_takes() -> None:
     rows = [*slow_rows("tanh", 8.0), *slow_rows("add", 0.5)]
     correction = fitted(rows, {})
-    assert correction.log(replace(rows[0].work, bytes=12345, flops=12345)) == pytest.approx(math.log(8.0), abs=0.1)
+    between = replace(rows[0].work, bytes=12345, flops=12345, roofline=12345e-9)
+    assert correction.log(between) == pytest.approx(math.log(8.0), abs=0.1)
     assert correction.log(rows[-1].work) == pytest.approx(math.log(0.5), abs=0.1)
 
 
@@ -55,17 +57,18 @@ def test_a_label_has_what_the_runtime_runs_as_one() -> None:
 
 
 def test_a_setting_costs_its_roofline_times_the_correction() -> None:
-    predicted = PredictedCost(CONTEXT, Correction((0.0, 0.0, 0.0, math.log(2.0)), {"tanh": (math.log(3.0), 0.0)}))
-    assert predicted.seconds(FusionContext(tanh(8, 8))) == pytest.approx(6 * CONTEXT.estimate(tanh(8, 8)))
-    unsized = tanh(symbol("n"))  # its work cannot be counted
-    assert predicted.seconds(FusionContext(unsized)) == pytest.approx(6 * CONTEXT.estimate(unsized))
+    predicted = PredictedCost(CONTEXT, Correction((*(0.0,) * 5, math.log(2.0)), {"tanh": (math.log(3.0), 0.0, 0.0)}))
+    launch = CONTEXT.target.device.operator.launch
+    for node in (tanh(8, 8), tanh(symbol("n"))):  # the work of the second cannot be counted
+        seconds = CONTEXT.estimate(node) - launch + LAUNCH
+        assert predicted.seconds(FusionContext(node)) == pytest.approx(6 * seconds)
 
 
 def test_what_was_mostly_run_as_one_is_predicted_to_be() -> None:
     first = FusionContext(tanh(8))
     relu = get("relu").term(first.node)
     for share, surely in ((0.0, False), (0.3, None), (0.7, None), (1.0, True), (None, None)):
-        correction = Correction((0.0,) * 4, {}, {} if share is None else {"relu(tanh)": share})
+        correction = Correction((0.0,) * 6, {}, {} if share is None else {"relu(tanh)": share})
         assert PredictedCost(CONTEXT, correction).joined(first, relu) is ((share or 0.0) > 0.5)
         assert correction.surely_joined("relu(tanh)") is surely
 

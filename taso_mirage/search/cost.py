@@ -57,7 +57,7 @@ SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter
 than what a run costs anyway."""
 ENOUGH = 8
-"""So many measured terms tell what predictions are off by on this machine."""
+"""So many measured terms tell what rooflines are off by on this machine."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
 one before it."""
@@ -146,30 +146,23 @@ class Roofline:
         return False
 
 
-def predicted_cost(context: Context) -> TermCost:
-    """A cost that measures nothing: the roofline, corrected where machines of the kind were
-    measured."""
-    known = correction_of(context.target.name)
-    return Roofline(context) if known is None else PredictedCost(context, known)
-
-
 class MeasuredCost:
     """The cost of settings measured on ONNX Runtime, here or on an executor's machine.
 
-    Where that is impossible it is predicted, times what predictions were off by at those measured:
-    so what a graph has of both is on one scale.
+    Where that is impossible it is the roofline, times what that was off by at those measured: so
+    what a graph has of both is on one scale.
     """
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
         self.context, self.cache, self.executor = context, cache, executor
         self.target = context.target if executor is not None else _clocked(context.target)
-        self.fallback = predicted_cost(context)
+        self.fallback = Roofline(context)
         self._ratios: list[float] = []
-        """Measured over predicted seconds of what was measured."""
+        """Measured seconds over the roofline, of what was measured."""
         self.measured = 0
         self.deadline = math.inf
         """The monotonic time from which nothing more is measured, only looked up: what is new then
-        is predicted."""
+        costs its roofline."""
         self._known: dict[FusionContext, float] = {}
         self._described: dict[FusionContext, str | None] = {}
         self._seconds: dict[str, float | None] = {}
@@ -186,12 +179,12 @@ class MeasuredCost:
         parts = [self._time(p) for p in setting.producers]
         if whole is None or None in parts:
             alone = FusionContext(setting.node)
-            return self.seconds(alone) if setting.producers else self._predicted(setting)
+            return self.seconds(alone) if setting.producers else self._scaled(setting)
         if not parts:
             self._ratios.append(whole / self.fallback.seconds(setting))
         return max(whole - sum(p for p in parts if p is not None), 0.0)
 
-    def _predicted(self, setting: FusionContext) -> float:
+    def _scaled(self, setting: FusionContext) -> float:
         usual = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0
         return usual * self.fallback.seconds(setting)
 
@@ -200,10 +193,7 @@ class MeasuredCost:
         if key not in self._joined:
             counts = [self._count(s) for s in (FusionContext(node, (producer,)), producer, FusionContext(node))]
             whole, *parts = counts
-            known = whole is not None and None not in parts
-            self._joined[key] = (
-                whole < sum(p for p in parts if p) if whole and known else self.fallback.joined(producer, node)
-            )
+            self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
         return self._joined[key]
 
     def _time(self, setting: FusionContext) -> float | None:
@@ -308,7 +298,7 @@ class AheadCost:
     """Predicted seconds, where the runtime is asked what it runs as one: that takes no measurement,
     so the cost is the same every time.
 
-    Nobody is asked of what is always so.
+    Nobody is asked of what is always so, nor once no time is left to ask.
     """
 
     def __init__(self, predicted: PredictedCost, measured: MeasuredCost) -> None:
@@ -319,20 +309,22 @@ class AheadCost:
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         surely = self.predicted.correction.surely_joined(setting_label(FusionContext(node, (producer,))))
-        return self.measured.joined(producer, node) if surely is None else surely
+        if surely is None and time.monotonic() <= self.measured.deadline:
+            return self.measured.joined(producer, node)
+        return self.predicted.joined(producer, node)
 
 
 def ahead(measured: MeasuredCost) -> TermCost:
     """The cost ahead of what a measured one would measure; that itself, where no machine of its
     kind is known."""
-    found = predicted_cost(measured.context)
-    return AheadCost(found, measured) if isinstance(found, PredictedCost) else measured
+    known = correction_of(measured.context.target.name)
+    return measured if known is None else AheadCost(PredictedCost(measured.context, known), measured)
 
 
 class Weighted:
     """The cost at several sets of sizes: what it is at each, times the share of that set.
 
-    Measured with a cache, else predicted.
+    Measured with a cache, else rooflines.
 
     `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
     `by`: what the terms cost that could be measured.
@@ -349,7 +341,7 @@ class Weighted:
         contexts = [Context(context.opsets, sizes, context.available, context.target) for sizes, _ in workloads]
         self.shares = [share for _, share in workloads]
         self.measured = [] if cache is None else [MeasuredCost(c, cache, executor) for c in contexts]
-        self.terms: Sequence[TermCost] = [*map(by, self.measured)] or [predicted_cost(c) for c in contexts]
+        self.terms: Sequence[TermCost] = [*map(by, self.measured)] or [Roofline(c) for c in contexts]
 
     def seconds(self, setting: FusionContext) -> float:
         return self._sum([term.seconds(setting) for term in self.terms])

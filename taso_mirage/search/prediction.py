@@ -2,9 +2,9 @@
 to operators measured on a machine of the same kind.
 
 The correction is a ridge regression of the logarithm of measured over roofline seconds: by the
-logarithms of bytes and operations, half precision, and for each label an offset and a slope over
-bytes. A label that was measured few times keeps little of its own. `bench/cost_table.py` makes the
-rows and the file of the corrections.
+logarithms of bytes, operations and the roofline itself, half precision, and for each label an
+offset and slopes over the roofline and over operations for each byte. A label that was measured few
+times keeps little of its own. `bench/cost_table.py` makes the rows and the file of the corrections.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from taso_mirage.search.settings import FusionContext
 
 FITTED = "operator_seconds.json"
 """The file with the correction of every target that has one, in this folder."""
-RIDGE = 0.3
-"""What a squared coefficient costs, in squared errors of one row."""
+RIDGE, OFFSET, SLOPE = 0.03, 0.3, 0.1
+"""What a squared coefficient costs, in squared errors of one row: of all labels, and of one."""
 DIGITS = 4
 """Decimals of coefficients: what depends on the order of a sum is rounded away."""
-FREE = 0.02
+FREE = 0.06
 """Of its roofline: what is measured to take less takes nothing that can be told."""
-SCALE, USUAL = 10.0, 1.0
-"""The logarithms are divided by the one, and slopes are over bytes of the other: about e^10."""
+SCALE = 10.0
+"""The logarithms are divided by it."""
+LAUNCH = 1e-6
+"""Seconds that every operator has here on its roofline; those that are measured run in a row."""
 HALF = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """A term as a prediction sees it: its label, what it does, and its seconds on a roofline."""
+    """A term as a prediction sees it: its label, what it does, and its seconds on a roofline with
+    a LAUNCH."""
 
     label: str
     half: bool
@@ -75,23 +78,27 @@ def operator_work(setting: FusionContext, context: Context) -> OperatorWork | No
     if (counted := context.work(node)) is None:
         return None
     half = isinstance(node.type, Tensor) and node.type.dtype in HALF
-    return OperatorWork(setting_label(setting), half, counted.bytes, counted.flops, context.estimate(node))
+    return OperatorWork(setting_label(setting), half, counted.bytes, counted.flops, _roofline(node, context))
+
+
+def _roofline(node: Node, context: Context) -> float:
+    return max(context.estimate(node) - context.target.device.operator.launch, 0.0) + LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the roofline is multiplied by, as logarithms; `scale`: for bytes, operations, half
-    precision, and all; `labels`: the offset and the slope of each. `joined`: of labels that were
+    """What the roofline is multiplied by, as logarithms; `scale`: for bytes, operations, the
+    roofline and its square, half precision, and all; `labels`: the offset and the two slopes of
+    each. `joined`: of labels that were
     seen often, in which part of all cases the runtime ran the term as one with its producer."""
 
     scale: tuple[float, ...]
-    labels: Mapping[str, tuple[float, float]] = field(hash=False)
+    labels: Mapping[str, tuple[float, ...]] = field(hash=False)
     joined: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def log(self, asked: OperatorWork) -> float:
-        features = _features(asked)
-        offset, slope = self.labels.get(asked.label, (0.0, 0.0))
-        return float(np.dot(self.scale, features)) + offset + slope * (features[0] - USUAL)
+        own = self.labels.get(asked.label, (0.0, 0.0, 0.0))
+        return float(np.dot(self.scale, _features(asked)) + np.dot(own, _own_features(asked)))
 
     def surely_joined(self, name: str) -> bool | None:
         """Whether the runtime runs a label as one with its producer; None where it depends, or is
@@ -104,21 +111,27 @@ def fitted(rows: Sequence[Row], joined: Mapping[str, float]) -> Correction:
     names = sorted({r.work.label for r in rows})
     columns = {name: i for i, name in enumerate(names)}
     known = np.array([_features(r.work) for r in rows])
-    width = known.shape[1]
-    own: NDArray[np.float64] = np.zeros((len(rows), 2 * len(names)))
+    width, each = known.shape[1], len(_own_features(rows[0].work))
+    own: NDArray[np.float64] = np.zeros((len(rows), len(names), each))
     for i, row in enumerate(rows):
-        own[i, columns[row.work.label]] = 1.0
-        own[i, len(names) + columns[row.work.label]] = known[i, 0] - USUAL
-    matrix = np.hstack([known, own])
-    normal = matrix.T @ matrix + RIDGE * np.eye(matrix.shape[1])
-    found = np.linalg.solve(normal, matrix.T @ np.array([r.error for r in rows])).round(DIGITS).tolist()
-    offsets, slopes = found[width : width + len(names)], found[width + len(names) :]
-    labels = dict(zip(names, zip(offsets, slopes, strict=True), strict=True))
-    return Correction(tuple(found[:width]), labels, joined)
+        own[i, columns[row.work.label]] = _own_features(row.work)
+    matrix = np.hstack([known, own.reshape(len(rows), -1)])
+    ridge = [*[RIDGE] * width, *[OFFSET, *[SLOPE] * (each - 1)] * len(names)]
+    normal = matrix.T @ matrix + np.diag(ridge)
+    found = np.linalg.solve(normal, matrix.T @ np.array([r.error for r in rows])).round(DIGITS)
+    labels = dict(zip(names, map(tuple, found[width:].reshape(-1, each).tolist()), strict=True))
+    return Correction(tuple(found[:width].tolist()), labels, joined)
 
 
 def _features(asked: OperatorWork) -> list[float]:
-    return [math.log1p(asked.bytes) / SCALE, math.log1p(asked.flops) / SCALE, float(asked.half), 1.0]
+    seconds = math.log(asked.roofline / LAUNCH) / SCALE
+    moved, done = math.log1p(asked.bytes) / SCALE, math.log1p(asked.flops) / SCALE
+    return [moved, done, seconds, seconds**2, float(asked.half), 1.0]
+
+
+def _own_features(asked: OperatorWork) -> list[float]:
+    moved, done, seconds, *_ = _features(asked)
+    return [1.0, seconds, done - moved]
 
 
 @cache
@@ -128,7 +141,7 @@ def correction_of(target: str) -> Correction | None:
     found = json.loads(files(__package__).joinpath(FITTED).read_text()).get(target)
     if found is None:
         return None
-    labels = {name: (offset, slope) for name, (offset, slope) in found["labels"].items()}
+    labels = {name: tuple(own) for name, own in found["labels"].items()}
     return Correction(tuple(found["scale"]), labels, found["joined"])
 
 
@@ -141,8 +154,7 @@ class PredictedCost:
     def seconds(self, setting: FusionContext) -> float:
         asked = operator_work(setting, self.context)
         if asked is None:
-            roofline = self.context.estimate(setting.node)
-            asked = OperatorWork(setting_label(setting), False, 0, 0, roofline)
+            asked = OperatorWork(setting_label(setting), False, 0, 0, _roofline(setting.node, self.context))
         return asked.roofline * math.exp(self.correction.log(asked))
 
     def joined(self, producer: FusionContext, node: Node) -> bool:

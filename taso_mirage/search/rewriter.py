@@ -77,7 +77,7 @@ class Rewriter:
         self.known = replace(self.context, weights=self.weights, holding={}, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor, ahead)
         self.cost = Cost(self.term)
-        self._unasked = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
+        self._roofline = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
         self._compared: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self._predicted: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self.proved = proved
@@ -160,7 +160,7 @@ class Rewriter:
         """Whether terms are predicted to be slower than those that they would replace."""
         key = tuple(before), tuple(after)
         if key not in self._predicted:
-            self._predicted[key] = self._unasked(after) > self._unasked(before)
+            self._predicted[key] = self._roofline(after) > self._roofline(before)
         return self._predicted[key]
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
