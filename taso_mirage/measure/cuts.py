@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
-from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.ir.terms import Node, Tensor, topological, variable
 from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.patches import over_leaves
+from taso_mirage.operators.work import size
 from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
 """What a batch, or a number of rows, is cut to."""
+LIFTING = 1e-3
+"""Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
+is not cut."""
+TOGETHER = 1 << 28
+"""Bytes of weights of the sides that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,34 @@ class Sides:
         """What a float64 evaluation of the original's side takes, about."""
         return evaluation_seconds(topological(self.before), {})
 
+    def pays(self) -> bool:
+        """Whether to look for a cut takes less than an evaluation of all rows."""
+        return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
+
+
+def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
+    """The sides in their order, as many at a time as have so few weights TOGETHER."""
+    some, total = list[Sides](), 0
+    for each in places:
+        own = sum(size(n.tensor) for n in _leaves(each.after) if n.op == "weight")
+        if some and total + own > TOGETHER:
+            yield some
+            some, total = [], 0
+        some.append(each)
+        total += own
+    if some:
+        yield some
+
+
+def joined_sides(places: Sequence[Sides]) -> Sides:
+    """The optimized terms of several sides as those of one, over inputs of their own."""
+    after, inputs = list[Node](), dict[str, Any]()
+    for i, each in enumerate(places):
+        named = {n: variable(f"{n.attr('name')}_{i}", n.tensor) for n in each.leaves if n.op == "input"}
+        after += over_leaves(each.after, named)
+        inputs |= {new.attr("name"): each.inputs[old.attr("name")] for old, new in named.items()}
+    return Sides((), tuple(after), inputs, tuple(value for each in places for value in each.found))
+
 
 def fixed_sides(
     before: Sequence[Node], after: Sequence[Node], sizes: Mapping[str, int]
@@ -56,7 +92,7 @@ def fixed_sides(
 def fewer_rows(sides: Sides) -> Iterator[Sides]:
     """The sides at smaller sizes, those first at which the most is cut: all rows and batches, then
     each alone. That a side is independent along them is for the caller to see."""
-    lifted = lift(sides.before, sides.after, finest=False)
+    lifted = _lifted(sides.before, sides.after)
     if lifted is None:
         return
     now: dict[str, int] = {}
@@ -74,6 +110,12 @@ def fewer_rows(sides: Sides) -> Iterator[Sides]:
         cut = _cut(lifted, sizes, now, sides)
         if cut is not None:
             yield cut
+
+
+@lru_cache(maxsize=1)
+def _lifted(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+    """Both sides over sizes that may vary: the same for the values of every run."""
+    return lift(before, after, finest=False)
 
 
 def _cut(
