@@ -278,6 +278,26 @@ BODIES = {
             >
         }
     """,
+    "two sequences that become one": """
+        g (float[4, 4] x, bool c) => (seq(float[1, 4]) y, seq(float[1, 4]) k) {
+            r = Relu(x) \n a = SplitToSequence<axis = 0>(r) \n b = SplitToSequence<axis = 0>(r)
+            k = SplitToSequence<axis = 0>(r)
+            y = If(c) <
+                then_branch = t () => (seq(float[1, 4]) p) { p = Identity(a) },
+                else_branch = e () => (seq(float[1, 4]) q) { q = Identity(b) }
+            >
+        }
+    """,
+    "two sequences": """
+        g (float[4, 4] x, bool c) => (seq(float[1, 4]) y, seq(float[1, 4]) k, seq(float[1, 4]) l) {
+            t1 = Transpose<perm = [1, 0]>(x) \n r = Transpose<perm = [1, 0]>(t1) \n n = Neg(x)
+            k = SplitToSequence<axis = 0>(r) \n l = SplitToSequence<axis = 0>(n)
+            y = If(c) <
+                then_branch = t () => (seq(float[1, 4]) p) { p = Identity(k) },
+                else_branch = e () => (seq(float[1, 4]) q) { q = Identity(l) }
+            >
+        }
+    """,
 }
 
 

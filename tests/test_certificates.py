@@ -118,6 +118,7 @@ def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: P
 QUICK = (
     *("default LeakyRelu", "default Selu", "default HardSigmoid", "default Swish", "opaque Hardmax", "opaque LSTM"),
     *("opaque two draws", "opaque same Hardmax", "body If", "body Loop", "body Scan", "body a branch inside of a loop"),
+    "body two sequences that become one",
     *("function", "function of another opset", "opset 7", "type half", "a default"),
 )
 """Models of `certified_models` that every run follows."""
@@ -446,6 +447,21 @@ INSIDE: dict[str, tuple[str, Callable[[ModelProto], Any]]] = {
     "the results of a loop exchanged": (
         "body Loop",
         lambda m: next(a.g for a in _inside(m, "Loop").attribute if a.name == "body").output.reverse(),
+    ),
+    "one of two captured sequences": (
+        "body two sequences",
+        lambda m: [
+            each.g.node[0].input.__setitem__(0, "k")
+            for each in _inside(m, "If").attribute
+            if each.name == "else_branch"
+        ],
+    ),
+    "the captured sequences exchanged": (
+        "body two sequences",
+        lambda m: [
+            each.g.node[0].input.__setitem__(0, {"then_branch": "l", "else_branch": "k"}[each.name])
+            for each in _inside(m, "If").attribute
+        ],
     ),
     "another body of a scan": ("body Scan", lambda m: setattr(_inside(m, "Selu"), "op_type", "Elu")),
     "two results exchanged": ("opaque two Hardmax", lambda m: _inside(m, "Sub").input.reverse()),

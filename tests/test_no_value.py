@@ -99,3 +99,10 @@ def test_what_a_selection_does_not_choose_is_no_reason(tmp_path: Path) -> None:
     found = [t for t in typings(rule, 40) if {n.dtype for n in t.rhs} == {"int64"}]
     assert found
     assert not any(map(refuted, found))
+
+
+@pytest.mark.parametrize("name", ["true.layer_norm_to_layer_norm", "true.instance_norm_to_instance_norm"])
+def test_a_mean_is_divided_by_one_number_in_values_and_where_they_are_none(name: str) -> None:
+    """The root of a norm has a value on both sides, however the sum below it is written."""
+    (rule,) = (rule for rule in read(FOLDER / "true.toml") if rule.name == name)
+    assert isinstance(prove_symbolic(*rule.instance()), Proved)

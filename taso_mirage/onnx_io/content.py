@@ -56,13 +56,14 @@ def array_digest(array: Any) -> str:
 class NodeReader:
     """Digests of nodes with their bodies.
 
-    `outer` gets the values that bodies use and do not define, in the order in which they are met.
+    `outer` gets the values that bodies use and do not define, one for each use, in the order in
+    which they are met: two that are equal may be one value in another file.
     """
 
     functions: Mapping[Any, ir.Function]
     opsets: Mapping[str, int]
     numbers: dict[ir.Value | None, str] = field(default_factory=lambda: {None: "none"})
-    outer: dict[ir.Value, int] = field(default_factory=dict)
+    outer: list[ir.Value] = field(default_factory=list)
 
     def operator(self, node: ir.Node, apart: Collection[str] = ()) -> str:
         """What a node does, but for its operands, and for its bodies that are `apart`."""
@@ -99,9 +100,10 @@ class NodeReader:
         self.numbers.setdefault(value, f"value {len(self.numbers)}")
 
     def _number(self, value: ir.Value | None) -> str:
-        if value not in self.numbers and value is not None:
-            self.numbers[value] = f"outer {self.outer.setdefault(value, len(self.outer))}"
-        return self.numbers[value]
+        if value is None or value in self.numbers:
+            return self.numbers[value]
+        self.outer.append(value)
+        return f"outer {len(self.outer) - 1}"
 
     def _attribute(self, attribute: ir.Attr) -> Hashable:
         kinds, kind, value = ir.AttributeType, attribute.type, attribute.value

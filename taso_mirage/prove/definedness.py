@@ -92,6 +92,10 @@ class Definedness(Meaning[Partial]):
     def iota(self, n: Dim, dtype: str = "int64") -> Partial:
         return Partial(self.xp.iota(n, dtype))
 
+    def count(self, a: Partial, axes: Sequence[int]) -> Partial:
+        """The very number that the algebra divides by."""
+        return Partial(self.xp.count(a.value, axes))
+
     # ------------------------------------------------------------ elementwise
 
     def map(self, fn: Scalar, *xs: Partial) -> Partial:
