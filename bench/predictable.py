@@ -6,9 +6,10 @@ beside busy processes.
 Every run is a process with a cache of its own, which is empty. Two graphs are the same if their
 structure is: operators, attributes, types and edges, whatever the names; of kernels, which regions
 they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how
-many distinct graphs there were, which part of the runs gave the most frequent one (over both kinds,
-too), how often the original was kept, and the gain of each distinct graph by CPU time of one
-thread, all in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
+many distinct graphs there were, also up to the order of operands that commute, which part of the
+runs gave the most frequent one (over both kinds, too), how often the original was kept, and the
+gain of each distinct graph by CPU time of one thread, all in turn. A model takes 2 x RUNS x BUDGET
+seconds, and a few more.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.timing import compared_times  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
+from taso_mirage.search.orders import commuting  # noqa: E402
 from taso_mirage.targets.machine import processor_and_cores  # noqa: E402
 
 BURN = "while True: sum(i * i for i in range(10000))"
@@ -53,13 +55,15 @@ SECONDS = 4.0
 """Of the comparison by CPU time."""
 
 
-def structure(model: Model) -> str:
-    """A digest of a model's graph that names do not change; numbers of weights are not in it."""
+def structure(model: Model, ordered: bool = True) -> str:
+    """A digest of a model's graph that names do not change; numbers of weights are not in it, and
+    unless it is `ordered` neither is the order of operands that commute."""
     digests: dict[Node, str] = {}
     for i, node in enumerate(model.nodes()):
         attrs = [] if node.op in ("input", "weight") else [[k, _said(v)] for k, v in node.attrs]
         place = [i for i, each in enumerate(model.graph.inputs) if each is node]
-        row = [node.op, str(node.type), attrs, place, [digests[a] for a in node.args]]
+        args = [digests[a] for a in node.args]
+        row = [node.op, str(node.type), attrs, place, args if ordered or not commuting(node) else sorted(args)]
         digests[node] = hashlib.sha256(json.dumps(row).encode()).hexdigest()
     return hashlib.sha256("".join(digests[o] for o in model.graph.outputs).encode()).hexdigest()[:12]
 
@@ -103,6 +107,7 @@ def cold(path: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any
         return {"graph": f"exit {done.returncode}", "kept": True, "note": done.stderr.strip()[-200:]}
     return {
         "graph": structure(load(made)),
+        "unordered": structure(load(made), ordered=False),
         "kept": not result["changed"],
         "nodes": result["nodes"]["after"],
         "ratio": None if result["time"] is None else round(result["time"]["ratio"], 3),
@@ -118,6 +123,7 @@ def counted(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "runs": len(runs),
         "distinct": len(graphs),
+        "distinct_up_to_order": len({run.get("unordered", run["graph"]) for run in runs}),
         "modal_share": round(graphs.most_common(1)[0][1] / len(runs), 3) if runs else None,
         "kept": sum(run["kept"] for run in runs),
         "graphs": dict(graphs.most_common()),
