@@ -11,7 +11,7 @@ from deep_mutants import Sizes, Transformer, mutants, planted, right_ones
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, constant, variable, weight
-from taso_mirage.measure import regional
+from taso_mirage.measure import cuts
 from taso_mirage.measure.check import Difference, compare
 from taso_mirage.measure.patches import patches
 from taso_mirage.measure.perturbed import Perturbed
@@ -63,7 +63,7 @@ def checked() -> Iterator[Checked]:
         return given(self, *args)  # type: ignore[arg-type]
 
     patch.setattr(FloatReference, "__call__", small)
-    patch.setattr(regional, "CHEAP", 0.0)
+    patch.setattr(cuts, "LIFTING", 0.0)
     yield Checked(Sizes())
     patch.undo()
 
@@ -102,6 +102,32 @@ def test_equal_layers_are_compared_once(checked: Checked) -> None:
     (first,), (second,) = (patches(outputs, each.model.graph.outputs, each.claims) for each in wrong)
     assert first.key({}) == second.key({})
     assert first.key({}) != found[0].key({})
+
+
+def test_sizes_that_may_vary_are_found_once_for_the_values_of_all_runs(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = list(cases_by_runs(checked.made.model, open_in_child(checked.made.model, CPU), {}))[:2]
+    found = planted(checked.made, RIGHT["scale in the queries"], 2)
+    lifted: list[object] = []
+    cuts._lifted.cache_clear()
+    monkeypatch.setattr(cuts, "lift", lambda before, after, **_: lifted.append((before, after)))
+    regions = RegionalCheck(checked.made.model, cases)
+    assert len({each.case for each in regions.differences(ClaimedModel(found.model, CPU, found.claims, {}))}) == 2
+    cuts._lifted.cache_clear()
+    assert len(lifted) == 1
+
+
+def test_what_is_evaluated_sooner_than_a_cut_is_found_is_not_cut(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planted(checked.made, RIGHT["scale in the queries"], 2)
+    monkeypatch.setattr(cuts, "LIFTING", 1.0)
+    monkeypatch.setattr(cuts, "lift", lambda *_, **__: pytest.fail("it was cut"))
+    regions = RegionalCheck(checked.made.model, checked.cases)
+    differences = regions.differences(ClaimedModel(found.model, CPU, found.claims, {}))
+    assert differences
+    assert all(each.passed for each in differences)
 
 
 def test_an_output_that_jumps_has_no_resolution() -> None:

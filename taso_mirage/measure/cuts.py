@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
 """What a batch, or a number of rows, is cut to."""
+LIFTING = 1e-3
+"""Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
+is not cut."""
 TOGETHER = 1 << 28
 """Bytes of weights of the sides that are joined."""
 
@@ -44,6 +48,10 @@ class Sides:
     def seconds(self) -> float:
         """What a float64 evaluation of the original's side takes, about."""
         return evaluation_seconds(topological(self.before), {})
+
+    def pays(self) -> bool:
+        """Whether to look for a cut takes less than an evaluation of all rows."""
+        return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
 
 
 def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
@@ -84,7 +92,7 @@ def fixed_sides(
 def fewer_rows(sides: Sides) -> Iterator[Sides]:
     """The sides at smaller sizes, those first at which the most is cut: all rows and batches, then
     each alone. That a side is independent along them is for the caller to see."""
-    lifted = lift(sides.before, sides.after, finest=False)
+    lifted = _lifted(sides.before, sides.after)
     if lifted is None:
         return
     now: dict[str, int] = {}
@@ -102,6 +110,12 @@ def fewer_rows(sides: Sides) -> Iterator[Sides]:
         cut = _cut(lifted, sizes, now, sides)
         if cut is not None:
             yield cut
+
+
+@lru_cache(maxsize=1)
+def _lifted(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+    """Both sides over sizes that may vary: the same for the values of every run."""
+    return lift(before, after, finest=False)
 
 
 def _cut(

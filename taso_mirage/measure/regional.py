@@ -34,8 +34,8 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.build import excerpt, observing
 from taso_mirage.operators.work import size, sized
 
-CHEAP, DEAR = 0.02, 20.0
-"""Seconds of a float64 evaluation below which a patch is not cut, and above which it has none."""
+DEAR = 20.0
+"""Seconds of a float64 evaluation above which a patch has none of all rows."""
 RUNS = 2
 """Input sets whose values patches are compared on."""
 GIVEN = 1 << 30
@@ -225,7 +225,7 @@ class RegionalCheck:
         operands of its own."""
         whole, name = self._sides(patch, run), self.cases[run].name
         dear = whole.seconds() > DEAR
-        cut = compared.on_few_rows(name, whole) if whole.seconds() > CHEAP else None
+        cut = compared.on_few_rows(name, whole) if whole.pays() else None
         if cut is not None and (dear or all(each.passed for each in cut[1])):
             yield from self._named(patch, cut[1])
             yield from self._named(patch, compared.beside(_scaled(cut[0], whole), whole), FULL)

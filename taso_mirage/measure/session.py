@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -139,24 +139,39 @@ def _number_there(weight: Weight) -> int:
     return place.number(lambda: in_child(native.keep_weight, weight.numpy()))
 
 
-@spent(Purpose.LOADS)
+_Key = tuple[int, Target, bool, tuple[str, ...]]
+_OPEN: WeakValueDictionary[_Key, Session] = WeakValueDictionary()
+"""Sessions on whole models that somebody has, by the identity of the model, which they keep."""
+
+
 def open_in_child(
     model: Model,
     target: Target = CPU,
     source: bool = False,
     check: bool = False,
     without: Collection[str] = (),
+    anew: bool = False,
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read, `without` some attributes
     (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. Kernels that the model
     carries run if they are trusted (`Model.trusted`), and nothing that a caller says changes that.
 
-    Sessions share large weights, which go to the child process once, where the target's runtime
-    takes them apart. Else a model above 1.5 GB goes through a file.
+    It is the one that is there, if somebody has one of the same model and options, unless it is
+    asked for `anew`: where a session has its memory may make it faster or slower. Sessions share
+    large weights, which go to the child process once, where the target's runtime takes them apart.
+    Else a model above 1.5 GB goes through a file.
     """
     if check:
         checked(serialize_types(model, source))
-    return open_part(model, target, source, without)
+    key = (id(model), target, source, tuple(sorted(without)))
+    known = None if anew else _OPEN.get(key)
+    return known or _loaded(key, model, target, source, without)
+
+
+@spent(Purpose.LOADS)
+def _loaded(key: _Key, model: Model, target: Target, source: bool, without: Collection[str]) -> Session:
+    made = _OPEN[key] = open_part(model, target, source, without)
+    return made
 
 
 @spent(Purpose.CHECKS, usual=True)
@@ -221,11 +236,12 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
-def original(model: Model, target: Target = CPU) -> Session:
+def original(model: Model, target: Target = CPU, anew: bool = False) -> Session:
     """A session on the model as it was read, on the CPU without the runtime's optimizations where
-    these fail on it: its `target` says so. Raises InvalidModel where the runtime refuses it."""
+    these fail on it: its `target` says so; `anew` as in `open_in_child`. Raises InvalidModel where
+    the runtime refuses it."""
     try:
-        return open_in_child(model, target, source=True)
+        return open_in_child(model, target, source=True, anew=anew)
     except RunRefused as error:
         if target == CPU:
             with suppress(RunRefused):
@@ -282,7 +298,7 @@ def interleaved(
     `least` rounds; of models so slow that these would take more than `patience` times the
     `seconds`, fewer, down to FEW: their times vary less. On a machine that has become slower
     meanwhile no round begins after that time either, and after the command's last end there are no
-    FEW. After `least` rounds there is no other once `ends` says so of the times.
+    FEW. From FEW rounds on there is no other once `ends` says so of the times.
     """
     deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
@@ -298,7 +314,7 @@ def interleaved(
     rounds = 0
     while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
-        if late or (rounds and deadline.last() <= 0) or (rounds >= least and ends(times)):
+        if late or (rounds and deadline.last() <= 0) or (rounds >= min(least, FEW) and ends(times)):
             break
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
@@ -23,9 +23,19 @@ from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
 from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds, parts_seconds, slow_seconds
+from taso_mirage.pipeline.shares import (
+    after_choice,
+    compared_seconds,
+    comparison_seconds,
+    large,
+    load_seconds,
+    next_comparison_seconds,
+    parts_seconds,
+    slow_seconds,
+)
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.search import SAME_COST
 from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
@@ -38,6 +48,8 @@ UNMEASURED = "the model was not measured: no time was left; it is taken by its p
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
 """Of a cost: what is predicted to be less is predicted to be faster."""
+LIKELY = 2
+"""So many candidates for a large model are loaded for each set of the target's options, at most."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02
@@ -47,11 +59,13 @@ OPENING = 0.02
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The candidate that is taken (None: the original is), the times of the best, and the original
-    after the passes where it was measured no slower."""
+    after the passes where it was measured no slower. `session`: one on the candidate, if there is
+    one: what checks it, and tries kernels in it, has it in place of another load."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
     normal: ModelCandidate | None = None
+    session: Session | None = field(default=None, compare=False)
 
 
 def choose(
@@ -76,7 +90,7 @@ def choose(
     if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
         job.remarks.append(UNMEASURED)
         return choosing.predicted([c for c in candidates if choosing.by_prediction(c)] or candidates)
-    return choosing.fastest(candidates, original)
+    return choosing.of_large(candidates, original) if large(job) else choosing.fastest(candidates, original)
 
 
 class Choosing:
@@ -93,6 +107,7 @@ class Choosing:
     ) -> None:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
         self.load, self.ahead = Load(), ahead
+        self.sessions: list[Session] = []
 
     def by_prediction(self, candidate: ModelCandidate) -> bool:
         """Whether a candidate was made by predicted costs alone."""
@@ -109,11 +124,44 @@ class Choosing:
         self.job.kept = f"predicted slower ({best.cost:.3g} s against {before:.3g} s): {KEPT}"
         return Choice()
 
-    def fastest(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
+    def of_large(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
+        """The first that is faster, of the few that are predicted to be: each is loaded once, and
+        compared once with the original."""
+        taken = Choice()
+        for likely in self._likely(candidates):
+            self.job.kept = None
+            choice = self.fastest(likely, original, once=True)
+            taken = replace(choice, normal=taken.normal or choice.normal)
+            if choice.candidate is not None or self._left() < self._trial():
+                break
+        return taken
+
+    def _trial(self) -> float:
+        """Seconds of one load and one comparison."""
+        return load_seconds(self.job) + compared_seconds(self.job)
+
+    def _likely(self, candidates: Sequence[ModelCandidate]) -> list[list[ModelCandidate]]:
+        """The candidates that are predicted to be the fastest for each set of the target's options,
+        then those that are so among the others.
+
+        The one without any measurement comes first where others cost no less than measurements
+        vary, where others use the cores, and where there is no time for two trials: then costs that
+        were measured may be wrong.
+        """
+        steady = self._left() >= 2 * self._trial() and not self._observed().busy
+        least = min(candidate.cost for candidate in candidates)
+        bar = SAME_COST * least if steady else math.inf
+        order = sorted(candidates, key=lambda c: (c.cost > bar, not self.by_prediction(c), c.cost))
+        ranks = [sum(other.target == each.target for other in order[:i]) for i, each in enumerate(order)]
+        found = [[each for each, rank in zip(order, ranks, strict=True) if rank == trial] for trial in range(LIKELY)]
+        return [each for each in found if each]
+
+    def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The one that was measured to be the fastest, or is predicted to be where no run decides;
-        the original where none is faster than that."""
+        the original where none is faster than that. `once`: no model is loaded again for another
+        look."""
         target = original.target
-        alive, times, pace = self._first_look(self._in_time(candidates), original)
+        alive, times, pace = self._first_look(self._in_time(candidates), original, once)
         if not alive:
             return Choice()
         timings = self._compared(times)
@@ -122,13 +170,16 @@ class Choosing:
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and t.as_fast)
         normal = next(usable, None)
         best = self._champion(alive, times)
-        timing = self._sure(alive[best], timings[best], target)
-        candidate, timing = self._what_pays(alive[best], timing, pace, target)
-        if self.load.busy:
-            self.job.remarks.append(self.load.said(target))
+        candidate, timing = alive[best], timings[best]
+        session, self.sessions = self.sessions[best], []
+        if not once:
+            timing = self._sure(candidate, timing, target)
+            candidate, timing = self._what_pays(candidate, timing, pace, target)
+        if self.load.busy and (said := self.load.said(target)) not in self.job.remarks:
+            self.job.remarks.append(said)
         if self.job.stop.asked and self._unclear(candidate, timing):
             self.job.remarks.append(INTERRUPTED)
-            return Choice(candidate, timing, normal)
+            return Choice(candidate, timing, normal, session)
         if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
@@ -136,18 +187,19 @@ class Choosing:
             self.job.remarks.append(PREDICTED)
         if not candidate.steps and candidate.target == self.problem.target:
             self.job.remarks.append(FIXED if has_fixed_inputs(self.problem.model) else FOLDED)
-        return Choice(candidate, timing, normal)
+        return Choice(candidate, timing, normal, session)
 
     def _first_look(
-        self, candidates: Sequence[ModelCandidate], original: Session
+        self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False
     ) -> tuple[list[ModelCandidate], list[list[list[float]]], float]:
         """Those of the candidates that the runtime takes, the times of the original and of these,
         and the seconds of a session for a round.
 
-        Where others came to use the cores meanwhile, all run again by the other clock.
+        Where others came to use the cores meanwhile, all run again by the other clock, unless it is
+        for `once`. The sessions of the candidates are kept.
         """
         for _ in range(2):
-            self.load = self._observed()
+            self.load, self.sessions = self._observed(), []
             if (clock := self.load.clock(original.target)) != original.target:
                 original = runtime.open_in_child(self.problem.model, clock, source=True)
             sessions, alive = self._alive(candidates, original)
@@ -156,8 +208,9 @@ class Choosing:
             start = time.monotonic()
             times = self._times(sessions)
             pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
+            self.sessions = sessions[1:]
             sessions.clear()
-            if self._works() or not self._disturbed():
+            if once or self._works() or not self._disturbed():
                 break
         return alive, times, pace
 
@@ -207,7 +260,8 @@ class Choosing:
 
     def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
         """The first candidate against each of the others, in new sessions and so many rounds."""
-        sessions = [runtime.open_in_child(each.model, self.load.clock(each.target)) for each in candidates]
+        clock = self.load.clock
+        sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _for_parts(self) -> float:
@@ -222,7 +276,7 @@ class Choosing:
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
         """Those that can be loaded before the comparison: all, or the ones that are predicted to be
         the fastest, of which the one that no load of the machine changes is the first."""
-        loads = (self._left() - comparison_seconds(self.job)) / max(load_seconds(self.job), 1e-3)
+        loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
         kept = sorted(candidates, key=lambda c: (not self.by_prediction(c), c.cost))[: max(int(loads), 1)]
@@ -231,6 +285,10 @@ class Choosing:
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
+
+    def _comparing(self) -> float:
+        """Seconds of the next comparison."""
+        return next_comparison_seconds(self.job, self._left())
 
     def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
         """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
@@ -303,15 +361,15 @@ class Choosing:
     def _look(self, candidate: ModelCandidate, target: Target, clock: Callable[[Target], Target]) -> Timing:
         """The original against a candidate in new sessions, by a clock."""
         sessions = [
-            runtime.open_in_child(self.problem.model, clock(target), source=True),
-            runtime.open_in_child(candidate.model, clock(candidate.target)),
+            runtime.open_in_child(self.problem.model, clock(target), source=True, anew=True),
+            runtime.open_in_child(candidate.model, clock(candidate.target), anew=True),
         ]
         return self._compared(self._times(sessions), clock(target) != target)[0]
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
         """Of each workload the times of every session, in the seconds of a comparison; slow models
         may take more, as far as there is time."""
-        seconds = comparison_seconds(self.job) / len(self.feeds)
+        seconds = self._comparing() / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 

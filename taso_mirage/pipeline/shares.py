@@ -39,6 +39,8 @@ DECIDING = 0.5
 AHEAD = 0.75
 """Of what is left, at most, for the short search by predicted costs, which ends by numbers: it
 finds most of what there is, and needs no measurement."""
+LARGE = 0.02
+"""Of the budget: a model is large where to load it, and to compare it, takes more."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """Of the budget, to explain changes where that is asked for, and seconds at most."""
 WRITING = 1 << 29
@@ -59,6 +61,12 @@ def comparison_seconds(job: Job) -> float:
     return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
 
 
+def next_comparison_seconds(job: Job, left: float) -> float:
+    """Of one comparison where so many seconds are `left`: of few of them half, as more candidates
+    in fewer rounds say more than one alone."""
+    return min(comparison_seconds(job), max(HALF * left, HALF * SHORTEST, slow_seconds(job)))
+
+
 def slow_seconds(job: Job) -> float:
     """What a comparison takes at least: a slow model has few rounds in it, in more time."""
     return FEW * RUNS * job.running
@@ -74,6 +82,13 @@ def load_seconds(job: Job) -> float:
     weights are there."""
     first = job.seconds.get("load the original", 0.0)
     return AGAIN * first if job.loading is None else job.loading
+
+
+def large(job: Job) -> bool:
+    """Whether a trial of a whole model takes so long that kernels, say, gain more in that time: the
+    prices of its parts choose among candidates then, and a candidate is loaded once."""
+    trial = job.seconds.get("load the original", 0.0) + slow_seconds(job)
+    return trial > LARGE * job.config.budget
 
 
 def measuring_seconds(job: Job) -> float:

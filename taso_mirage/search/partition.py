@@ -3,7 +3,8 @@ repeated layers are one part)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, users, variable, weight, with_args
@@ -11,8 +12,9 @@ from taso_mirage.operators.expressions import is_weight
 
 LEAST, MOST, REST, APART = 24, 60, 8, 8
 """A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST
-terms; no cut leaves fewer than REST terms. A value that lives through the whole model, such as a
-mask, widens all cuts alike. The rule looks only ahead, so that equal layers are cut alike. A second
+terms; no cut leaves fewer than REST terms. A value from more than MOST terms before the part, such
+as a mask, does not count: it would make the cuts behind its last use, in the last layer, narrower
+than those of equal layers. The rule looks only ahead, so that equal layers are cut alike. A second
 look at a model cuts it at least APART terms away from where it was cut before: what one cut hid is
 then within a part."""
 
@@ -74,9 +76,12 @@ def _cut(
     ]
     live = _live_counts(last)
     ends = _may_end(run, cuts)
-    start = 0
+    start = far = 0
+    old: list[int] = []
     while start < len(run):
-        end = _end(start, len(run), live, ends)
+        old = sorted(final for final in (*old, *last[far : max(start - MOST, far)]) if final > start)
+        far = max(start - MOST, far)
+        end = _end(start, len(run), lambda i: live[i] - len(old) + bisect_right(old, i), ends)  # noqa: B023
         yield run[start:end]
         start = end
 
@@ -94,10 +99,11 @@ def _live_counts(last: list[int]) -> list[int]:
     return counts
 
 
-def _end(start: int, stop: int, live: list[int], ends: list[bool]) -> int:
+def _end(start: int, stop: int, live: Callable[[int], int], ends: list[bool]) -> int:
+    """Where a part that begins at `start` ends; `live`: how many values a cut behind a term has."""
     window = [i for i in range(start + LEAST - 1, min(start + MOST, stop - REST)) if ends[i]]
-    narrowest = min(window, key=lambda i: (live[i], i), default=None)
-    if narrowest is None or (stop - start <= MOST and live[narrowest] > min(live[start], 2)):
+    narrowest = min(window, key=lambda i: (live(i), i), default=None)
+    if narrowest is None or (stop - start <= MOST and live(narrowest) > min(live(start), 2)):
         return stop if stop - start <= MOST + REST else start + LEAST
     return narrowest + 1
 

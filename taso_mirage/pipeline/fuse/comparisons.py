@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
@@ -35,6 +35,8 @@ class Comparisons:
     feeds: Sequence[Arrays]
     shares: Sequence[float]
     seconds: float
+    held: list[Session] = field(default_factory=list)
+    """The original's session of the last comparison: the next one has it, too."""
 
     def clock(self) -> Target:
         """The target that sessions are to be opened on now: a look at the load holds for some
@@ -54,15 +56,16 @@ class Comparisons:
         """The original against another model; `opened` are sessions on both by the wall.
 
         Where no verdict is clear, runs of new sessions count as well while there is `more` time, as
-        luck lasts as long as a session.
+        luck lasts as long as a session. The first ones are those that are there.
         """
         clock, looks = self.clock(), list[Timing]()
-        sessions = opened if clock == self.target else _both(original, model, clock)
+        sessions = opened if clock == self.target else _both(original, model, clock, anew=False)
+        self.held[:] = sessions[:1]
         while True:
             looks.append(self._timed(*sessions, self.seconds))
             if len(looks) == PAIRS or pooled(looks).verdict is not Verdict.UNDECIDED or not more():
                 return pooled(looks)
-            sessions = _both(original, model, clock)
+            sessions = _both(original, model, clock, anew=True)
 
     def elsewhere(
         self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]
@@ -79,5 +82,5 @@ class Comparisons:
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 
 
-def _both(original: Model, model: Model, clock: Target) -> OpenSessions:
-    return runtime.original(original, clock), runtime.open_in_child(model, clock)
+def _both(original: Model, model: Model, clock: Target, anew: bool) -> OpenSessions:
+    return runtime.original(original, clock, anew), runtime.open_in_child(model, clock, anew=anew)

@@ -67,6 +67,7 @@ def fused(
     original: Session | None = None,
     trying: float = 0.0,
     backend: Backend | None = None,
+    once: bool = False,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
     says why.
@@ -75,7 +76,8 @@ def fused(
     and choice together take the budget of `config`, and no more than what had begun when it ended;
     `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
     on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
-    least, if they are known; `backend`: that of the target, if it is there.
+    least, if they are known; `backend`: that of the target, if it is there; `once`: no model is
+    loaded again for another look.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -89,7 +91,7 @@ def fused(
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
-        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying).run()
+        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying, once).run()
     finally:
         stop.budget = None
 
@@ -114,6 +116,7 @@ class _Stage:
         budget: Budget,
         original: Session | None,
         trying: float,
+        once: bool,
     ) -> None:
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
@@ -127,12 +130,13 @@ class _Stage:
         self.kept, self.tried = list[Fused](), list[Fused]()
         self.untried, self.tries = set[EqualRegions](), 0
         self.session: Session | None = None
+        self.last: tuple[list[Fused], Model] | None = None
         self.lanes: dict[Graph, list[FusedGoal]] = {}
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
         self.ended = "the time was over" if not found.places and self._over() else ""
-        self.original = original
+        self.original, self.once = original, once
         self.comparisons = Comparisons(
             self.target,
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
@@ -354,7 +358,8 @@ class _Stage:
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
         try:
-            tried = runtime.open_in_child(self._with([*kept, *trial]), session.target)
+            model = self._with([*kept, *trial])
+            tried = runtime.open_in_child(model, session.target)
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
@@ -363,6 +368,7 @@ class _Stage:
             return None
         if not pays(timing, trial):
             return None  # and no session: a large model is not to be there more often than it must
+        self.last = [*kept, *trial], model
         stored = {x for kind in trial for x in kind.turned}
         placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
         self.made.append(placed)
@@ -389,12 +395,16 @@ class _Stage:
         return kept
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
+        """The model with these kinds; with those tried last that stay the same object, on which
+        there is a session."""
+        if self.last is not None and self.last[0] == list(kinds):
+            return self.last[1]
         made = embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
         return made if self.layout is None else self.layout.without_rest(made)
 
     def _more(self) -> bool:
         """Whether there is time for new sessions on two models."""
-        return not (self.budget.stop or self._late())
+        return not (self.once or self.budget.stop or self._late())
 
     def _opened(self, model: Model) -> Session:
         return runtime.open_in_child(model, self.target)

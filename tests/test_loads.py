@@ -1,0 +1,132 @@
+"""How often whole models are loaded: a large one no more often than its result needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.load import Load
+from taso_mirage.measure.session import FEW, Session, open_in_child
+from taso_mirage.measure.target import CPU
+from taso_mirage.onnx_io import from_ir, to_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import choice, optimize_model, problem, shares
+from taso_mirage.pipeline.fuse import comparisons
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import OFF, Config, Stop, quiet
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.system.deadline import Deadline
+from taso_mirage.system.spending import accounting
+
+WIDTH, LAYERS = 64, 8
+MOST = 3
+"""Loads of a large model in one run."""
+
+
+def layered(layers: int = LAYERS) -> Model:
+    """Equal layers, each with a product that rewrites save."""
+    rng = np.random.default_rng(0)
+    value = start = variable("x", Tensor("float32", (16, WIDTH)))
+    weights: dict[str, StoredWeight] = {}
+
+    def drawn(*shape: int) -> Node:
+        name = f"w{len(weights)}"
+        weights[name] = StoredWeight((rng.normal(size=shape) / WIDTH**0.5).astype(np.float32))
+        return weight(name, Tensor("float32", shape))
+
+    for _ in range(layers):
+        left, right = (term("matmul", value, drawn(WIDTH, WIDTH)) for _ in range(2))
+        value = term("relu", term("add", term("add", left, right), term("neg", term("neg", drawn(16, WIDTH)))))
+    return from_ir(to_ir(standalone(Graph((start,), (value,)), {"": 20}, weights)))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model that takes long to run, as far as the pipeline sees, on a quiet machine; all others
+    are twice as fast."""
+
+    def halved(sessions: Sequence[Session], *_: object) -> list[list[float]]:
+        return [[2.0] * FEW, *([1.0] * FEW for _ in sessions[1:])]
+
+    monkeypatch.setattr(shares, "slow_seconds", lambda job: 2.0)
+    monkeypatch.setattr(choice, "observed_load", Load)
+    monkeypatch.setattr(choice.runtime, "interleaved", halved)
+    return layered()
+
+
+def loads_of(model: Model, folder: Path) -> tuple[dict[str, int], bool]:
+    """Whole models that each stage loaded, and whether there is a faster one."""
+    found = optimize_model(model, Config(budget=60.0, kernels=OFF, cache=folder / "costs"))
+    return dict(found.spending.loads), found.changed
+
+
+def test_a_large_model_is_loaded_no_more_often_than_its_result_needs(large: Model, tmp_path: Path) -> None:
+    """The original, and the candidate that prices choose, whose session also checks it."""
+    loads, changed = loads_of(large, tmp_path)
+    assert changed
+    assert sum(loads.values()) <= MOST, loads
+    assert "check" not in loads
+
+
+def test_regions_of_a_large_model_are_observed_in_one_load(
+    large: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problem, "evaluation_seconds", lambda nodes, sizes: 1e9)
+    loads, changed = loads_of(large, tmp_path)
+    assert changed
+    assert sum(loads.values()) <= MOST, loads
+
+
+def test_a_model_that_is_open_is_not_loaded_again_unless_it_is_asked_for_anew() -> None:
+    model = layered()
+    with accounting() as account:
+        first = open_in_child(model, CPU, source=True)
+        assert open_in_child(model, CPU, source=True) is first
+        assert open_in_child(model, CPU, source=True, anew=True) is not first
+        del first
+        open_in_child(model, CPU, source=True)
+    assert sum(account.spending().loads.values()) == 3
+
+
+def test_models_with_kernels_are_compared_in_sessions_that_are_there(
+    large: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other processes, where all are timed on one thread: the trial's session is there, and
+    so is the original's when the model is compared without the library of kernels."""
+    monkeypatch.setattr(comparisons, "observed_load", lambda fresh: Load(0.5, 2))
+    monkeypatch.setattr(comparisons, "interleaved", lambda sessions, *_, **__: [[2.0] * FEW, [1.0] * FEW])
+    tried, elsewhere = layered(), layered()
+    made = comparisons.Comparisons(CPU, [{}], [1.0], 1.0)
+    opened = tuple(open_in_child(each, CPU) for each in (large, tried))
+    trial = made.opened(tried)
+    with accounting() as account:
+        assert made.whole(large, tried, (opened[0], opened[1]), lambda: False).faster
+        assert made.elsewhere(large, elsewhere, (opened[0], opened[1]), lambda: False)[0]
+    assert trial.target == CPU.serial
+    assert sum(account.spending().loads.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds", "first"), [(1.0, 60.0, "measured"), (0.5, 60.0, "predicted"), (1.0, 8.0, "predicted")]
+)
+def test_a_large_models_first_trial_is_by_costs_that_can_be_believed(
+    large: Model, monkeypatch: pytest.MonkeyPatch, load: float, seconds: float, first: str
+) -> None:
+    """Measured costs are so on a quiet machine, with time for a second trial."""
+    monkeypatch.setattr(choice, "observed_load", lambda: Load(load, 2))
+    measured = ModelCandidate("measured", layered(2), (), 1.0, CPU)
+    predicted = ModelCandidate("predicted", layered(3), (), 2.0, CPU)
+    job = Job(Config(budget=seconds), quiet, Stop(), CostCache(None), deadline=Deadline(seconds, lambda: 0.0))
+    job.seconds["load the original"] = 5.0
+    posed = problem.pose(job, large)
+    choosing = choice.Choosing(job, posed, measured, {}, [{}], [predicted.model.graph])
+    names = [[each.name for each in trial] for trial in choosing._likely([measured, predicted])]
+    assert names[0] == [first]
+    assert len(names) == 2
