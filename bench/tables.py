@@ -355,6 +355,7 @@ TABLES = {
     "judging-cpu2": judging,
     "soak-cpu2-surfaces": soak,
     "soak-cpu2-models": soak,
+    "soak-cpu2-accidents": soak,
     "kernelbench-H100": kernelbench,
     "kernelbench-H200": kernelbench,
     "minute-before-H200 spent": spent,

@@ -23,8 +23,10 @@ from onnx import TensorProto, helper
 from taso_mirage.errors import RunFailed, RuntimeCrashed
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure import child as children
+from taso_mirage.measure import native
 from taso_mirage.measure.child import Child, child
 from taso_mirage.measure.session import Session, interleaved
+from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -87,6 +89,23 @@ def own() -> Iterator[Child]:
             del children._CHILD[os.getpid()]
         else:
             children._CHILD[os.getpid()] = kept
+
+
+def test_a_number_of_an_ended_process_is_of_nothing_in_the_next() -> None:
+    """Another thread's call may end the process between a weight's way there and its use: then no
+    other weight has its number, and the call says why it fails."""
+    there = Child()
+    first = there.call(native.keep_weight, np.zeros(4, np.float32))
+    there.stop()
+    second = there.call(native.keep_weight, np.ones(4, np.float32))
+    try:
+        assert first != second
+        with pytest.raises(RuntimeCrashed, match="another one began"):
+            there.call(native.open_session, small(), CPU, False, {"w": first})
+        with pytest.raises(RuntimeCrashed, match="another one began"):
+            there.call(native.run_prepared, first, {})
+    finally:
+        there.stop()
 
 
 def test_a_crash_is_an_error_and_the_next_call_works() -> None:
@@ -196,8 +215,8 @@ def test_what_is_no_longer_used_is_let_go() -> None:
     number = session._number()
     del session
     Session(small())  # the next call tells the child
-    with pytest.raises(KeyError):
-        child().call(children.importlib.import_module("taso_mirage.measure.native").run_prepared, number, {})
+    with pytest.raises(RuntimeCrashed):
+        child().call(native.run_prepared, number, {})
 
 
 @pytest.mark.parametrize(

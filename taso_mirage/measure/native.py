@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.errors import RuntimeCrashed
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import first_line, installed_providers, onnx_runtime_version, starts
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
+T = TypeVar("T")
 SETTLED = 0.003
 """Seconds that a model runs before a run counts, where others ran before it."""
 LONG = 0.5
@@ -69,10 +71,18 @@ def cores_got(seconds: float) -> tuple[float, int]:
     return sum(own for own, _ in spent) / sum(wall for _, wall in spent), cores
 
 
-_NUMBERS = count(1)
-_WEIGHTS: dict[int, NDArray[Any]] = {}
-_SESSIONS: dict[int, RuntimeSession] = {}
-_RUNS: dict[int, Callable[[], float]] = {}
+class _Kept(dict[int, T]):
+    """What this process keeps, by number. A number of a process before this one, which ended while
+    another thread was about to call, is of nothing here."""
+
+    def __missing__(self, number: int) -> T:
+        raise RuntimeCrashed("ONNX Runtime's process ended, and another one began, during a call")
+
+
+_NUMBERS = count(int.from_bytes(os.urandom(5)) << 20)
+_WEIGHTS = _Kept[NDArray[Any]]()
+_SESSIONS = _Kept[RuntimeSession]()
+_RUNS = _Kept[Callable[[], float]]()
 
 
 def device_key(target: Target, options: bool = True) -> str:
