@@ -40,6 +40,8 @@ RUNS = 2
 """Input sets whose values patches are compared on."""
 GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
+OTHERS = 1 << 27
+"""Bytes of the values of all those of equal patches that are compared beside one of them."""
 _Place: TypeAlias = tuple[Target, tuple[Node, ...], tuple[Node, ...]]
 BESIDE, FULL = "the original's run", " at full size"
 
@@ -76,6 +78,8 @@ class RegionalCheck:
         self.values: dict[Node, list[Any]] = {}
         self.known: dict[_Place, list[Difference]] = {}
         """Of each patch that was looked at; none where an equal one passed and it is as near."""
+        self.others = 0
+        """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}
         """Why patches were compared in the whole model only."""
 
@@ -182,7 +186,7 @@ class RegionalCheck:
         self, wanted: Sequence[Sequence[Patch]], optimized: ClaimedModel
     ) -> tuple[list[list[Patch]], Sequence[Sequence[Patch]]]:
         """One of equal patches of as many kinds as there is room for the values of, with as many of
-        the others, and the other kinds."""
+        the others as have room beside them, and the other kinds."""
         total, now = 0, list[list[Patch]]()
         for each in wanted:
             total += self._room(each[0])
@@ -191,8 +195,8 @@ class RegionalCheck:
             now.append([each[0]])
         for few, each in zip(now, wanted, strict=False):
             for patch in each[1:]:
-                total += self._room(patch)
-                if total <= GIVEN:
+                self.others += self._room(patch)
+                if self.others <= OTHERS:
                     few.append(patch)
                     continue
                 self.known[_place(patch, optimized)] = []
