@@ -206,8 +206,7 @@ def _conditions(order: Sequence[Node]) -> frozenset[Node]:
     if all(n.op != "splat" for n in order):
         return frozenset()
     operands = [(n.op, i, topological([a])) for n in order for i, a in enumerate(n.args)]
-    known = lambda n: n.op == "input" or "dtype" in dict(n.attrs)  # noqa: E731
-    numbers = [each for each in operands if not any(map(known, each[2]))]
+    numbers = [each for each in operands if not any(n.op == "input" or "dtype" in dict(n.attrs) for n in each[2])]
     return frozenset(n for op, i, inside in numbers if _takes_booleans(op, i) for n in inside if n.op == "splat")
 
 
