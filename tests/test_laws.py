@@ -372,3 +372,9 @@ def test_a_failure_is_false_and_says_why() -> None:
     assert not failed(refuted, FailureKind.UNPROVED)
     assert repr(refuted) == f"Failure(refuted: {refuted.reason})"
     assert str(refuted) == f"{refuted.reason}\noutput 0: {refuted.reason}"
+
+
+@pytest.mark.parametrize("law", ["where(1, x, y) == x", "where(expand(0, shape=s), x, y) == y"])
+def test_a_number_that_is_a_condition_is_a_boolean(law: str) -> None:
+    found = [each.lhs[0].args[0].dtype for each in islice(typings(parse_equation(law)), 3)]
+    assert found == ["bool"] * 3

@@ -3,7 +3,7 @@ reasons, and application."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -192,12 +192,32 @@ def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") ->
     Raises what typing raises.
     """
     done: dict[Node, Node] = {}
-    for node in topological(side.outputs):
-        done[node] = _instantiate(node, done, names, like)
+    order = topological(side.outputs)
+    conditions = _conditions(order)
+    for node in order:
+        known = "bool" if node in conditions else like
+        done[node] = _instantiate(node, done, names, known, conditions)
     return tuple(done[o] for o in side.outputs)
 
 
-def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any], like: str) -> Node:
+def _conditions(order: Sequence[Node]) -> frozenset[Node]:
+    """The numbers that are conditions: operands, by themselves or expanded, that are booleans in
+    every example of the operator."""
+    if all(n.op != "splat" for n in order):
+        return frozenset()
+    operands = [(n.op, i, topological([a])) for n in order for i, a in enumerate(n.args)]
+    numbers = [each for each in operands if not any(n.op == "input" or "dtype" in dict(n.attrs) for n in each[2])]
+    return frozenset(n for op, i, inside in numbers if _takes_booleans(op, i) for n in inside if n.op == "splat")
+
+
+def _takes_booleans(op: str, operand: int) -> bool:
+    found = [e.operands[operand] for e in get(op).examples if operand < len(e.operands)]
+    return bool(found) and all(isinstance(each, str) and each.startswith("bool") for each in found)
+
+
+def _instantiate(
+    node: Node, done: Mapping[Node, Node], names: Mapping[str, Any], like: str, conditions: Container[Node] = ()
+) -> Node:
     if node.op == "input":
         bound: Node = names[node.attr("name")]
         return bound
@@ -216,7 +236,8 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     if siblings:
         dtype = next((d for d in siblings if d != "bool"), siblings[0])  # the condition of a where says nothing
         args = [
-            constant(p.attr("value"), dtype) if p.op == "splat" else a for a, p in zip(args, node.args, strict=True)
+            constant(p.attr("value"), dtype) if p.op == "splat" and p not in conditions else a
+            for a, p in zip(args, node.args, strict=True)
         ]
     return get(node.op).term(*args, **attrs)
 
