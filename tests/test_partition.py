@@ -12,8 +12,8 @@ WIDTH, TERMS = 8, 26
 
 
 def layers(count: int) -> tuple[Node, ...]:
-    """Equal layers beside the value they add to, each of which reads a mask that all share, and some
-    terms behind them."""
+    """Equal layers beside the value they add to, each of which reads a mask that all share, and
+    some terms behind them."""
     value = start = variable("x", Tensor("float32", (WIDTH, WIDTH)))
     mask = term("sigmoid", variable("mask", Tensor("float32", (WIDTH, WIDTH))))
     for i in range(count):
