@@ -2,10 +2,13 @@
 their rewritten variants.
 
     python bench/cost_model.py [--models DIR] [--parts 5] [--variants 5] [--seconds 240] [--cache
-    FILE] [-o FILE]
+    FILE] [--only NAME ...] [-o FILE]
 
 Prints rank correlations (over all graphs, and within the variants of a part, which is what the
-search needs) and what is predicted worst, and writes bench/results/cost_model-cpu2.json. Models
+search needs) and what is predicted worst, and writes bench/results/cost_model-cpu2.json. The same
+variants are put in order by costs that measure no operator: by the roofline, and by a correction of
+it that is fitted to the rows of other models (`bench/results/cost_table-cpu2.jsonl`), where the
+runtime is asked what it runs as one and where it is not. Models
 exported from torch need the extra `models`; DIR adds prebuilt ones.
 """
 
@@ -30,6 +33,8 @@ import onnx_ir as ir
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+import cost_table  # noqa: E402
+
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
@@ -44,9 +49,10 @@ from taso_mirage.rewriting.equation import work_terms  # noqa: E402
 from taso_mirage.rewriting.index import Rules  # noqa: E402
 from taso_mirage.search.available import Available  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
-from taso_mirage.search.cost import Cost, MeasuredCost  # noqa: E402
+from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, TermCost  # noqa: E402
 from taso_mirage.search.partition import model_parts  # noqa: E402
 from taso_mirage.search.passes import Context, for_search, pass_order, simplify  # noqa: E402
+from taso_mirage.search.prediction import PredictedCost  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import SearchState, directions, rewrites  # noqa: E402
 from taso_mirage.search.settings import FusionContext, Running, concrete  # noqa: E402
@@ -58,6 +64,9 @@ WALK = 3
 DIFFERENT = 1.05
 """Two variants are asked which is faster where every measurement of one is so many times that of
 the other."""
+SAME = 1e-9
+"""Predictions that differ by less of them are one."""
+TABLE = ROOT / "bench" / "results" / "cost_table-cpu2.jsonl"
 TURNS = 0.06
 """Seconds of measuring for every graph."""
 
@@ -65,7 +74,7 @@ TURNS = 0.06
 @dataclass
 class Sample:
     """One graph: the model and part that it comes from, and its seconds, predicted (also by
-    operator), measured, and measured again."""
+    operator), measured, and measured again; `ahead`: by costs that measure nothing."""
 
     model: str
     part: int
@@ -75,6 +84,7 @@ class Sample:
     again: float
     terms: int
     by_operator: dict[str, float] = field(default_factory=dict)
+    ahead: dict[str, float] = field(default_factory=dict)
 
 
 class Noted:
@@ -93,13 +103,16 @@ class Noted:
         return self.term.joined(producer, node)
 
 
-def sources(folder: Path | None) -> Iterator[tuple[str, Model]]:
-    """Models by name: the small and medium ones of `models`, and the prebuilt ones of a folder."""
+def sources(folder: Path | None, only: Sequence[str]) -> Iterator[tuple[str, Model]]:
+    """Models by name: the small and medium ones of `models`, and the prebuilt ones of a folder; of
+    these those that are named, if any are."""
     for name in SMALL + MEDIUM:
         small = name in SMALL
-        yield name + ("_small" if small else ""), from_ir(ir.from_proto(models.build(name, small=small)))
+        if (called := name + ("_small" if small else "")) in only or not only:
+            yield called, from_ir(ir.from_proto(models.build(name, small=small)))
     for path in sorted(folder.glob("*.onnx")) if folder else ():
-        yield path.stem, load(path)
+        if path.stem in only or not only:
+            yield path.stem, load(path)
 
 
 def variants(
@@ -119,10 +132,18 @@ def variants(
             if not reached[state]:
                 break
             chosen = rng.choice(reached[state])
-            found.setdefault(chosen.outputs, (*found[state], chosen.equation))
+            found.setdefault(chosen.outputs, (*found[state], *chosen.equations))
             state = chosen.outputs
     others = [s for s in found if s != start]
     return [(start, ()), *((s, found[s]) for s in rng.sample(others, min(count, len(others))))]
+
+
+def ways_ahead(name: str, term: MeasuredCost) -> dict[str, TermCost]:
+    """Costs that measure no operator, by name; corrections know nothing of the model."""
+    table = cost_table.read([TABLE])
+    others = [r for r in table.rows if r.model != name.removesuffix("_small")]
+    predicted = PredictedCost(term.context, cost_table.fitted(others, table.joined))
+    return {"roofline": Roofline(term.context), "correction": predicted, "asked": AheadCost(predicted, term)}
 
 
 def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCache, deadline: float) -> list[Sample]:
@@ -139,6 +160,7 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
     rng = random.Random(f"{options.seed} {name}")
     every = Rules(directions(for_search(rules())))
     term = MeasuredCost(context, cache)
+    ahead = ways_ahead(name, term)
     found: list[Sample] = []
     for number, graph in enumerate(rng.sample(distinct, min(options.parts, len(distinct)))):
         if time.monotonic() > deadline:
@@ -155,7 +177,8 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
             predicted = Cost(noted)(state)
             terms = len(work_terms(topological(state)))
             own = [max(t - tasks.overhead(CPU), 1e-7) for t in (taken, again)]
-            found.append(Sample(name, number, path, predicted, *own, terms, dict(noted.seen.most_common())))
+            others = {way: Cost(each)(state) for way, each in ahead.items()}
+            found.append(Sample(name, number, path, predicted, *own, terms, dict(noted.seen.most_common()), others))
     return found
 
 
@@ -189,6 +212,14 @@ def summary(found: Sequence[Sample]) -> dict[str, Any]:
     right = sum(a.predicted < b.predicted for a, b in pairs)
     chosen = [min(g, key=lambda s: s.predicted).measured / min(s.measured for s in g) for g in several]
     errors = np.log([s.predicted / s.measured for s in found])
+    ahead = {}
+    for way in found[0].ahead if found else ():
+        best = [min(g, key=lambda s: s.ahead[way]).measured / min(s.measured for s in g) for g in several]
+        order = sum(a.ahead[way] < (1 - SAME) * b.ahead[way] for a, b in pairs)
+        ahead[way] = {
+            "pairs_in_order": round(order / max(len(pairs), 1), 4),
+            "chosen_over_best": round(float(np.exp(np.mean(np.log(best)))), 4),
+        }
     return {
         "graphs": len(found),
         "parts": len(groups),
@@ -199,6 +230,7 @@ def summary(found: Sequence[Sample]) -> dict[str, Any]:
         "pairs": len(pairs),
         "pairs_in_order": round(right / max(len(pairs), 1), 4),
         "chosen_over_best": round(float(np.exp(np.mean(np.log(chosen)))), 4),
+        "ahead": ahead,
         "mean_absolute_log_error": round(float(np.abs(errors).mean()), 4),
         "mean_log_error": round(float(errors.mean()), 4),
     }
@@ -227,6 +259,7 @@ def show(found: Sequence[Sample], worst: int = 12) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, help="a folder of prebuilt models (*.onnx) to sample from, too")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--parts", type=int, default=5, help="parts of each model")
     parser.add_argument("--variants", type=int, default=5, help="variants of each part")
     parser.add_argument("--seconds", type=float, default=240.0, help="no part is begun later")
@@ -236,7 +269,7 @@ def main() -> None:
     options = parser.parse_args()
     cache, deadline = CostCache(options.cache), time.monotonic() + options.seconds
     found: list[Sample] = []
-    for name, model in sources(options.models):
+    for name, model in sources(options.models, options.only):
         start = time.perf_counter()
         found += (more := samples(name, model, options, cache, deadline))
         print(f"{name:22} {len(more):4} graphs {time.perf_counter() - start:6.1f} s", flush=True)
@@ -257,6 +290,7 @@ def write(path: Path, found: Sequence[Sample]) -> None:
             "equations": list(s.path),
             "terms": s.terms,
             "predicted": round(s.predicted * 1e6, 2),
+            "ahead": {way: round(seconds * 1e6, 2) for way, seconds in s.ahead.items()},
             "measured": round(s.measured * 1e6, 2),
             "again": round(s.again * 1e6, 2),
         }

@@ -4,11 +4,14 @@ max-autotune with CUDA graphs), for models of 0.1 to 2.5 GB.
 
     python bench/minute.py [--device cuda] [--only NAME ...] [--budgets 30 60] [--seconds LIMIT]
     [--modes default max-autotune] [--builders 4] [--models DIR] [--small]
+    python bench/minute.py --files DIR [--budgets 1 3 10 30 60] [--only NAME ...]
 
 Prints a line for each model and writes bench/results/minute-DEVICE.json after it (microseconds,
 lower quartiles of rounds in which all ran in turn). Models are built first (`minute_models.py`), so
 that nothing runs beside what is measured. `--seconds` ends all after so long: what had no time has
-no row, and the parts of a row that had none say so. `--budgets` without `--modes` and `--race 0` is
+no row, and the parts of a row that had none say so. `--files` measures the ONNX files of a folder
+instead, at the sizes that our command settles on, without torch.compile, and writes
+bench/results/minute-files-DEVICE.json. `--budgets` without `--modes` and `--race 0` is
 a profile: what the seconds of each command were spent on (`spending` of each row), and its own
 times.
 """
@@ -37,7 +40,7 @@ import end_to_end_common as common
 from end_to_end_common import ALONE, ROOT, Compiled
 from rows import Rows
 
-from taso_mirage.ir.model import Model
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
@@ -78,6 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), metavar="LIMIT", help="for all")
     parser.add_argument("--builders", type=int, default=1, help="models that are built at once")
     parser.add_argument("--models", type=Path, metavar="DIR", help="where models lie, or are put")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="the ONNX files of this folder instead")
     parser.add_argument("--small", action="store_true", help="small forms, for a try")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--build", nargs=1, metavar="NAME", help=argparse.SUPPRESS)
@@ -101,8 +105,7 @@ def build(name: str, options: argparse.Namespace) -> None:
 def timed(name: str, options: argparse.Namespace) -> None:
     """Compile the module by torch, open the model and all results of ours, run all in turn, and
     print the times as JSON."""
-    with np.load(options.models / f"{name}.npz") as arrays:
-        inputs = dict(arrays)
+    inputs = _inputs(name, options)
     found: dict[str, Any] = {"absent": {}, "compile_seconds": {}}
     runs = _opened(name, options, found)
     for mode in options.modes:
@@ -120,6 +123,15 @@ def timed(name: str, options: argparse.Namespace) -> None:
     print(json.dumps(found))
 
 
+def _inputs(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Those that a form was built with; of a file, random ones at the sizes of our command."""
+    if options.files is None:
+        with np.load(options.models / f"{name}.npz") as arrays:
+            return dict(arrays)
+    settled = json.loads(settled_path(options.models, name).read_text())
+    return dict(random_inputs(replace(load(source_path(name, options)), **settled), 0))
+
+
 def compiled(name: str, options: argparse.Namespace, mode: str) -> Compiled:
     import minute_models
 
@@ -129,7 +141,7 @@ def compiled(name: str, options: argparse.Namespace, mode: str) -> Compiled:
 
 def _opened(name: str, options: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """Sessions on the original and on the results that are there."""
-    paths = {ALONE: options.models / f"{name}.onnx"}
+    paths = {ALONE: source_path(name, options)}
     paths |= {f"ours {budget:g}": result_path(options.models, name, budget) for budget in options.budgets}
     runs: dict[str, Any] = {}
     for key, path in paths.items():
@@ -152,6 +164,16 @@ def target_of(model: Model, device: str) -> Any:
 
 
 # ---------------------------------------------------------------- the rows
+
+
+def source_path(name: str, options: argparse.Namespace) -> Path:
+    folder: Path = options.files or options.models
+    return folder / f"{name}.onnx"
+
+
+def settled_path(folder: Path, name: str) -> Path:
+    """Where the sizes and the integer inputs that our command settled on are put."""
+    return folder / f"{name}.settled.json"
 
 
 def result_path(folder: Path, name: str, budget: float) -> Path:
@@ -179,12 +201,18 @@ def own(*given: object) -> list[str]:
 
 
 def common_options(options: argparse.Namespace, folder: Path) -> list[str]:
-    return ["--device", options.device, "--models", str(folder), *(["--small"] if options.small else [])]
+    files = ["--files", str(options.files)] if options.files else []
+    return ["--device", options.device, "--models", str(folder), *files, *(["--small"] if options.small else [])]
 
 
 def built(name: str, options: argparse.Namespace, folder: Path, clock: Clock) -> str:
     """Build a model unless it is there; why it could not be, else nothing."""
     if (folder / f"{name}.bytes").exists():
+        return ""
+    if options.files:
+        data = source_path(name, options).with_suffix(".onnx.data")
+        parts = [each.stat().st_size for each in (source_path(name, options), data) if each.exists()]
+        (folder / f"{name}.bytes").write_text(str(sum(parts)))
         return ""
     asked = own("--build", name, *common_options(options, folder))
     done = process(asked, clock.within(BUILDING), folder)
@@ -194,7 +222,7 @@ def built(name: str, options: argparse.Namespace, folder: Path, clock: Clock) ->
 def optimized(name: str, budget: float, options: argparse.Namespace, folder: Path, clock: Clock) -> dict[str, Any]:
     """What a user's command does: its wall seconds, and what it says of the result."""
     output = result_path(folder, name, budget)
-    asked = ["-m", "taso_mirage.cli", "optimize", folder / f"{name}.onnx", "-o", output, "--target", options.device]
+    asked = ["-m", "taso_mirage.cli", "optimize", source_path(name, options), "-o", output, "--target", options.device]
     start = time.monotonic()
     done = process(
         [*map(str, [*asked, "--budget", budget, "--json"])], clock.within(COMMAND[0] * budget + COMMAND[1]), folder
@@ -206,6 +234,8 @@ def optimized(name: str, budget: float, options: argparse.Namespace, folder: Pat
         stages = [[each["stage"], round(each["seconds"], 2)] for each in lines if each["event"] == "stage"]
         return {"wall": wall, "failed": f"exit code {done.returncode}: {_last_line(done)}", "stages": stages}
     told = results[0]
+    settled = {"sizes": told["sizes"][0]["sizes"] if told["sizes"] else {}, "integers": told["integers"]}
+    settled_path(folder, name).write_text(json.dumps(settled))
     kept = {key: told[key] for key in ("changed", "time", "nodes", "search", "notes", "spending")}
     return {"wall": wall, **kept, "left": told.get("left")}
 
@@ -269,21 +299,31 @@ def show(found: Mapping[str, Any]) -> None:
         print(f"  {budget} s: {ours['wall']} s of the clock; {gain}{spent}; {said[:400]}", flush=True)
 
 
+def names_of(options: argparse.Namespace) -> list[str]:
+    """Of the models that can be asked for; files have no module that torch.compile takes."""
+    if options.files is None:
+        import minute_models
+
+        return [*minute_models.FORMS]
+    options.modes = []
+    return sorted(file.stem for file in options.files.glob("*.onnx") if not file.stem.endswith(".optimized"))
+
+
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments(parser)
     options = parser.parse_args(given)
     if options.build or options.timed:
         return build(options.build[0], options) if options.build else timed(options.timed[0], options)
-    import minute_models
-
-    names = options.only or [*minute_models.FORMS]
-    if unknown := set(names) - set(minute_models.FORMS):
-        parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(minute_models.FORMS)}")
+    known = names_of(options)
+    names = options.only or known
+    if unknown := set(names) - set(known):
+        parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(known)}")
     device = runtime.device(named(options.device))
     short = "cpu2" if options.device == "cpu" else device.split()[1] if " " in device else device
-    path = options.output or ROOT / "bench" / "results" / f"minute-{short}.json"
-    setting = common.setting("minute", device, ("torch", "transformers", "triton", "onnxscript"))
+    kind = "minute-files" if options.files else "minute"
+    path = options.output or ROOT / "bench" / "results" / f"{kind}-{short}.json"
+    setting = common.setting(kind, device, ("torch", "transformers", "triton", "onnxscript"))
     rows, clock = Rows(path, setting), Clock(time.monotonic() + options.seconds)
     with TemporaryDirectory() as own_folder:
         folder = options.models or Path(own_folder)

@@ -37,6 +37,46 @@ def _ratios(us: Mapping[str, float]) -> tuple[str, str]:
     return f"{min(others) / us[ours[-1]]:.2f}" if others else "", f"{us[ALONE] / us[ours[-1]]:.2f}"
 
 
+GOOD, SOON = 0.9, 30.0
+"""Of the gain of the longest budget, what this many seconds are to have."""
+
+
+def curve(found: dict[str, Any]) -> list[str]:
+    """How many times as fast ours is as ONNX Runtime, by model and seconds of the budget; a model
+    that was kept has one."""
+    rows = [row for row in found["rows"] if "us" in row]
+    budgets = sorted({float(budget) for row in rows for budget in row["ours"]})
+    lines = [f"| times as fast, by seconds | {' | '.join(f'{budget:g}' for budget in budgets)} | nodes |"]
+    lines.append(f"|---|{'---:|' * len(budgets)}---|")
+    gains = {row["case"]: [_gain(row, budget) for budget in budgets] for row in rows}
+    for row in rows:
+        told = row["ours"].get(f"{budgets[-1]:g}", {})
+        nodes = f"{told['nodes']['before']} to {told['nodes']['after']}" if "nodes" in told else ""
+        cells = ["kept" if gain is None else f"{gain:.2f}" for gain in gains[row["case"]]]
+        lines.append(f"| {row['case']} | {' | '.join(cells)} | {nodes} |")
+    of_budget = [list(each) for each in zip(*gains.values(), strict=True)]
+    means = [f"{statistics.geometric_mean([gain or 1.0 for gain in each]):.2f}" for each in of_budget]
+    kept = [str(each.count(None)) for each in of_budget]
+    lines += [f"| geometric mean | {' | '.join(means)} | |", f"| kept of {len(rows)} | {' | '.join(kept)} | |"]
+    return [*lines, "", f"{_soon(gains, budgets)}{_where(found)}"]
+
+
+def _gain(row: Mapping[str, Any], budget: float) -> float | None:
+    """None where the original was kept, or nothing came of the command."""
+    us, ours = row["us"], f"ours {budget:g}"
+    changed = row["ours"].get(f"{budget:g}", {}).get("changed", False)
+    return us[ALONE] / us[ours] if changed and ours in us else None
+
+
+def _soon(gains: Mapping[str, list[float | None]], budgets: list[float]) -> str:
+    """Of how many models most of the gain is there soon."""
+    soon = max((i for i, budget in enumerate(budgets) if budget <= SOON), default=None)
+    if soon is None or soon == len(budgets) - 1:
+        return ""
+    good = [(of[soon] or 1.0) - 1.0 >= GOOD * ((of[-1] or 1.0) - 1.0) for of in gains.values()]
+    return f"{budgets[soon]:g} s have 0.9 of the gain of {budgets[-1]:g} s in {sum(good)} of {len(good)} models. "
+
+
 def spent(found: dict[str, Any]) -> list[str]:
     """Seconds of each command, by what they were spent on."""
     lines = [f"| model, budget | GB | clock, s | {' | '.join(PURPOSES)} | others | result |"]

@@ -1,5 +1,6 @@
 """Wrong rewrites deep in large models, found without a float64 evaluation of the whole: the mutants
-of `tests/deep_mutants.py` at three depths of models of real size, and what the check costs.
+of `tests/deep_mutants.py` and `tests/deep_convolutions.py` at three depths of models of real size,
+and what the check costs.
 
     python bench/regional.py [NAME ...] [-o FILE]
 
@@ -22,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 
+from deep_convolutions import Convolutional, ImageSizes, image_mutants  # noqa: E402
 from deep_mutants import Change, Sizes, Transformer, mutants, planted, right_ones  # noqa: E402
 from rows import Rows  # noqa: E402
 
@@ -43,15 +45,17 @@ MODELS = {
     "12 layers of 256, half": Sizes(batch=2, tokens=64, heads=4, inner=64, layers=12, dtype="float16"),
 }
 """0.04 to 1.2 GB in single precision."""
+IMAGES = {"16 blocks of 256 channels": ImageSizes(batch=2, channels=256, edge=28, layers=16)}
 
 
 class Found:
     """One model, its cases, and what each of its comparisons finds."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.made = Transformer(sizes)
+    def __init__(self, made: Transformer | Convolutional, cases: int) -> None:
+        self.made = made
         session = open_in_child(self.made.model, CPU)
-        self.cases: list[CheckCase] = list(cases_by_runs(self.made.model, session, {}))[:1]
+        drawn = cases_by_runs(self.made.model, session, self.made.model.sizes)
+        self.cases: list[CheckCase] = list(drawn)[:cases]
         self.regions = RegionalCheck(self.made.model, self.cases)
 
     def regional(self, change: Change, layer: int) -> bool:
@@ -79,17 +83,18 @@ def spent() -> float:
 
 def row(name: str, whole: bool) -> dict[str, Any]:
     """One model, all mutants at three depths in turn."""
-    found = Found(MODELS[name])
+    images = name in IMAGES  # which have a flag, of both values
+    found = Found(Convolutional(IMAGES[name]), 5) if images else Found(Transformer(MODELS[name]), 1)
     layers = [1, found.made.sizes.layers // 2, found.made.sizes.layers - 1]
-    wrong = list(mutants().items())
+    wrong: list[tuple[str, Change]] = list((image_mutants() if images else mutants()).items())
     places = {kind: (change, layers[i % 3]) for i, (kind, change) in enumerate(wrong)}
     began = time.perf_counter()
     by_regions = {kind for kind, place in places.items() if found.regional(*place)}
     seconds = time.perf_counter() - began
     by_whole = {kind for kind, place in places.items() if found.whole(*place)} if whole else set()
-    right = right_ones()
+    right: dict[str, Change] = {} if images else right_ones()
     refused = [k for k, c in right.items() if found.regional(c, layers[1]) or found.whole(c, layers[1])]
-    fresh, change = RegionalCheck(found.made.model, found.cases), next(iter(right.values()))
+    fresh, change = RegionalCheck(found.made.model, found.cases), next(iter((right or dict(wrong)).values()))
     made, before = planted(found.made, change, layers[1]), spent()
     fresh.differences(ClaimedModel(made.model, CPU, made.claims, {}))
     checked = spent()
@@ -111,7 +116,7 @@ def row(name: str, whole: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("names", nargs="*", default=[*MODELS, *IMAGES], help=f"of {', '.join((*MODELS, *IMAGES))}")
     parser.add_argument("--whole", action="store_true", help="each mutant in the whole model, too")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()

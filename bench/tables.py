@@ -30,7 +30,7 @@ from kernel_tables import (  # noqa: E402
     timeline,
 )
 from kernelbench_table import kernelbench  # noqa: E402
-from minute_table import minute, quick, spent  # noqa: E402
+from minute_table import curve, minute, quick, spent  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
 
@@ -364,6 +364,8 @@ TABLES = {
     "minute-H100 spent": spent,
     "minute-cpu2": minute,
     "minute-cpu2 spent": spent,
+    "minute-files-cpu2": curve,
+    "minute-files-cpu2 spent": spent,
 }
 
 

@@ -207,6 +207,7 @@ add.laws("""
     add(div(x, z), div(y, z)) == div(add(x, y), z)
     add(x, x) == mul(x, 2)
     add(mul(x, c), x) == mul(x, add(c, 1))  where is_weight(c)
+    add(x, expand(0, shape=s)) == x
 """)
 sub.laws("""
     sub(x, 0) == x
@@ -217,6 +218,7 @@ sub.laws("""
     sub(mul(x, z), mul(y, z)) == mul(sub(x, y), z)
     sub(div(x, z), div(y, z)) == div(sub(x, y), z)
     sub(x, x) == expand(0, shape=shape(x))
+    sub(x, expand(0, shape=s)) == x
 """)
 mul.laws("""
     mul(x, 1) == x
@@ -228,6 +230,7 @@ mul.laws("""
     mul(div(c, x), d) == div(mul(c, d), x)  where is_weight(c) and is_weight(d)
     mul(add(x, c), d) == add(mul(x, d), mul(c, d))  where is_weight(c) and is_weight(d)
     mul(x, 0) == expand(0, shape=shape(x))
+    mul(x, expand(1, shape=s)) == x
 """)
 div.laws("""
     div(x, 1) == x

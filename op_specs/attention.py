@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from op_specs.activations import tanh
 from op_specs.arithmetic import add, div, mul
 from op_specs.cast import DTYPES, cast
@@ -15,7 +17,7 @@ from op_specs.reshape import reshape
 from op_specs.softmax import softmax
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.operators.ops import Call, Op, get, op
 
 
@@ -111,11 +113,19 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
     v = v if past_value is None else concat(xp, past_value, v, axis=2)
     factor = 1 / math.sqrt(int(xp.shape(q)[3])) if scale is None else scale
     keys = transpose(xp, repeat_heads(xp, k, xp.shape(q)[1]), perm=(0, 1, 3, 2))
-    scaled = matmul(xp, mul(xp, q, xp.literal(factor, q)), keys)
+    scaled = matmul(xp, mul(xp, q, _precise(xp, factor, q)), keys)
     capped = _capped(xp, scaled, softcap)
     masked, weights = _weights(xp, capped, bias(xp, capped, mask, causal, past), mask, precision)
     y = matmul(xp, weights, repeat_heads(xp, v, xp.shape(q)[1]))
     return (merge_heads(xp, y) if flat else y), k, v, (scaled, capped, masked, weights)[mode]
+
+
+def _precise(xp, value, like):
+    """A number with twice the digits of a dtype: kernels apply a scale to sums that have more, and
+    the product of two numbers of the dtype is such a number."""
+    high = float(np.asarray(value, numpy_dtype(xp.dtype(like))))
+    number = xp.literal(high, like)
+    return number if high == value else add(xp, number, xp.literal(value - high, like))
 
 
 def split_heads(xp, x, heads):

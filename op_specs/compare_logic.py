@@ -154,4 +154,8 @@ logical_or.laws("logical_or(x, 0) == x")
 where.laws("""
     where(logical_not(c), x, y) == where(c, y, x)
     where(c, x, x) == x
+    where(1, x, y) == x
+    where(0, x, y) == y
+    where(expand(1, shape=s), x, y) == x
+    where(expand(0, shape=s), x, y) == y
 """)

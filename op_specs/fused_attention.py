@@ -162,6 +162,8 @@ SAME_HEADS = "s: (j, x, 2, l), t: (j, y, 2, l), u: (j, y, 2, i), o: (j, x, 2*i)"
 FEWER_HEADS = "s: (j, x, 2*i, l), t: (j, y, i, l), u: (j, y, i, l), "
 FEWER_HEADS += "f: (j, i, 2, y, l), e: (j, i, 2, y, l), r: (j, 2*i, y, l), o: (j, x, 2*i*l)"
 """Typings of the laws, in letters."""
+UNGUARDED, MASKED, UNMASKED = "unguarded", "guarded, with a mask", "guarded, without a mask"
+"""Whether the softmax is guarded against rows that are not a number."""
 
 
 def _once_repeated(x: str, split: str, wide: str) -> str:
@@ -178,48 +180,56 @@ def _law(scores: str, values: str, operands: str, scale: str, guard: str, given:
     multi_head_attention.laws(f"{joined} == {fused} where {guard}\ngiven {given}")
 
 
-def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
-    """The softmax of masked scores, the mask, its guard and its typing.
+def _masked(scores: str, variant: str) -> tuple[str, str, str, str]:
+    """The softmax of scores, the mask, its guard and its typing.
 
-    Where the softmax is guarded against rows that are not a number, the mask is zero or a finite
-    number: then scores plus mask are finite reals, and there are no such rows. With minus infinity
-    there would be: a row that is masked whole. The fused kernels add the mask in single precision,
-    so that half precision does not overflow to it.
+    Where the softmax is guarded against rows that are not a number, there is no mask, or one of
+    zero and a finite number: then scores plus mask are finite reals, and there are no such rows.
+    With minus infinity there would be: a row that is masked whole. The fused kernels add the mask
+    in single precision, so that half precision does not overflow to it.
     """
-    mask = "where(m, 0, b)" if guarded else "*m"
-    soft = f"softmax(add({scores}, {mask}), axis=3)"
-    if not guarded:
-        return soft, mask, MASK, "m: (1, 1, x, y)"
-    return f"where(isnan({soft}), z, {soft})", mask, f"{MASK} and {FINITE}", "m: bool(1, 1, x, y), b: (), z: ()"
+    if variant == UNGUARDED:
+        return f"softmax(add({scores}, *m), axis=3)", "*m", MASK, "m: (1, 1, x, y)"
+    mask = "where(m, 0, b)" if variant == MASKED else "None"
+    soft = f"softmax(add({scores}, {mask}), axis=3)" if variant == MASKED else f"softmax({scores}, axis=3)"
+    guard, typing = (
+        (f"{MASK} and {FINITE}", "m: bool(1, 1, x, y), b: (), z: ()") if variant == MASKED else ("", "z: ()")
+    )
+    return f"where(isnan({soft}), z, {soft})", mask, guard, typing
 
 
-for _form, _scale, _guard, _given in SCALED:
-    _scores = _form.format(q=QUERY, k=KEYS)
-    _typed = f"q: (j, x, 2*l), k: (j, y, 2*l), v: (j, y, 2*i), {_given}"
-    for _guarded in (False, True):
-        _soft, _mask, _extra, _more = _masked(_scores, _guarded)
-        _all = f"{_guard} and {AS_MANY} and {_extra}"
-        _law(_soft, VALUES, f"q, k, v, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {SAME_HEADS}")
+def _laws(variants: tuple[str, ...]) -> None:
+    """Every form of the scale and of the heads, with the softmax that `_masked` has for each
+    variant."""
+    for form, scale, guard, given in SCALED:
+        scores = form.format(q=QUERY, k=KEYS)
+        typed = f"q: (j, x, 2*l), k: (j, y, 2*l), v: (j, y, 2*i), {given}"
+        for variant in variants:
+            soft, mask, extra, more = _masked(scores, variant)
+            guards = " and ".join(filter(None, (guard, AS_MANY, extra)))
+            _law(soft, VALUES, f"q, k, v, None, {mask}", scale, guards, f"{typed}, {more} | {SAME_HEADS}")
 
-    _typed = f"q: (j, x, 2*i*l), k: (j, y, i*l), v: (j, y, i*l), {_given}"
-    _both = f"q, {_once_repeated('k', 't', 'f')}, {_once_repeated('v', 'u', 'e')}"
-    for _keys, _shaped, _heads in (
-        (
-            f"reshape(transpose({SHARED_KEYS}, perm=(0, 2, 1)), shape=g)",
-            "h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])",
-            f"{FEWER_HEADS}, h: (2*j*i, y, l), g: (j, 2*i, l, y)",
-        ),
-        (
-            f"transpose({SHARED_KEYS}, perm=(0, 1, 3, 2))",
-            "h == (t[0], s[2], t[1], t[3])",
-            f"{FEWER_HEADS}, h: (j, 2*i, y, l)",
-        ),
-    ):
-        for _guarded in (False, True):
-            _soft, _mask, _extra, _more = _masked(_form.format(q=QUERY, k=_keys), _guarded)
-            _all = f"{_guard} and {FEWER} and {_shaped} and {_extra}"
-            _law(_soft, SHARED_VALUES, f"{_both}, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {_heads}")
+        typed = f"q: (j, x, 2*i*l), k: (j, y, i*l), v: (j, y, i*l), {given}"
+        both = f"q, {_once_repeated('k', 't', 'f')}, {_once_repeated('v', 'u', 'e')}"
+        for keys, shaped, heads in (
+            (
+                f"reshape(transpose({SHARED_KEYS}, perm=(0, 2, 1)), shape=g)",
+                "h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])",
+                f"{FEWER_HEADS}, h: (2*j*i, y, l), g: (j, 2*i, l, y)",
+            ),
+            (
+                f"transpose({SHARED_KEYS}, perm=(0, 1, 3, 2))",
+                "h == (t[0], s[2], t[1], t[3])",
+                f"{FEWER_HEADS}, h: (j, 2*i, y, l)",
+            ),
+        ):
+            for variant in variants:
+                soft, mask, extra, more = _masked(form.format(q=QUERY, k=keys), variant)
+                guards = " and ".join(filter(None, (guard, FEWER, shaped, extra)))
+                _law(soft, SHARED_VALUES, f"{both}, None, {mask}", scale, guards, f"{typed}, {more} | {heads}")
 
+
+_laws((UNGUARDED, MASKED))
 multi_head_attention.laws("""
     multi_head_attention(add(q, b), add(k, c), add(v, d), None, *m, **a) \
         == multi_head_attention(q, k, v, concat(b, c, d, axis=0), *m, **a) \
@@ -230,3 +240,4 @@ multi_head_attention.laws("""
         where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
             shape(u) == shape(v) == shape(w)
 """)
+_laws((UNMASKED,))

@@ -123,6 +123,13 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
     return cache(built)
 
 
+@pytest.fixture
+def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine of this kind was measured before: predictions are rooflines, and terms are
+    measured."""
+    monkeypatch.setattr("taso_mirage.search.cost.correction_of", lambda target: None)
+
+
 @pytest.fixture(scope="module")
 def exporting() -> Iterator[None]:
     """For tests that export models from PyTorch, often.

@@ -67,6 +67,7 @@ HEAVY = {
         "onnx_io/branches.py",
         "onnx_io/build.py",
         "onnx_io/compared.py",
+        "onnx_io/constants.py",
         "onnx_io/content.py",
         "onnx_io/external.py",
         "onnx_io/files.py",

@@ -3,6 +3,7 @@ ends with a smaller but whole answer. Clocks are made up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +24,11 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, stages
 from taso_mirage.pipeline.choice import UNMEASURED
 from taso_mirage.pipeline.shares import MEASURED, finishing_seconds
-from taso_mirage.pipeline.stage import Job
+from taso_mirage.pipeline.stage import Job, Stage, run
 from taso_mirage.pipeline.stages import optimize_model
+from taso_mirage.report import inspection
 from taso_mirage.search import config
-from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.config import SEARCH, Config, Stop, quiet
 from taso_mirage.search.cost import CostCache
 from taso_mirage.search.passes import Context, merge, pass_order, simplify
 from taso_mirage.search.rulesets import rules
@@ -83,6 +85,70 @@ def test_passes_end_where_they_are_once_the_time_is_over() -> None:
     context.over = lambda: True
     assert simplify(made.graph.outputs, stage, context) == (made.graph.outputs, [])
     assert merge(made.graph.outputs, stage, context) == (made.graph.outputs, [])
+
+
+def staged_job(seconds: float, terms: int) -> Job:
+    """A job at the begin of its time, which a made-up clock tells."""
+    job = Job(Config(budget=seconds), quiet, Stop(), CostCache(None), deadline=Deadline(seconds, Clock()))
+    job.terms = terms
+    return job
+
+
+def test_a_stage_that_would_not_end_in_time_does_not_begin() -> None:
+    """By its seconds for each term, and those of what has to follow on it."""
+    done: list[str] = []
+
+    def noting(name: str) -> Callable[..., int]:
+        return lambda job, *_: len(done.append(name) or done)  # type: ignore[func-returns-value]
+
+    found = [
+        Stage("short", noting("short"), (), ("a",), per_term=1e-3),
+        Stage("left out", noting("left out"), ("a",), ("b",), 1.0, (7,)),
+        Stage("long", noting("long"), ("b",), ("c",), 3e-3),
+        Stage("last", noting("last"), ("c",), ("d",)),
+    ]
+    job = staged_job(10.0, 10_000)
+    job.deadline.clock.now = 1.0  # type: ignore[attr-defined]
+    assert run(found, job, {}) == {"a": 1, "b": 7}
+    assert done == ["short"]
+    assert "the budget of 10 s ended in the stage 'long'" in str(job.kept)
+    assert "on 10000 terms it takes 30 s" in str(job.kept)
+    job = staged_job(10.0, 10)
+    job.deadline.closing = 60.0
+    assert "c" not in run(found[2:], job, {"b": 1})
+    job.deadline.closing = 0.0
+    assert run(found[2:], job, {"b": 1})["c"] == 2
+
+
+def test_once_the_time_is_over_no_stage_of_the_search_begins() -> None:
+    """Neither what is read for it; nor is a kind of region looked for."""
+    job = staged_job(5.0, 20_000)
+    job.deadline.clock.now = 5.0  # type: ignore[attr-defined]
+    for stage in stages.SEARCH:
+        if stage.name in ("read", "reference", "oddities", "passes", "mutants", "search"):
+            with pytest.raises(OutOfTime, match="on 20000 terms it takes"):
+                stage(replace_last(job), dict.fromkeys(stage.takes))
+    job.config = replace(job.config, kernels=SEARCH)
+    result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)
+    assert "no kind of region was looked for" in str(stages.fuse(replace_last(job), result, None))  # type: ignore[arg-type]
+
+
+def replace_last(job: Job) -> Job:
+    """The same job, a moment before all is given up."""
+    job.deadline.clock.now += job.deadline.last() - 0.1  # type: ignore[attr-defined]
+    return job
+
+
+def test_work_is_counted_once_for_all_terms_that_look_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    usual = inspection.work
+    monkeypatch.setattr(inspection, "work", lambda node, sizes: seen.append(node.op) or usual(node, sizes))
+    a = made = x(8, 8)
+    for _ in range(50):
+        made = term("tanh", term("matmul", made, w(8, 8)))
+    table = inspection.inspection(model((a,), (made, term("tanh", w(4, 4, name="v")))), {})["operators"]
+    assert table["matmul"] == {"count": 50, "flops": 50 * 2 * 8**3, "bytes": 50 * 3 * 4 * 64}
+    assert sorted(seen) == ["matmul", "tanh", "tanh"]
 
 
 def test_what_follows_on_the_result_has_its_share() -> None:

@@ -42,7 +42,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused, stage
+from taso_mirage.pipeline.fuse import alone, fused, kinds, stage
 from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups, with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
@@ -319,6 +319,28 @@ def test_a_goal_tells_what_it_is(follows: str, group: int, merged: int) -> None:
     assert array.shape == (18, 12 // whole, 3, 2)
     assert parts_of_groups(array, whole) == merged
     assert np.array_equal(grouped_weights(array, group, whole).transpose(2, 3, 1, 0), w)
+
+
+def test_weights_are_turned_when_they_are_read() -> None:
+    """Most of a large model's convolutions never get a kernel."""
+    model = block()
+    given = {id(w.numpy().base) for w in model.weights.values()} | {id(w.numpy()) for w in model.weights.values()}
+    turned = [w for name, w in with_convolutions(model).model.weights.items() if name.startswith("channels_last")]
+    assert turned
+    assert all(w._array.base is not None for w in turned)  # type: ignore[attr-defined]
+    assert all(w.numpy().flags.c_contiguous for w in turned)
+    assert all(w.numpy() is w.numpy() for w in turned)
+    assert not given & {id(w.numpy()) for w in turned}
+
+
+def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kinds.found_kinds(block(), {}, GPU, lambda: False, raising).places
+    monkeypatch.setattr(kinds, "with_convolutions", raising)
+    assert not kinds.found_kinds(block(), {}, GPU, lambda: True, raising).places
+
+
+def raising(*_: object) -> None:
+    raise AssertionError("was not to be called")
 
 
 def test_single_precision_has_no_kernel() -> None:

@@ -4,12 +4,14 @@ measuring somewhere else."""
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +39,11 @@ from taso_mirage.report.explanations import explained
 from taso_mirage.search import cost as costs
 from taso_mirage.search import settings
 from taso_mirage.search.config import Config
-from taso_mirage.search.cost import Cost, MeasuredCost, Roofline, Weighted
+from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, Weighted, predicted_cost
 from taso_mirage.search.passes import Context
+from taso_mirage.search.prediction import Correction, PredictedCost
+from taso_mirage.search.rewriter import Rewriter
+from taso_mirage.search.rulesets import rules
 from taso_mirage.search.settings import FusionContext
 
 
@@ -166,12 +171,69 @@ def test_equal_terms_are_measured_once_whatever_their_names() -> None:
     assert cost.measured == 1
 
 
-def test_what_cannot_be_measured_is_estimated() -> None:
+def test_terms_whose_operands_change_places_are_measured_once() -> None:
+    """Noise would choose an order; a difference has one alone."""
+    here = Here()
+    cost, a, bias = Cost(weighted(here)), x(8, 16), w(16)
+    assert cost.of(term("add", a, bias)) == cost.of(term("add", bias, a)) > 0
+    assert here.calls.count("operator_seconds") == 1
+    cost.of(term("sub", a, bias))
+    cost.of(term("sub", bias, a))
+    assert here.calls.count("operator_seconds") == 3
+
+
+def test_the_cost_of_a_graph_does_not_depend_on_the_order_of_its_terms() -> None:
+    """To the last digit: a state is no better by a rounding."""
+    prices = {"relu": 0.1, "tanh": 0.2, "neg": 0.3}
+    priced = SimpleNamespace(seconds=lambda setting: prices[setting.node.op], joined=lambda *_: False)
+    made = [term(op, x(4)) for op in prices]
+    for order in permutations(made):
+        assert Cost(priced)(order) == math.fsum(prices.values())  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_measured_is_estimated(unknown_machine: None) -> None:
     gelu = term("gelu", x(4, 4), approximate="tanh")
     lacking = Context({"": 17}, {})  # Gelu came with opset 20
     cost = MeasuredCost(lacking, CostCache(None))
     assert cost.seconds(FusionContext(gelu)) == Roofline(lacking).seconds(FusionContext(gelu)) > 0
     assert not cost.joined(FusionContext(gelu), term("relu", gelu))
+
+
+@pytest.mark.parametrize("slow", [0.1, 10.0])
+def test_what_is_predicted_late_is_on_the_scale_of_what_was_measured(slow: float) -> None:
+    """A term is neither cheap nor dear because no time was left to measure it."""
+    early, late = [[term(op, x(64, 64 + i)) for i in range(10)] for op in ("tanh", "sqrt")]
+    each = predicted_cost(CONTEXT).seconds(FusionContext(early[0]))
+    cost = measured(Elsewhere({"Tanh": slow * each}, {}))
+    for node in early:
+        cost.seconds(FusionContext(node))
+    cost.deadline = 0.0
+    for node in late:
+        predicted = predicted_cost(CONTEXT).seconds(FusionContext(node))
+        assert cost.seconds(FusionContext(node)) == pytest.approx(slow * predicted, rel=0.2)
+
+
+def test_costs_ahead_ask_the_runtime_what_it_runs_as_one_and_measure_nothing() -> None:
+    """Nobody is asked of what is always, or never, so."""
+    sure = PredictedCost(CONTEXT, Correction((0.0, 0.0, 0.0, 0.0), {}, {"relu(conv)": 1.0, "tanh(relu(conv))": 0.0}))
+    unsure = replace(sure.correction, joined={"relu(conv)": 0.9, "tanh(relu(conv))": 0.1})
+    conv = convolved(image())
+    outputs = (term("tanh", term("relu", conv)),)
+    where = Elsewhere({}, {"Conv": 1, "Relu": 1, "Conv+Relu": 1, "Tanh": 1, "Conv+Relu+Tanh": 2, "Relu+Tanh": 2})
+    Cost(AheadCost(sure, measured(where)))(outputs)
+    assert where.calls == []
+    Cost(AheadCost(PredictedCost(CONTEXT, unsure), measured(where)))(outputs)
+    assert set(where.calls) == {"device_key", "counted_nodes"}
+
+
+def test_passes_and_search_measure_no_term_on_a_known_machine() -> None:
+    where = Elsewhere({}, {})
+    where.tables["counted_nodes"] = defaultdict(lambda: 1)
+    made = model((x(64, 64),), (term("add", term("matmul", x(64, 64), w(64, 64)), w(64, name="b")),))
+    rewriter = Rewriter(made, CPU, (({}, 1.0),), tuple(rules()), {}, CostCache(None), where)
+    rewriter.passes()
+    assert rewriter.cost(made.graph.outputs) > 0
+    assert "operator_seconds" not in where.calls
 
 
 # ---------------------------------------------------------------- states

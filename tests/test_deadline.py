@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_optimize import F, model, x
+from test_optimize import F, model, w, x
 
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import symbol
@@ -150,6 +150,21 @@ def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stages.fuse(job, result, None) == "no kernels: no time"  # type: ignore[arg-type, comparison-overlap]
     assert seen == [job.deadline.of_extras().last()]
     assert child().deadline is around
+
+
+@pytest.mark.parametrize("strategy", ["best-first", "saturate"])
+def test_a_search_without_an_end_searches(strategy: str) -> None:
+    """What is left of an endless time beside a part of it is no number, in a model of several
+    parts."""
+    value = given = x(4, 8)
+    for i in range(16):
+        products = [term("matmul", value, w(8, 8, name=f"{c}{i}")) for c in "ab"]
+        value = term("tanh", term("add", *products))
+    config = Config(measure=False, budget=float("inf"), strategy=strategy, partial=False)
+    found = optimize_model(model((given,), (value,)), config)
+    assert found.statistics is not None
+    assert found.statistics.states > 0
+    assert "time" not in found.statistics.ended
 
 
 def test_an_interrupt_before_the_deadline_is_known_counts() -> None:

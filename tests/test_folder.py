@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 from taso_mirage import api, folder
 from taso_mirage.errors import InvalidModel, InvalidOption, RuntimeUnavailable
 from taso_mirage.folder import Folder
+from taso_mirage.system.files import file_digests
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 QUICK = ("--no-measure", "--budget", 5)
@@ -76,6 +77,24 @@ def test_every_model_is_done_though_one_fails(models: Path, tmp_path: Path) -> N
     assert found["one.onnx"]["ratio"] == 1.0
     assert "2/4 below/b <i>&?#.onnx: faster" in done.stdout
     assert "4 models: 1 failed, 2 faster, 1 kept" in done.stdout
+
+
+def test_what_is_no_regular_file_is_one_that_fails(tmp_path: Path) -> None:
+    """A device may have no end, and a pipe no beginning: neither is read for its digest."""
+    source, out = tmp_path / "models", tmp_path / "out"
+    relus(source / "a.onnx", 2)
+    (source / "device.onnx").symlink_to("/dev/null")
+    with pytest.raises(OSError, match="no regular file"):
+        file_digests(source, [source / "device.onnx"])
+    os.mkfifo(source / "pipe.onnx")
+    run("optimize", source, "-o", out, *QUICK, check=3)
+    found = rows(out)
+    assert {name: row["state"] for name, row in found.items()} == {
+        "a.onnx": "faster",
+        "device.onnx": "failed",
+        "pipe.onnx": "failed",
+    }
+    assert all("no regular file" in found[name]["error"] for name in ("device.onnx", "pipe.onnx"))
 
 
 def test_the_page_leads_to_every_report_and_escapes_names(models: Path, tmp_path: Path) -> None:

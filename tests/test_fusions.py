@@ -17,8 +17,10 @@ from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
-from taso_mirage.rewriting.equation import match, work_terms
+from taso_mirage.rewriting.equation import apply_equation, match, matches, work_terms
+from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.config import Config
 from taso_mirage.search.passes import Context, joint, merge, pass_order, simplify
@@ -168,10 +170,54 @@ def test_a_mask_of_minus_infinity_keeps_its_guard() -> None:
     """A row that is masked whole is no number, which the guard of the export makes 0: no finite
     mask, so no fusion takes it away."""
     laws = [e for e in rules() if e.name.startswith("multi_head_attention") and "isnan" in show_equation(e)]
-    assert len(laws) == 6
+    assert len(laws) == 12  # the other half has no mask
     for number, fits in ((-3e38, True), (float("-inf"), False), (5.0, False)):
         guarded = guarded_attention(number)
         assert any(bool(match(law, guarded)) for law in laws) == fits
+
+
+def scaled_attention(dtype: str, *, masked: bool) -> Node:
+    """As torch exports it, scaled on both sides and guarded, with heads of 64, and a mask that lets
+    everything through or none."""
+    number, rows, shape = np.asarray(64**-0.25, dtype), 9, (2, 9, 128)
+    q, k, v = (term("reshape", x(*shape, name=n, dtype=dtype), shape=(2, rows, 2, 64)) for n in "qkv")
+    queries = term("mul", term("transpose", q, perm=(0, 2, 1, 3)), constant(number))
+    keys = term("mul", term("transpose", k, perm=(0, 2, 3, 1)), constant(number))
+    scores = term("matmul", queries, keys)
+    if masked:
+        allowed = term("expand", constant(np.ones((1, 1, rows, 1), bool)), shape=(2, 1, rows, rows))
+        scores = term("add", scores, term("where", allowed, constant(0.0, dtype), constant(-6e4, dtype)))
+    weights = term("softmax", scores, axis=3)
+    kept = term("where", term("isnan", weights), constant(0.0, dtype), weights)
+    out = term("matmul", kept, term("transpose", v, perm=(0, 2, 1, 3)))
+    return term("reshape", term("transpose", out, perm=(0, 2, 1, 3)), shape=shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_that_torch_guards_is_fused(dtype: str) -> None:
+    context, proofs = replace(CONTEXT, available=lambda node: True), Proofs()
+    outputs: tuple[Node, ...] = (scaled_attention(dtype, masked=True),)
+    for stage in pass_order(rules(), proofs):
+        outputs, _ = simplify(outputs, stage, context)
+    (fused,) = outputs
+    assert fused.op == "multi_head_attention"
+    assert len(fused.args) == 3
+    assert fused.attr("scale") == pytest.approx(0.125, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_scale_has_the_digits_of_a_product(dtype: str) -> None:
+    """The fourth root of 1/64 has all digits of its dtype, and its square twice as many."""
+    root = scaled_attention(dtype, masked=False)
+    found = [(law, each) for law in rules() if law.name.startswith("multi_head") for each in matches(law, root)]
+    ((law, each),) = found
+    results = apply_equation(law, each)
+    assert isinstance(results, tuple)
+    assert Proofs().of(Application(law, each, results))
+    (fused,) = results
+    assert fused.attr("scale") == float(np.asarray(64**-0.25, dtype)) ** 2
+    attrs = {**dict(fused.attrs), "scale": 0.125}
+    assert not Proofs().of(Application(law, each, (term("multi_head_attention", *fused.args, **attrs),)))
 
 
 def guarded_attention(number: float) -> Node:

@@ -93,6 +93,27 @@ def test_what_is_enumerated_and_not_proved_is_said(tmp_path: Path) -> None:
     assert said in run(*command).stdout
 
 
+EVERYWHERE = """
+[[rule]]
+name = "mine.transpose_to_operand"
+operators = 2
+given = "x: (n, m)"
+lhs = "transpose(transpose(x, perm=(1, 0)), perm=(1, 0))"
+rhs = "x"
+"""
+
+
+def test_strict_asks_for_a_proof_of_every_case(tmp_path: Path) -> None:
+    """Of a rule of which few typings are judged; more of them reach all that are enumerated."""
+    file = tmp_path / "mine.toml"
+    file.write_text(EVERYWHERE)
+    command = ("substitutions", "verify", file, "--workers", 1)
+    run(*command, "--typings", 16)  # exit code 0
+    refused = run(*command, "--typings", 16, "--strict", check=5)
+    assert "1 of 1 rules are bounded, which --strict refuses: mine.transpose_to_operand" in refused.stderr
+    run(*command, "--typings", 320, "--strict")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", FALSE, ids=lambda rule: rule.name)
 def test_every_false_rule_is_refused(rule: Rule) -> None:

@@ -59,7 +59,7 @@ class Clock(Here):
 
 
 @pytest.fixture(autouse=True)
-def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_roofline(monkeypatch: pytest.MonkeyPatch, unknown_machine: None) -> None:
     """No operator is known to be slow."""
     for name in list(SLOW):
         monkeypatch.delitem(SLOW, name)

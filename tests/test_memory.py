@@ -39,6 +39,22 @@ def test_memory_of_large_arrays_is_used_again() -> None:
     assert seen[1] < 100 < seen[0]
 
 
+ENDED = """
+import gc, sys
+from taso_mirage import cli
+cli.commands.main = lambda began: sys.exit(5)
+try:
+    cli.main()
+finally:
+    print(gc.get_freeze_count() > 0, gc.isenabled())
+"""
+
+
+def test_a_command_looks_for_no_garbage_at_its_end() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (5, "True False\n"), done.stderr
+
+
 def objects() -> Counter[str]:
     """How many objects there are of each class, once garbage is gone."""
     gc.collect()

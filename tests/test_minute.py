@@ -8,7 +8,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from scripts import script
 
 
@@ -50,7 +52,7 @@ def test_a_command_that_fails_says_how_far_it_came(
     told = lines({"event": "start"}, {"event": "stage", "stage": "reference", "seconds": 7.125})
     answer = SimpleNamespace(returncode=124, stdout=told, stderr="took longer than 180 s")
     monkeypatch.setattr(minute, "process", lambda *asked: answer)
-    options = SimpleNamespace(device="cpu")
+    options = SimpleNamespace(device="cpu", files=None, models=tmp_path)
     found = minute.optimized("bert", 60.0, options, tmp_path, minute.Clock(float("inf")))
     assert found["failed"] == "exit code 124: took longer than 180 s"
     assert found["stages"] == [["reference", 7.12]]
@@ -75,6 +77,54 @@ def test_a_row_is_written_after_each_model_and_one_that_fails_is_one(
     with pytest.raises(SystemExit):
         minute.main(["--only", "nobody"])
     assert "no model is named 'nobody'; the names are good, bad, late" in capsys.readouterr().err
+
+
+def told(**other: Any) -> dict[str, Any]:
+    kept = dict.fromkeys(("changed", "time", "nodes", "search", "notes", "spending"))
+    return {"event": "result", "sizes": [{"sizes": {"n": 3}}], "integers": {}, **kept, **other}
+
+
+def test_files_of_a_folder_are_run_at_the_sizes_that_the_command_settled_on(
+    minute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xy")
+    model = helper.make_model(helper.make_graph(nodes, "relu", [given], [made]), ir_version=8)
+    files = tmp_path / "files"
+    files.mkdir()
+    onnx.save(model, files / "relu.onnx")
+    options = SimpleNamespace(device="cpu", files=files, models=tmp_path, modes=["default"])
+    assert minute.names_of(options) == ["relu"]
+    assert options.modes == []
+    assert minute.built("relu", options, tmp_path, minute.Clock(float("inf"))) == ""
+    assert int((tmp_path / "relu.bytes").read_text()) == (files / "relu.onnx").stat().st_size
+    asked: list[str] = []
+
+    def process(arguments: list[str], *rest: object) -> SimpleNamespace:
+        asked.extend(arguments)
+        return SimpleNamespace(returncode=0, stdout=lines(told(changed=False)), stderr="")
+
+    monkeypatch.setattr(minute, "process", process)
+    minute.optimized("relu", 3.0, options, tmp_path, minute.Clock(float("inf")))
+    assert str(files / "relu.onnx") in asked
+    assert minute._inputs("relu", options)["x"].shape == (3, 2)
+
+
+def test_the_curve() -> None:
+    tables = script("minute_table")
+    fast, kept = {"changed": True, "nodes": {"before": 9, "after": 4}}, {"changed": False}
+    us = {"onnxruntime": 4.0, "ours 30": 3.2, "ours 60": 2.0}
+    rows = [
+        {"case": "ocr", "ours": {"30": fast, "60": fast}, "us": us},
+        {"case": "vad", "ours": {"30": kept, "60": kept}, "us": us},
+        {"case": "none", "failed": "no memory"},
+    ]
+    found = tables.curve({"device": "a CPU", "versions": {"onnxruntime": "1.31"}, "rows": rows})
+    assert found[0] == "| times as fast, by seconds | 30 | 60 | nodes |"
+    assert found[2] == "| ocr | 1.25 | 2.00 | 9 to 4 |"
+    assert found[3] == "| vad | kept | kept |  |"
+    assert found[4:6] == ["| geometric mean | 1.12 | 1.41 | |", "| kept of 2 | 1 | 1 | |"]
+    assert found[-1] == "30 s have 0.9 of the gain of 60 s in 1 of 2 models. a CPU; onnxruntime 1.31."
 
 
 def test_the_tables() -> None:

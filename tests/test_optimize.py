@@ -34,7 +34,7 @@ from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, term
-from taso_mirage.pipeline import choice, optimize_model, problem
+from taso_mirage.pipeline import choice, optimize_model, problem, shares
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.rewriting.equation import work_terms
@@ -282,7 +282,8 @@ def test_of_states_that_cost_the_same_noise_chooses_none() -> None:
         assert search.finalists_of(first, {**known, cheap: 0.9 * noise[4]}, search.Budget(1.0))[0] == cheap
     assert len(orders) == 1
     (order,) = orders
-    assert set(order[:2]) == {short, mirror}
+    assert order[0] in (short, mirror)
+    assert len({short, mirror, first, turned} & set(order)) == 2  # to change places makes no other state
     assert first in order
 
 
@@ -317,6 +318,22 @@ def test_with_time_for_one_load_the_candidate_by_prediction_is_measured(monkeypa
         monkeypatch.setattr(choice, "load_seconds", lambda job: 0.7)
         choosing = choice.Choosing(job, posed, candidates[1], {}, [], [ahead.graph])
         assert [each.name for each in choosing._in_time(candidates)] == kept
+
+
+def test_of_little_time_a_comparison_takes_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other half loads what is compared: one candidate that has all of it is no choice."""
+    a = x(8, 8)
+    candidates = [ModelCandidate(op, model((a,), (term(op, a),)), (), 1.0, CPU) for op in ("neg", "relu", "tanh")]
+    posed: Any = SimpleNamespace(target=CPU)
+    choosing = choice.Choosing(
+        Job(Config(budget=60.0), quiet, Stop(), CostCache(None)), posed, candidates[0], {}, [], []
+    )
+    monkeypatch.setattr(choice, "load_seconds", lambda job: 0.4)
+    for left, compared, kept in ((100.0, 9.0, 3), (4.0, 2.0, 3), (2.0, 1.0, 2), (-5.0, 0.75, 1)):
+        monkeypatch.setattr(shares, "comparison_seconds", lambda job: 9.0)
+        monkeypatch.setattr(choice.Choosing, "_left", lambda self, left=left: left)
+        assert choosing._comparing() == compared
+        assert len(choosing._in_time(candidates)) == kept
 
 
 def test_what_the_runtime_does_not_load_is_dropped_with_its_options(

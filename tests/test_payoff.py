@@ -42,7 +42,7 @@ from taso_mirage.targets.cpu.device import SLOW
 
 
 @pytest.fixture(autouse=True)
-def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_roofline(monkeypatch: pytest.MonkeyPatch, unknown_machine: None) -> None:
     """No operator is known to be slow."""
     for name in list(SLOW):
         monkeypatch.delitem(SLOW, name)

@@ -364,6 +364,13 @@ def test_steps_are_the_same_every_time() -> None:
     assert prove_symbolic([left], [right]) == prove_symbolic([left], [right])
 
 
+def test_other_texts_have_no_numbers_to_tell_them_apart() -> None:
+    """What differs in texts is not proved, and no internal error."""
+    p, r = (variable(name, Tensor("string", (2,))) for name in "pr")
+    texts = prove_bounded([t("concat", p, r, axis=0)], [t("concat", r, p, axis=0)])
+    assert failed(texts, FailureKind.UNPROVED)
+
+
 def test_lift_keeps_what_must_be_a_number() -> None:
     image, kernel = v("image", 2, 4, 7, 7), v("kernel", 6, 2, 3, 3)
     left = t("relu", t("conv", image, kernel, group=2, **WINDOW))

@@ -3,21 +3,23 @@ right, and behind the end of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from deep_mutants import Change, Sizes, Transformer
+from deep_mutants import Change, Sizes, Transformer, right_ones
 
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import StoredWeight
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.measure import regional
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
 from taso_mirage.search.steps import RewriteStep, claimed, replay
 
 SIZES = Sizes(layers=3)
@@ -53,6 +55,92 @@ def test_a_region_of_special_weights_vouches_for_no_other() -> None:
     assert all(each.passed for each in check.differences(at_layers(made, without_bias, [1, 0])))
     found = check.differences(at_layers(made, without_bias, [2, 1, 0]))
     assert any(not each.passed for each in found)
+
+
+def with_weight(made: Transformer, name: str, array: np.ndarray) -> None:
+    """Another weight in the place of a model's."""
+    made.weights[name] = StoredWeight(np.ascontiguousarray(array, np.float32))
+    made.model = made.model.with_graph(made.model.graph.outputs, made.weights)
+
+
+def identity(made: Transformer) -> Change:
+    """A product with an identity matrix is left out."""
+    with_weight(made, "wo.0", np.eye(made.sizes.width))
+    return lambda f, i, t: (t["out"].args[0], t["joined"])
+
+
+def symmetric(made: Transformer) -> Change:
+    """A weight is transposed that is its own transpose."""
+    array = made.weights["wo.0"].array
+    with_weight(made, "wo.0", array + array.T)
+    return lambda f, i, t: (
+        t["out"].args[0],
+        term("matmul", t["joined"], term("transpose", t["wo"], perm=(1, 0))),
+    )
+
+
+def equal_ones(made: Transformer) -> Change:
+    """One of two equal biases is taken for both."""
+    with_weight(made, "bk.0", made.weights["bq.0"].array)
+    return lambda f, i, t: (t["k.sum"], term("add", t["k.product"], t["bq"]))
+
+
+def computed(made: Transformer) -> Change:
+    """A new bias is right in the first layer, and a number of it off in the others."""
+
+    def bias(f: Transformer, i: int, t: dict[str, Node]) -> tuple[Node, Node]:
+        array = f.weights[f"b1.{i}"].array.copy()
+        array[-1] *= 1.0 if i == 0 else 1.001
+        return t["wide"], term("add", t["wide"].args[0], f.weight(f"new.{i}", array))
+
+    return bias
+
+
+@pytest.mark.parametrize("special", [identity, symmetric, equal_ones, computed])
+def test_a_layer_vouches_for_no_other_weights(special: Callable[[Transformer], Change]) -> None:
+    """What is right for the weights of the layer that is compared may be wrong for those of its
+    equals."""
+    made = Transformer(SIZES)
+    change = special(made)
+    check = RegionalCheck(made.model, cases_of(made)[:1])
+    assert all(each.passed for each in check.differences(at_layers(made, change, [0])))
+    found = check.differences(at_layers(made, change, [2, 1, 0]))
+    assert any(not each.passed for each in found)
+    assert not all(each.passed for each in check.differences(at_layers(made, change, [1])))
+    assert all(each.passed for each in check.differences(at_layers(made, change, [0])))
+
+
+def test_equal_layers_have_one_float64_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are near what the original gave, each with its own weights."""
+    made, evaluated = Transformer(SIZES), list[int]()
+    given = regional._Compared.case
+
+    def counted(self: object, name: str, sides: object) -> CheckCase:
+        evaluated.append(1)
+        return given(self, name, sides)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(regional._Compared, "case", counted)
+    check = RegionalCheck(made.model, cases_of(made)[:1])
+    found = check.differences(at_layers(made, right_ones()["scale in a weight"], [2, 1, 0]))
+    assert found
+    assert all(each.passed for each in found)
+    assert len(evaluated) == 1
+
+
+def test_regions_are_compared_at_both_values_of_a_flag() -> None:
+    """A branch that the first draws do not take is wrong in a region all the same."""
+    x, flag = variable("x", Tensor("float32", (4, 8))), variable("flag", Tensor("bool", ()))
+    branch = term("where", flag, term("tanh", x), term("neg", x))
+    outputs = (term("sigmoid", branch),)
+    model = standalone(Graph((x, flag), outputs), {"": 20})
+    cases = list(cases_by_runs(model, open_in_child(model, CPU), {}))
+    steps = [
+        RewriteStep(("planted",), (branch,), (term("neg", x),)),
+        RewriteStep(("planted",), (branch,), (term("tanh", x),)),
+    ]
+    for step in steps:
+        changed = ClaimedModel(model.with_graph(replay(outputs, [step])), CPU, claimed(outputs, [step]), {})
+        assert not all(each.passed for each in RegionalCheck(model, cases).differences(changed))
 
 
 def test_what_failed_before_the_end_of_the_time_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,15 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html as report
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
-from taso_mirage.report.explanations import statements
+from taso_mirage.report.explanations import explained, statements
 from taso_mirage.report.notation import FORMS, MathTree, conditions, formula
 from taso_mirage.report.outline import PICTURES, shown_sections
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.report.sections import SECTIONS, model_sections
 from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, measured_peaks, operator_times
-from taso_mirage.search.config import Config
-from taso_mirage.search.cost import Weighted
+from taso_mirage.search.config import Config, quiet
+from taso_mirage.search.cost import MeasuredCost, Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 
@@ -266,6 +266,21 @@ def test_measured_results_have_peaks() -> None:
     times = operator_times(result, Config())
     assert times.peaks is not None
     assert sum(times.before.values()) > 0
+
+
+def test_once_the_time_is_over_nothing_is_measured_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an operator, nor a change, nor what the machine reaches."""
+    a = x(3, 5)
+    changed = optimize_model(
+        model((a,), (term("neg", term("neg", term("relu", a))),)), Config(budget=0.0, measure=False)
+    )
+    assert changed.changed
+    monkeypatch.setattr(MeasuredCost, "_run", lambda *_: pytest.fail("something was measured"))
+    times = operator_times(changed, Config(), 0.0)
+    assert times.peaks is None
+    assert sum(times.before.values()) > 0
+    (listed,) = explained(changed, Config(), quiet, 0.0)
+    assert listed.measured is None
 
 
 # ---------------------------------------------------------------- how it looks

@@ -120,7 +120,7 @@ def weighted(share: float, where: Elsewhere | None = None) -> Weighted:
     return Weighted(CONTEXT, ((SMALL, share), (LARGE, 1 - share)), CostCache(None) if where else None, where)
 
 
-def test_the_cost_is_the_weighted_sum_of_the_costs() -> None:
+def test_the_cost_is_the_weighted_sum_of_the_costs(unknown_machine: None) -> None:
     outputs = low_rank().graph.outputs
     small, large = (Cost(Roofline(Context(CONTEXT.opsets, sizes)))(outputs) for sizes in (SMALL, LARGE))
     assert small < large
@@ -147,7 +147,7 @@ def test_states_are_compared_by_the_weighted_sum(share: float, fastest: int) -> 
     ],
     ids=["small", "large", "mostly small", "a tenth large"],
 )
-def test_weights_decide_which_form_is_best(shapes: Any, products: int, strategy: str) -> None:
+def test_weights_decide_which_form_is_best(shapes: Any, products: int, strategy: str, unknown_machine: None) -> None:
     result = optimize_model(low_rank(), Config(measure=False, shapes=shapes, strategy=strategy))
     assert sum(n.op == "matmul" for n in result.model.nodes()) == products
     assert result.changed == (products == 1)

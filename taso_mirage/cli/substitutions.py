@@ -155,6 +155,9 @@ def verify(
             "--laws", help="The laws beside the operators instead of rules. Where one is not proved, it does not apply."
         ),
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 5, too, where a rule is bounded: not proved in every case.")
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -198,6 +201,11 @@ def verify(
             say(f"\n{verdict.name} {verdict.problem}")
     if bad:
         raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
+    if open_ones := [v.name for v in verdicts if v.kind == "bounded"] if strict else []:
+        raise CheckFailed(
+            f"{len(open_ones)} of {len(rules)} rules are bounded, which --strict refuses: {', '.join(open_ones[:5])}"
+            "; a larger --typings proves more of their cases"
+        )
 
 
 def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None = None) -> list[Rule]:

@@ -37,6 +37,20 @@ class StoredWeight:
         return self.array
 
 
+class TurnedWeight:
+    """A view of a weight's array, whose copy in the order of its own axes is made when it is first
+    read: most forms of a large model's weights are never used. Equal to itself alone."""
+
+    __slots__ = ("__weakref__", "_array")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+
+    def numpy(self) -> NDArray[Any]:
+        self._array = np.ascontiguousarray(self._array)
+        return self._array
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The name, documentation and metadata of the ONNX node that a term came from."""

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
-from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.ir.terms import Node, Tensor, topological, variable
 from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.patches import over_leaves
+from taso_mirage.operators.work import size
 from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
@@ -25,6 +27,8 @@ ROWS = 8
 LIFTING = 1e-3
 """Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
 is not cut."""
+TOGETHER = 1 << 28
+"""Bytes of weights of the sides that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,30 @@ class Sides:
     def pays(self) -> bool:
         """Whether to look for a cut takes less than an evaluation of all rows."""
         return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
+
+
+def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
+    """The sides in their order, as many at a time as have so few weights TOGETHER."""
+    some, total = list[Sides](), 0
+    for each in places:
+        own = sum(size(n.tensor) for n in _leaves(each.after) if n.op == "weight")
+        if some and total + own > TOGETHER:
+            yield some
+            some, total = [], 0
+        some.append(each)
+        total += own
+    if some:
+        yield some
+
+
+def joined_sides(places: Sequence[Sides]) -> Sides:
+    """The optimized terms of several sides as those of one, over inputs of their own."""
+    after, inputs = list[Node](), dict[str, Any]()
+    for i, each in enumerate(places):
+        named = {n: variable(f"{n.attr('name')}_{i}", n.tensor) for n in each.leaves if n.op == "input"}
+        after += over_leaves(each.after, named)
+        inputs |= {new.attr("name"): each.inputs[old.attr("name")] for old, new in named.items()}
+    return Sides((), tuple(after), inputs, tuple(value for each in places for value in each.found))
 
 
 def fixed_sides(

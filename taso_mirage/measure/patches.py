@@ -143,8 +143,8 @@ class _Patching:
                 values[leaf] = old
                 cut[old] = leaf
         inverse = {old: leaf for leaf, old in values.items()}
-        before = _over(terms, inverse)
-        after = _over(new, {n: inverse[self.sources[n]] for n in read if self.sources.get(n) in inverse})
+        before = over_leaves(terms, inverse)
+        after = over_leaves(new, {n: inverse[self.sources[n]] for n in read if self.sources.get(n) in inverse})
         return Patch(before, after, values, terms)
 
 
@@ -174,7 +174,8 @@ def _observable(node: Node) -> bool:
     )
 
 
-def _over(terms: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
+def over_leaves(terms: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """Terms with others in the place of leaves."""
     done = dict(leaves)
     for node in topological(terms, stop=leaves):
         done[node] = with_args(node, tuple([done[a] for a in node.args]))

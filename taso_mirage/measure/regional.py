@@ -2,7 +2,9 @@
 
 A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
 one of equal ones, and cut to few rows and batches where it is independent along them; then the
-optimized terms are compared at full size with what the original's run gave.
+optimized terms are compared at full size with what the original's run gave. Equal patches with
+other weights are compared with that run, too, and in float64 where they are further off than the
+one that was.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
-from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
+from taso_mirage.measure.cuts import Sides, few_weights, fewer_rows, fixed_sides, joined_sides
 from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
@@ -38,6 +40,7 @@ RUNS = 2
 """Input sets whose values patches are compared on."""
 GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
+_Place: TypeAlias = tuple[Target, tuple[Node, ...], tuple[Node, ...]]
 BESIDE, FULL = "the original's run", " at full size"
 
 
@@ -54,7 +57,8 @@ class ClaimedModel:
 
 
 class RegionalCheck:
-    """The patches of any optimized models of one original; equal ones are compared once.
+    """The patches of any optimized models of one original; of equal ones one is compared in
+    float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only.
     """
@@ -67,61 +71,97 @@ class RegionalCheck:
     ) -> None:
         self.model, self.late = model, late
         base = cases[0].inputs
-        self.cases = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)][:RUNS]
+        alike = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)]
+        self.cases = _differing(alike)[:RUNS]
         self.values: dict[Node, list[Any]] = {}
-        self.known: dict[Any, list[Difference]] = {}
+        self.known: dict[_Place, list[Difference]] = {}
+        """Of each patch that was looked at; none where an equal one passed and it is as near."""
         self.alone: dict[str, None] = {}
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
         """Of every output of every kind of patch, those at most places first."""
-        found = self._kinds(optimized)
+        kinds = self._kinds(optimized)
         try:
-            self._compare(found, optimized)
+            self._compare(kinds, optimized)
         except OutOfTime:
             self.alone["there was no time"] = None
-        return [each for key in found for each in self.known.get(key, ())]
+        return [d for each in kinds for place in each for d in self.known.get(place, ())]
 
     def equal_in_float64(self, optimized: ClaimedModel) -> bool:
         """Whether the patches that fail compute without roundings what the original's terms do."""
-        failed = [p for key, p in self._kinds(optimized).items() if any(not d.passed for d in self.known.get(key, ()))]
+        every = [each for kind in self._kinds(optimized) for each in kind.items()]
+        failed = [patch for place, patch in every if any(not d.passed for d in self.known.get(place, ()))]
         self._observe(failed, optimized.target)
         sides = [self._sides(patch, run) for patch in failed for run in range(len(self.cases))]
         self.values.clear()
         compared = _Compared(self.model, optimized, self._step)
         return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
 
-    def _kinds(self, optimized: ClaimedModel) -> dict[Any, Patch]:
-        """One of equal patches, those of most places first."""
+    def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
+        """Equal patches, those of most places first; one of those with the same weights."""
         alike: dict[Any, list[Patch]] = {}
         weights = {**optimized.computed, **self.model.weights, **optimized.model.weights}
         uniform = cache(lambda node: uniform_number(weights[node.attr("name")].numpy()))
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
-            alike.setdefault((optimized.target, patch.key(optimized.made, uniform)), []).append(patch)
-        return {key: each[0] for key, each in sorted(alike.items(), key=lambda item: -len(item[1]))}
+            alike.setdefault(patch.key(optimized.made, uniform), []).append(patch)
+        every = sorted(alike.values(), key=lambda each: -len(each))
+        return [{_place(patch, optimized): patch for patch in each} for each in every]
 
-    def _compare(self, found: Mapping[Any, Patch], optimized: ClaimedModel) -> None:
+    def _compare(self, kinds: Sequence[Mapping[_Place, Patch]], optimized: ClaimedModel) -> None:
         """Compare the patches that are not known."""
-        wanted = [key for key in found if key not in self.known]
+        new = [[patch for place, patch in each.items() if place not in self.known] for each in kinds]
+        wanted: Sequence[Sequence[Patch]] = [each for each in new if each]
         while wanted:
             self._step()
-            now, wanted = self._fitting(wanted, found)
-            self._observe([found[key] for key in now], optimized.target)
-            for key in now:
+            now, wanted = self._fitting(wanted, optimized)
+            self._observe([patch for each in now for patch in each], optimized.target)
+            for first, *others in now:
                 self._step()
-                self._record(key, self._compared(found[key], optimized))
+                self._look(first, others, optimized)
             self.values.clear()
 
-    def _record(self, key: Any, differences: Iterator[Difference]) -> None:
-        """Keep what a patch gives; where the time ends before that is all, what fails."""
-        given: list[Difference] = []
+    def _look(self, first: Patch, others: Sequence[Patch], optimized: ClaimedModel) -> None:
+        """Compare a patch; where it passes, also those of equal ones that are further off than it
+        is, until one fails."""
+        compared = self._record(first, optimized)
+        if compared is None:
+            return
+        further = self._further(others, compared)
+        self.known |= {_place(patch, optimized): [] for patch in others if patch not in further}
+        for patch in further:
+            self._step()
+            if self._record(patch, optimized) is None:
+                return
+
+    def _further(self, others: Sequence[Patch], compared: _Compared) -> list[Patch]:
+        """Those of equal patches that are further from the original's run than one that passed.
+
+        What is right for its weights, of an identity for instance, may be wrong for theirs.
+        """
+        if compared.case_there is None:
+            return []
         try:
-            given += differences
+            near = compared.together(compared.case_there, [self._sides(patch, len(self.cases) - 1) for patch in others])
+        except OutOfTime:
+            raise
+        except WRONG:
+            return list(others)
+        return [patch for patch, passed in zip(others, near, strict=True) if not passed]
+
+    def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
+        """Keep what a patch gives; where the time ends before that is all, what fails. None where
+        something does."""
+        given: list[Difference] = []
+        compared, place = _Compared(self.model, optimized, self._step), _place(patch, optimized)
+        try:
+            given += self._compared(patch, compared)
         except OutOfTime:
             if any(not each.passed for each in given):
-                self.known[key] = given
+                self.known[place] = given
             raise
-        self.known[key] = given
+        self.known[place] = given
+        return compared if all(each.passed for each in given) else None
 
     def _step(self) -> None:
         if self.late():
@@ -138,14 +178,29 @@ class RegionalCheck:
             runs = [session.run(case.inputs) for case in self.cases]
             self.values |= {n: [run[i] for run in runs] for i, n in enumerate(terms)}
 
-    def _fitting(self, keys: Sequence[Any], found: Mapping[Any, Patch]) -> tuple[list[Any], list[Any]]:
-        """As many patches as there is room for the values of, and the others."""
-        total = 0
-        for i, key in enumerate(keys):
-            total += sum(self._bytes(n) for n in _values([found[key]]))
-            if total > GIVEN and i:
-                return list(keys[:i]), list(keys[i:])
-        return list(keys), []
+    def _fitting(
+        self, wanted: Sequence[Sequence[Patch]], optimized: ClaimedModel
+    ) -> tuple[list[list[Patch]], Sequence[Sequence[Patch]]]:
+        """One of equal patches of as many kinds as there is room for the values of, with as many of
+        the others, and the other kinds."""
+        total, now = 0, list[list[Patch]]()
+        for each in wanted:
+            total += self._room(each[0])
+            if total > GIVEN and now:
+                break
+            now.append([each[0]])
+        for few, each in zip(now, wanted, strict=False):
+            for patch in each[1:]:
+                total += self._room(patch)
+                if total <= GIVEN:
+                    few.append(patch)
+                    continue
+                self.known[_place(patch, optimized)] = []
+                self.alone["equal ones have more values than one run may give"] = None
+        return now, wanted[len(now) :]
+
+    def _room(self, patch: Patch) -> int:
+        return sum(self._bytes(n) for n in _values([patch]))
 
     def _bytes(self, term: Node) -> int:
         try:
@@ -155,9 +210,8 @@ class RegionalCheck:
 
     # ------------------------------------------------------------ one patch
 
-    def _compared(self, patch: Patch, optimized: ClaimedModel) -> Iterator[Difference]:
+    def _compared(self, patch: Patch, compared: _Compared) -> Iterator[Difference]:
         try:
-            compared = _Compared(self.model, optimized, self._step)
             for i in range(len(self.cases)):
                 yield from self._on(patch, compared, i)
         except OutOfTime:
@@ -208,6 +262,8 @@ class _Compared:
         self.model, self.optimized, self.step = model, optimized, step
         self.weights = {**model.weights, **optimized.model.weights}
         self.sessions: dict[tuple[Node, ...], Session] = {}
+        self.case_there: CheckCase | None = None
+        """That of the last inputs."""
 
     def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
         """The differences at the smallest sizes at which the original's side gives in float64 the
@@ -227,7 +283,8 @@ class _Compared:
         """That of the original's side in float64, and as it ran."""
         before = self._excerpt(self.model, sides, sides.before)
         reference = FloatReference(before)(sides.inputs, self.step)
-        return case_on(name, before, sides.inputs, list(sides.found), reference)
+        self.case_there = case_on(name, before, sides.inputs, list(sides.found), reference)
+        return self.case_there
 
     def exactly(self, case: CheckCase, sides: Sides) -> list[Difference]:
         """The differences of the optimized side from float64."""
@@ -247,12 +304,34 @@ class _Compared:
     def perturbed(self, name: str, whole: Sides) -> CheckCase:
         """The case of the original's run, where roundings of its side are no fault."""
         moved = Perturbed(self._excerpt(self.model, whole, whole.before), self.optimized.target)
-        return _beside(name, whole, [0.0] * len(whole.found), lambda: moved(whole.inputs, whole.found))
+        resolution = cache(lambda: moved(whole.inputs, whole.found))
+        self.case_there = _beside(name, whole, [0.0] * len(whole.found), resolution)
+        return self.case_there
 
     def beside(self, case: CheckCase, whole: Sides) -> list[Difference]:
         """The differences of the optimized side from the original's run."""
         after = self._after(whole)
         return compare(after, self._opened(whole, after), [case])
+
+    def together(self, case: CheckCase, places: Sequence[Sides]) -> list[bool]:
+        """Of equal sides whether each is as near to the original's run as a case, and the size of
+        its numbers, have it; many in one session."""
+        near = list[bool]()
+        for some in few_weights(places):
+            self.step()
+            there, cases = joined_sides(some), [_scaled(case, each) for each in some]
+            resolution = cache(lambda cases=cases: [s for each in cases if each.resolution for s in each.resolution()])
+            allowed = [a for each in cases for a in each.allowed]
+            after = self._after(there)
+            given = compare(
+                after, open_part(after, self.optimized.target), [_beside(case.name, there, allowed, resolution)]
+            )
+            counts = np.cumsum([len(each.found) for each in some])
+            near += [
+                all(d.passed for d in given[end - len(each.found) : end])
+                for each, end in zip(some, counts, strict=True)
+            ]
+        return near
 
     def _opened(self, sides: Sides, after: Model) -> Session:
         if sides.after not in self.sessions:
@@ -265,6 +344,22 @@ class _Compared:
     def _excerpt(self, model: Model, sides: Sides, terms: Sequence[Node]) -> Model:
         inputs = tuple(n for n in sides.leaves if n.op == "input")
         return excerpt(model, Graph(inputs, tuple(terms)), self.weights)
+
+
+def _place(patch: Patch, optimized: ClaimedModel) -> _Place:
+    return optimized.target, patch.before, patch.after
+
+
+def _differing(cases: Sequence[CheckCase]) -> list[CheckCase]:
+    """The cases, those first whose numbers and flags that choose a branch no case before has."""
+    met, later = dict[tuple[Any, ...], CheckCase](), list[CheckCase]()
+    for case in cases:
+        chosen = tuple(
+            np.asarray(v).item() for v in case.inputs.values() if np.size(v) == 1 and not rounds(np.asarray(v))
+        )
+        if met.setdefault(chosen, case) is not case:
+            later.append(case)
+    return [*met.values(), *later]
 
 
 def _values(patches: Sequence[Patch]) -> list[Node]:

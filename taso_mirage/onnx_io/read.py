@@ -20,6 +20,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable
 from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, told, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.compared import share_inputs
+from taso_mirage.onnx_io.constants import inside_terms, uniform
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
@@ -33,14 +34,6 @@ from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.indexed import indexed_rows
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
-
-SMALL_INTEGERS = 1024
-"""Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
-weights."""
-UNIFORM = 1 << 16
-"""So do floats that are all equal, up to this many: what adds zeros or multiplies by 1 is seen."""
-COMPARED = ("float32", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
-
 
 BROKEN = "the node does not fit the operator's mapping"
 """Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the
@@ -161,10 +154,12 @@ class _Reader:
     def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Node:
         dtype = _dtype(tensor.dtype)
         shape = tuple(int(n) for n in tensor.shape.numpy())
-        if _inside_terms(tensor, dtype, int(np.prod(shape))):
+        if inside_terms(tensor, dtype, int(np.prod(shape))):
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
             self.names.setdefault(term, name)
             return term
+        if dtype == "bool" and uniform(flat := tensor.numpy().reshape(-1)):  # a mask that masks nothing
+            return get("expand").term(constant(flat[:1].reshape(())), shape=shape)
         name = self._free_name(name, tensor)
         self.weights[name] = tensor
         term = weight(name, Tensor(dtype, shape))
@@ -409,15 +404,6 @@ def _stored(value: ir.Value) -> ir.TensorProtocol:
     if value.const_value is None:
         raise InvalidModel(f"the initializer {value.name!r} has no data")
     return value.const_value
-
-
-def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
-    if dtype == "string" or count > UNIFORM:
-        return False
-    if count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool"))):
-        return True
-    array = tensor.numpy().reshape(-1) if dtype in COMPARED and count else None
-    return array is not None and bool(array[0] == array[-1]) and bool((array == array[0]).all())
 
 
 NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})

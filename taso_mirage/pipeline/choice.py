@@ -29,6 +29,7 @@ from taso_mirage.pipeline.shares import (
     comparison_seconds,
     large,
     load_seconds,
+    next_comparison_seconds,
     parts_seconds,
     slow_seconds,
 )
@@ -276,7 +277,7 @@ class Choosing:
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
         """Those that can be loaded before the comparison: all, or the ones that are predicted to be
         the fastest, of which the one that no load of the machine changes is the first."""
-        loads = (self._left() - comparison_seconds(self.job)) / max(load_seconds(self.job), 1e-3)
+        loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
         kept = sorted(candidates, key=lambda c: (not self.by_prediction(c), c.cost))[: max(int(loads), 1)]
@@ -285,6 +286,10 @@ class Choosing:
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
             self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
+
+    def _comparing(self) -> float:
+        """Seconds of the next comparison."""
+        return next_comparison_seconds(self.job, self._left())
 
     def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
         """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
@@ -365,7 +370,7 @@ class Choosing:
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
         """Of each workload the times of every session, in the seconds of a comparison; slow models
         may take more, as far as there is time."""
-        seconds = comparison_seconds(self.job) / len(self.feeds)
+        seconds = self._comparing() / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 

@@ -129,7 +129,9 @@ def rewriter_for(job: Job, problem: Problem, target: Target, measured: bool = Tr
     alone."""
     cache = job.cache if job.config.measure and measured else None
     equations, weights = problem.rewriter.equations, problem.weights
-    return Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
+    made = Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
+    made.known.holding = problem.rewriter.known.holding
+    return made
 
 
 def load_original(job: Job, model: Model) -> tuple[Session, bool]:

@@ -61,6 +61,12 @@ def comparison_seconds(job: Job) -> float:
     return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
 
 
+def next_comparison_seconds(job: Job, left: float) -> float:
+    """Of one comparison where so many seconds are `left`: of few of them half, as more candidates
+    in fewer rounds say more than one alone."""
+    return min(comparison_seconds(job), max(HALF * left, HALF * SHORTEST, slow_seconds(job)))
+
+
 def slow_seconds(job: Job) -> float:
     """What a comparison takes at least: a slow model has few rounds in it, in more time."""
     return FEW * RUNS * job.running

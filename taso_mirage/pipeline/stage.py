@@ -41,7 +41,8 @@ class Job:
     those of the check of regions, `running` those of one run of the original,
     `loading` those of the last load of another model, `reading` those that its file took. The
     `deadline` is that of the stages that run. `nested` optimizes another model with options of its
-    own. `backend`: that of kernels on a GPU, if they are searched and can be made.
+    own. `backend`: that of kernels on a GPU, if they are searched and can be made. `terms`: how
+    many the original has.
     """
 
     config: Config
@@ -61,6 +62,7 @@ class Job:
     loading: float | None = None
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
     backend: Future[Backend | None] | None = None
+    terms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,27 @@ class Stage:
 
     `work` gets the job and the values that `takes` names, and returns those that `gives` names, in
     this order (one value alone, or a tuple). A stage runs where all that it takes is there.
+    `per_term`: the seconds for each term of the original that it takes in any case, though its own
+    work ends with the time. Where they are not left it does not begin, and `otherwise` is what it
+    gives; None where nothing is there without it.
     """
 
     name: str
     work: Callable[..., Any]
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
+    per_term: float = 0.0
+    otherwise: tuple[Any, ...] | None = None
 
     def __call__(self, job: Job, values: Values) -> dict[str, Any]:
-        """The values that the stage gives; its seconds are noted."""
+        """The values that the stage gives; its seconds are noted.
+
+        Raises OutOfTime where those that it takes, and those of what ends the command, are not
+        left.
+        """
+        if self.per_term > 0:
+            seconds = self.per_term * job.terms
+            job.deadline.demand(f"on {job.terms} terms it takes {seconds:.2g} s", seconds + job.deadline.closing)
         if job.deadline.seconds < math.inf:
             job.progress(SPENT, int(job.deadline.spent), int(job.deadline.seconds))
         job.progress(self.name, 0, 0)
@@ -91,7 +105,8 @@ class Stage:
 def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
     """All values after the stages, `given` among them.
 
-    Where a stage raises Kept, or its time is over, the later ones find nothing to take.
+    Where a stage raises Kept, or its time is over and nothing is there without it, the later ones
+    find nothing to take.
     """
     values = dict(given)
     for stage in stages:
@@ -102,6 +117,9 @@ def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
                 job.kept = str(why)
                 break
             except OutOfTime as why:
+                if stage.otherwise is not None:
+                    values |= dict(zip(stage.gives, stage.otherwise, strict=True))
+                    continue
                 asked = f"the budget of {job.deadline.seconds:g} s" if not job.stop.asked else "after the interrupt it"
                 job.kept = f"{asked} ended in the stage {stage.name!r} ({why}): the original's graph is kept"
                 break

@@ -10,8 +10,8 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Node, constant, numpy_dtype
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.rewriting.folding import fold_constants
 
 MALFORMED_DATA = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """What hostile data may raise where it is read."""
@@ -65,7 +65,7 @@ class EqualTerms:
                     key = (*does[node], *[self.find(a) for a in node.args])
                     changed |= self.union(seen.setdefault(key, node), node)
                 if node.op not in UNFOLDED:
-                    folded = fold_small(node) if node.args else _constant(node)
+                    folded = fold_constants(node) if node.args else _constant(node)
                     if folded is not node and folded in self.order:
                         changed |= self.union(node, folded)
 

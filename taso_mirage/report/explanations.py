@@ -50,10 +50,11 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
     proofs = Proofs(proofs_path())
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        end = time.monotonic() + seconds
+        term.measure_until(end)
         cost = Cost(term)
         predicted = {c: (cost(c.before.outputs), cost(c.after.outputs)) for c in found}
         found.sort(key=lambda c: c.count * (predicted[c][1] - predicted[c][0]))
-        end = time.monotonic() + seconds
         listed: list[Explanation] = []
         for i, change in enumerate(found):
             progress("explain", i, len(found))

@@ -23,7 +23,6 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.opened import Draw, Opened, matching, opened
-from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
@@ -32,6 +31,7 @@ from taso_mirage.report.border import same_border
 from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.report.classes import MALFORMED_DATA, EqualTerms
 from taso_mirage.report.judge import CHECKED, Judge, undecided
+from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
 
@@ -206,7 +206,7 @@ class _Reader:
 
     def _folded(self, number: int) -> None:
         old = self._term(number)
-        self._union(old, fold_small(old))
+        self._union(old, fold_constants(old))
         self.found.computed += 1
 
     def _halves(self, number: int) -> None:

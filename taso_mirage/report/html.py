@@ -289,7 +289,8 @@ def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
 def _operators(result: Result, pairs: Sequence[OperatorPair]) -> list[list[str]]:
     """Counts, predicted times, operations and bytes by operator; opaque nodes have counts only."""
     sizes = result.original.sizes
-    before, after = (inspection(m, sizes)["operators"] for m in (result.original, result.model))
+    before = inspection(result.original, sizes)["operators"]
+    after = inspection(result.model, sizes)["operators"] if result.model is not result.original else before
     seconds = {p.name: (p.before.seconds, p.after.seconds) for p in pairs}
     none = {"count": 0, "flops": 0, "bytes": 0}
     rows = []

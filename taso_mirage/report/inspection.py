@@ -30,12 +30,13 @@ def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
     and what is opaque."""
     rows: dict[str, dict[str, float]] = {}
     opaque: Counter[tuple[str, str]] = Counter()
+    counted_work = CountedWork(sizes)
     for node in model.nodes():
         if node.op == "opaque":
             opaque[(str(node.attr("call")), model.opaque.get(node, ""))] += 1
         elif node.args and node.op != "item":
             row = rows.setdefault(node.op, {"count": 0, "flops": 0, "bytes": 0})
-            flops, moved = counted_work(node, sizes)
+            flops, moved = counted_work(node)
             row["count"] += 1
             row["flops"] += flops
             row["bytes"] += moved
@@ -51,13 +52,26 @@ def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def counted_work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Operations and bytes of a term; none where they are not known."""
-    try:
-        counted = work(node, sizes)
-    except (TasoMirageError, LookupError, TypeError, ValueError):
-        return 0, 0
-    return counted.flops, counted.bytes
+class CountedWork:
+    """Operations and bytes of terms at these sizes, none where they are not known: counted once for
+    all terms of one operator, attributes and types."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def __call__(self, node: Node) -> tuple[int, int]:
+        key = node.op, node.attrs, tuple([a.type for a in node.args])
+        if key not in self._known:
+            self._known[key] = self._counted(node)
+        return self._known[key]
+
+    def _counted(self, node: Node) -> tuple[int, int]:
+        try:
+            counted = work(node, self.sizes)
+        except (TasoMirageError, LookupError, TypeError, ValueError):
+            return 0, 0
+        return counted.flops, counted.bytes
 
 
 def _bytes(node: Node) -> int:

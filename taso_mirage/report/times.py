@@ -4,7 +4,9 @@ CACM'09)."""
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +14,7 @@ from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
 from taso_mirage.report.explanation import MeasuredPeaks, OperatorProfile, OperatorTimes
-from taso_mirage.report.inspection import counted_work
+from taso_mirage.report.inspection import CountedWork
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
@@ -58,15 +60,24 @@ class OperatorPair:
         return self.before.seconds + self.after.seconds
 
 
-def operator_times(result: Result, config: Config) -> OperatorTimes:
-    """The predicted seconds of both models, by term, and the peaks of the machine that measures."""
+def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
+    """The predicted seconds of both models, by term, and the peaks of the machine that measures.
+
+    After so many seconds nothing more is measured.
+    """
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        end = time.monotonic() + seconds
+        term.measure_until(end)
         cost = Cost(term)
-        before, after = (dict(cost.each(m.graph.outputs)) for m in (result.original, result.model))
-        return OperatorTimes(before, after, measured_peaks(term, _dtype(before), result.target.device))
+        before = dict(cost.each(result.original.graph.outputs))
+        after = dict(cost.each(result.model.graph.outputs)) if result.model is not result.original else before
+        late = end - time.monotonic() < SECONDS
+        return OperatorTimes(
+            before, after, None if late else measured_peaks(term, _dtype(before), result.target.device)
+        )
 
 
 def _dtype(times: Mapping[Node, float]) -> str:
@@ -97,10 +108,11 @@ def measured_peaks(term: Weighted, dtype: str, device: Device) -> MeasuredPeaks 
 def by_operator(times: OperatorTimes, sizes: Mapping[str, int]) -> list[OperatorPair]:
     """Every operator that runs, the one with the most time in both models first."""
     found: dict[str, OperatorPair] = {}
+    counted_work = CountedWork(sizes)
     for side, nodes in (("before", times.before), ("after", times.after)):
         for node, seconds in nodes.items():
             pair = found.setdefault(node.op, OperatorPair(node.op))
-            getattr(pair, side).add(seconds, *counted_work(node, sizes))
+            getattr(pair, side).add(seconds, *counted_work(node))
     return sorted(found.values(), key=lambda pair: -pair.seconds)
 
 

@@ -13,10 +13,12 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
 from taso_mirage.ir.terms import Node, topological
@@ -30,7 +32,9 @@ from taso_mirage.measure.target import target_for as placed
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
+from taso_mirage.search.orders import in_one_order
 from taso_mirage.search.passes import Context
+from taso_mirage.search.prediction import PredictedCost, correction_of, setting_label
 from taso_mirage.search.settings import (
     FusionContext,
     Pattern,
@@ -52,6 +56,8 @@ DEPTH = 3
 SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter
 than what a run costs anyway."""
+ENOUGH = 8
+"""So many measured terms tell what predictions are off by on this machine."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
 one before it."""
@@ -81,7 +87,7 @@ class Cost:
     _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
-        return sum((seconds for _, seconds in self.each(outputs)), 0.0)
+        return math.fsum(seconds for _, seconds in self.each(outputs))  # whatever the order of the terms
 
     def each(self, outputs: Sequence[Node]) -> Iterator[tuple[Node, float]]:
         """Every term that runs, operands first, and the seconds that it adds to the graph."""
@@ -140,18 +146,30 @@ class Roofline:
         return False
 
 
+def predicted_cost(context: Context) -> TermCost:
+    """A cost that measures nothing: the roofline, corrected where machines of the kind were
+    measured."""
+    known = correction_of(context.target.name)
+    return Roofline(context) if known is None else PredictedCost(context, known)
+
+
 class MeasuredCost:
-    """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline
-    where that is impossible."""
+    """The cost of settings measured on ONNX Runtime, here or on an executor's machine.
+
+    Where that is impossible it is predicted, times what predictions were off by at those measured:
+    so what a graph has of both is on one scale.
+    """
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
         self.context, self.cache, self.executor = context, cache, executor
         self.target = context.target if executor is not None else _clocked(context.target)
-        self.fallback = Roofline(context)
+        self.fallback = predicted_cost(context)
+        self._ratios: list[float] = []
+        """Measured over predicted seconds of what was measured."""
         self.measured = 0
         self.deadline = math.inf
         """The monotonic time from which nothing more is measured, only looked up: what is new then
-        costs its roofline."""
+        is predicted."""
         self._known: dict[FusionContext, float] = {}
         self._described: dict[FusionContext, str | None] = {}
         self._seconds: dict[str, float | None] = {}
@@ -167,18 +185,30 @@ class MeasuredCost:
         whole = self._time(setting)
         parts = [self._time(p) for p in setting.producers]
         if whole is None or None in parts:
-            return self.seconds(FusionContext(setting.node)) if setting.producers else self.fallback.seconds(setting)
+            alone = FusionContext(setting.node)
+            return self.seconds(alone) if setting.producers else self._predicted(setting)
+        if not parts:
+            self._ratios.append(whole / self.fallback.seconds(setting))
         return max(whole - sum(p for p in parts if p is not None), 0.0)
+
+    def _predicted(self, setting: FusionContext) -> float:
+        usual = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0
+        return usual * self.fallback.seconds(setting)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         key = producer, node
         if key not in self._joined:
             counts = [self._count(s) for s in (FusionContext(node, (producer,)), producer, FusionContext(node))]
             whole, *parts = counts
-            self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
+            known = whole is not None and None not in parts
+            self._joined[key] = (
+                whole < sum(p for p in parts if p) if whole and known else self.fallback.joined(producer, node)
+            )
         return self._joined[key]
 
     def _time(self, setting: FusionContext) -> float | None:
+        if not setting.producers:
+            setting = FusionContext(in_one_order(setting.node))
         return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
 
     def _count(self, setting: FusionContext) -> float | None:
@@ -274,21 +304,52 @@ def _number(answer: Any) -> float:
     return number
 
 
+class AheadCost:
+    """Predicted seconds, where the runtime is asked what it runs as one: that takes no measurement,
+    so the cost is the same every time.
+
+    Nobody is asked of what is always so.
+    """
+
+    def __init__(self, predicted: PredictedCost, measured: MeasuredCost) -> None:
+        self.predicted, self.measured = predicted, measured
+
+    def seconds(self, setting: FusionContext) -> float:
+        return self.predicted.seconds(setting)
+
+    def joined(self, producer: FusionContext, node: Node) -> bool:
+        surely = self.predicted.correction.surely_joined(setting_label(FusionContext(node, (producer,))))
+        return self.measured.joined(producer, node) if surely is None else surely
+
+
+def ahead(measured: MeasuredCost) -> TermCost:
+    """The cost ahead of what a measured one would measure; that itself, where no machine of its
+    kind is known."""
+    found = predicted_cost(measured.context)
+    return AheadCost(found, measured) if isinstance(found, PredictedCost) else measured
+
+
 class Weighted:
     """The cost at several sets of sizes: what it is at each, times the share of that set.
 
-    Measured with a cache, else rooflines.
+    Measured with a cache, else predicted.
 
     `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
+    `by`: what the terms cost that could be measured.
     """
 
     def __init__(
-        self, context: Context, workloads: Workloads, cache: CostCache | None, executor: Executor | None = None
+        self,
+        context: Context,
+        workloads: Workloads,
+        cache: CostCache | None,
+        executor: Executor | None = None,
+        by: Callable[[MeasuredCost], TermCost] = lambda measured: measured,
     ) -> None:
         contexts = [Context(context.opsets, sizes, context.available, context.target) for sizes, _ in workloads]
         self.shares = [share for _, share in workloads]
         self.measured = [] if cache is None else [MeasuredCost(c, cache, executor) for c in contexts]
-        self.terms: Sequence[TermCost] = self.measured or [Roofline(c) for c in contexts]
+        self.terms: Sequence[TermCost] = [*map(by, self.measured)] or [predicted_cost(c) for c in contexts]
 
     def seconds(self, setting: FusionContext) -> float:
         return self._sum([term.seconds(setting) for term in self.terms])

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from taso_mirage.ir.terms import LEAVES, Attributes, Node, Type, topological
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.folding import fold_small
+from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.search.steps import FOLDING
 
 ENode: TypeAlias = tuple[str, Attributes, tuple[int, ...], Type]
@@ -106,9 +106,10 @@ class EGraph:
         """The class of a term, which is made where no equal e-node is known."""
         for each in topological([node], stop=self._class_of):
             self._insert(each)
-            folded = fold_small(each)
+            folded = fold_constants(each)
             if folded is not each:
-                self._insert(folded)
+                for below in topological([folded], stop=self._class_of):
+                    self._insert(below)
                 self.union(each, folded, FOLDING)
         return self.find(node)
 

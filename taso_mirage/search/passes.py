@@ -17,11 +17,11 @@ from taso_mirage.ir.model import Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, variable, weight, with_args
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import Work, work
 from taso_mirage.rewriting.derived_traits import multiplies, selects
 from taso_mirage.rewriting.equation import Equation, Match
+from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.index import Application, Keep, Rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
 from taso_mirage.search.weights import dtype_holds
@@ -53,7 +53,8 @@ class Context:
     `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
     `slower` says, where costs are measured, whether the second of two lists of terms takes longer
     than the first: a roofline knows nothing of how well the runtime's own operators are written.
-    Once it is `over`, passes end where they are.
+    Once it is `over`, passes end where they are. `holding` says of terms of known weights whether
+    their dtype holds their values, which takes long for large ones.
     """
 
     opsets: Mapping[str, int]
@@ -65,6 +66,7 @@ class Context:
     hopeful: bool = False
     slower: Callable[[Sequence[Node], Sequence[Node]], bool] | None = None
     over: Callable[[], bool] = lambda: False
+    holding: dict[Node, bool] = field(default_factory=dict)
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
@@ -97,7 +99,12 @@ class Context:
         if counted is None or counted.flops == 0:
             return False
         most = KERNEL if node.tensor.rank > 2 else FEW
-        return counted.flops > most or not (dtype_holds(node, self.weights) or self.hopeful)
+        return counted.flops > most or not (self.hopeful or self._holds(node))
+
+    def _holds(self, node: Node) -> bool:
+        if node not in self.holding:
+            self.holding[node] = dtype_holds(node, self.weights)
+        return self.holding[node]
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving.
@@ -249,11 +256,11 @@ class _Sweep:
 
     def _may_change(self, node: Node) -> bool:
         """Whether a rule or a folding applies, if there is time to look."""
-        return not self.context.over() and bool(self.rules.applications(node) or fold_small(node) is not node)
+        return not self.context.over() and bool(self.rules.applications(node) or fold_constants(node) is not node)
 
     def _reduce(self, node: Node, uses: int) -> Node:
         for _ in range(16):
-            folded = fold_small(node)
+            folded = fold_constants(node)
             if folded is not node:
                 self.steps.append(RewriteStep((FOLDING,), (node,), (folded,), self.number))
                 return folded

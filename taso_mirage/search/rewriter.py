@@ -18,7 +18,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.rewriting.index import Keep, Rules
 from taso_mirage.search.available import Available
-from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.cost import Cost, Weighted, ahead
 from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
 from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
 from taso_mirage.search.steps import RewriteStep
@@ -74,10 +74,10 @@ class Rewriter:
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
-        self.known = replace(self.context, weights=self.weights, _legal={})
-        self.term = Weighted(self.context, workloads, cache, executor)
+        self.known = replace(self.context, weights=self.weights, holding={}, _legal={})
+        self.term = Weighted(self.context, workloads, cache, executor, ahead)
         self.cost = Cost(self.term)
-        self._roofline = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
+        self._unasked = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
         self._compared: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self._predicted: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self.proved = proved
@@ -160,7 +160,7 @@ class Rewriter:
         """Whether terms are predicted to be slower than those that they would replace."""
         key = tuple(before), tuple(after)
         if key not in self._predicted:
-            self._predicted[key] = self._roofline(after) > self._roofline(before)
+            self._predicted[key] = self._unasked(after) > self._unasked(before)
         return self._predicted[key]
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Protocol
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
@@ -17,6 +18,7 @@ from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.library import LIBRARY
 from taso_mirage.search.cost import Cost
+from taso_mirage.search.orders import up_to_order
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
@@ -329,13 +331,14 @@ def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget
     """`first`, and the cheapest of the other states that are worth a measurement, the best first.
 
     Of states that have one cost (SAME_COST) the one of the fewest terms that is most like the
-    first is best, whatever noise says.
+    first is best, whatever noise says. Of those that differ in the order of operands alone there is
+    one.
     """
     worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
     least = min(map(prices.__getitem__, worth))
     equal = sorted((s for s in worth if prices[s] <= SAME_COST * least), key=partial(changed, first=first))
-    others = heapq.nsmallest(FINALISTS, (s for s in worth if prices[s] > SAME_COST * least), key=prices.__getitem__)
-    found = [*equal, *others][:FINALISTS]
+    others = sorted((s for s in worth if prices[s] > SAME_COST * least), key=prices.__getitem__)
+    found = list(islice(up_to_order([*equal, *others]), FINALISTS))
     return found if first in found else [*found, first]
 
 

@@ -14,6 +14,8 @@ OVERTIME, GRACE = 1.05, 1.2
 up. It promises a tenth and 2 s: the rest is for the end of the process."""
 EXTRA = 1.02
 """How many times its seconds work may take that only makes more of a result."""
+FOREVER = 1e9
+"""Seconds that are left where there is no end."""
 INTERRUPTED = 1.5, 4.0
 """Seconds that are left after an interrupt, beside those of what ends a command: until nothing
 begins that is not needed, and until all is given up."""
@@ -50,8 +52,11 @@ class Deadline:
         return self.clock() - self.start
 
     def left(self) -> float:
-        """Seconds to the end; none are left after it."""
-        return max(self._ends[0] - self.clock(), 0.0)
+        """Seconds to the end; none are left after it.
+
+        Where there is no end, FOREVER: parts of them have to be numbers.
+        """
+        return min(max(self._ends[0] - self.clock(), 0.0), FOREVER)
 
     def last(self) -> float:
         """Seconds to the last end."""

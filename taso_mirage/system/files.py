@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -48,9 +49,12 @@ def refuse_irregular(path: Path) -> None:
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files, by their paths from a folder."""
+    """SHA-256 of files, by their paths from a folder. OSError for what is no regular file: a pipe
+    may have no end, or no beginning."""
     found = {}
     for path in files:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "no regular file", str(path))
         with path.open("rb") as file:
             found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -32,3 +32,13 @@ def collect_seldom() -> None:
     time. For a process of our own only.
     """
     gc.set_threshold(50_000, 20, 20)
+
+
+def leave_garbage() -> None:
+    """What is there now is looked for in no cycle any more: at the end of a process its memory goes
+    back to the system at once, and to look takes long where there are many terms.
+
+    For the end of a process of our own only.
+    """
+    gc.disable()
+    gc.freeze()

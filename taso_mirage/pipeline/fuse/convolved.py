@@ -160,6 +160,8 @@ def parts_of_groups(array: NDArray[np.generic], group: int) -> int:
     """Into how many groups each group of weights (g*o,c,i,j) falls, at most: it is zero where one
     of them would see the channels of another."""
     o, c = array.shape[:2]
+    if array.reshape(group, o // group, c, -1)[:, 0, -1].any():  # the first sees the last
+        return 1
     seen = (array != 0).reshape(group, o // group, c, -1).any(axis=(0, 3))
     common = gcd(o // group, c)
     for parts in sorted((d for d in range(1, common + 1) if common % d == 0), reverse=True):
@@ -173,6 +175,8 @@ def grouped_weights(array: NDArray[np.generic], group: int, whole: int) -> NDArr
     """(g*o,p*c,i,j) -> (g*o,c,i,j): weights of `whole` groups as those of so many."""
     o, c, *kernel = array.shape
     parts = group // whole
+    if parts == 1:
+        return array
     apart = array.reshape(whole, parts, o // group, parts, c // parts, *kernel)
     own = [apart[:, i, :, i] for i in range(parts)]
     return np.stack(own, axis=1).reshape(o, c // parts, *kernel)

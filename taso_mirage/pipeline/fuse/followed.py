@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.model import StoredWeight, Weight
+from taso_mirage.ir.model import TurnedWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_named_weight, variable, weight
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.gpu.in_operators import dense_parts, nearest_tf32
@@ -186,7 +186,7 @@ def other_form(
     made = weight(f"{what}_{name}", Tensor(of.dtype, array.shape))
     while (name := made.attr("name")) in weights and stands_for(made) != of:
         made = weight(f"{name}_", made.tensor)
-    weights[name] = StoredWeight(np.ascontiguousarray(array))
+    weights[name] = TurnedWeight(array)
     return made
 
 

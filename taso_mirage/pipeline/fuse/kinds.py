@@ -40,6 +40,8 @@ def found_kinds(
 ) -> Kinds:
     """Those of a model at some sizes for a back end; once it is `late`, no more are looked for."""
     made, prepared = Kinds(model), backend.prepared
+    if late():
+        return made
     if prepared is not None:
         with contained("any region", report):
             made.layout = with_convolutions(model) if prepared.convolutions else None
@@ -50,7 +52,7 @@ def found_kinds(
         found, made.left_out = regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)
     for kind, spots in found.items():
         with contained(operators_of(kind.goal), report):
-            goal = None if prepared is None else prepared.prepared(kind.goal, spots[0].inputs)
+            goal = None if prepared is None or late() else prepared.prepared(kind.goal, spots[0].inputs)
             made.forms[kind] = forms(kind, spots, backend.arranged, goal is not None)
             made.possible[kind] = possible_seconds(kind, len(spots), goal, backend.device)
             made.places[kind] = spots

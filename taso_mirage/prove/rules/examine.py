@@ -14,7 +14,9 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
-from taso_mirage.meanings.reals import EXACT, REALS, Reals
+from taso_mirage.meanings.base import Scalar
+from taso_mirage.meanings.functions import function_of
+from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import traits
 from taso_mirage.prove.rules.enumerated import enumerated, typing_structure
@@ -148,25 +150,50 @@ def application(statement: RuleStatement, typing: Typing) -> Application:
 # ---------------------------------------------------------------- numbers
 
 
-def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
-    """Inputs on which the sides differ: floats in float64, integers as their machine has them.
+class _Divided(Reals):
+    """As `Reals`, where an integer divided by zero is `by_zero`.
 
-    None where none was found.
+    None raises ZeroDivisionError. (Of numpy it is a number as any other.)
+    """
+
+    def __init__(self, by_zero: int | None, exact: bool = True) -> None:
+        super().__init__(exact)
+        self.by_zero = by_zero
+
+    def map(self, fn: Scalar, *xs: Array) -> Array:
+        result = super().map(fn, *xs)
+        if function_of(fn).division is None or xs[1].dtype.kind not in "iu" or xs[1].all():
+            return result
+        if self.by_zero is None:
+            raise ZeroDivisionError("an integer is divided by zero")
+        return np.where(xs[1] == 0, result.dtype.type(self.by_zero), result)
+
+
+DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
+STANDING = (_Divided(37), _Divided(90))
+"""Two numbers that stand for what has no value: what hangs on which of them has none either."""
+
+
+def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
+    """Inputs on which the sides differ: floats in float64, integers as their machine has them. Or
+    one side has a value and the other, a NaN here, has none since it divides an integer by zero.
+
+    None where none was found. Where both sides divide by zero nothing is claimed.
     """
     leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
     converts = any(traits(n).converts for n in topological((*typing.lhs, *typing.rhs)))
-    meanings: tuple[tuple[Reals, float], ...] = ((EXACT, APART), (REALS, ROUNDED)) if converts else ((EXACT, APART),)
+    meanings = ((DEFINED, APART), (DEFINED_ROUNDED, ROUNDED)) if converts else ((DEFINED, APART),)
     for (low, high), i in product(RANGES, range(TRIES)):
         rng = Random(f"{seed} {low} {high} {i}")
         arrays = {n: _array(n, rng, low, high, i) for n in leaves}
-        for meaning, apart in meanings:
-            found = _difference(typing, {n: meaning.load(a) for n, a in arrays.items()}, meaning, apart)
-            if found is not None:
-                inputs = tuple(n for n in leaves if n.op == "input")
-                texts = show_graph(Graph(inputs, typing.lhs)), show_graph(Graph(inputs, typing.rhs))
-                named = tuple((n.attr("name"), a.tolist()) for n, a in arrays.items())
-                output, index, left, right = found
-                return Counterexample(output, *texts, named, index, left, right)
+        apart = (_difference(typing, {n: m.load(a) for n, a in arrays.items()}, m, by) for m, by in meanings)
+        found = next(filter(None, apart), None) or _value_missing(typing, arrays)
+        if found is not None:
+            inputs = tuple(n for n in leaves if n.op == "input")
+            texts = show_graph(Graph(inputs, typing.lhs)), show_graph(Graph(inputs, typing.rhs))
+            named = tuple((n.attr("name"), a.tolist()) for n, a in arrays.items())
+            output, index, left, right = found
+            return Counterexample(output, *texts, named, index, left, right)
     return None
 
 
@@ -216,19 +243,47 @@ def _value(dtype: str, rng: Random, low: float, high: float, i: int) -> Any:
 def _difference(
     typing: Typing, env: Mapping[Node, Array], meaning: Reals, apart: float
 ) -> tuple[int, tuple[int, ...], float, float] | None:
-    try:
-        with np.errstate(all="ignore"):
-            values = interpret([*typing.lhs, *typing.rhs], meaning, env)
-    except (TasoMirageError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
+    values = _numbers((*typing.lhs, *typing.rhs), meaning, env)
+    if values is None:
         return None
     for i, (left, right) in enumerate(zip(typing.lhs, typing.rhs, strict=True)):
-        a, b = values[left], values[right]
-        pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
-        for one, other in pairs:
-            place = _first(np.asarray(one), np.asarray(other), apart)
+        for one, other in zip(_parts(values[left]), _parts(values[right]), strict=True):
+            place = _first(one, other, apart)
             if place is not None:
-                return i, place, float(np.asarray(one)[place]), float(np.asarray(other)[place])
+                return i, place, float(one[place]), float(other[place])
     return None
+
+
+def _value_missing(typing: Typing, arrays: Mapping[Node, Array]) -> tuple[int, tuple[int, ...], float, float] | None:
+    """Where one side has a value at all elements, and the other none at one of them."""
+    env = {n: DEFINED.load(a) for n, a in arrays.items()}
+    if _numbers((*typing.lhs, *typing.rhs), DEFINED, env) is not None:
+        return None
+    for divides, defined in ((typing.lhs, typing.rhs), (typing.rhs, typing.lhs)):
+        values = _numbers(defined, DEFINED, env)
+        one, other = (_numbers(divides, meaning, env) for meaning in STANDING)
+        if values is None or one is None or other is None:
+            continue
+        for i, (node, there) in enumerate(zip(divides, defined, strict=True)):
+            for a, b, value in zip(*map(_parts, (one[node], other[node], values[there])), strict=True):
+                place = _first(a, b, APART)
+                if place is not None:
+                    pair = (float("nan"), float(value[place]))
+                    return (i, place, *(pair if divides is typing.lhs else pair[::-1]))
+    return None
+
+
+def _numbers(outputs: Sequence[Node], meaning: Reals, env: Mapping[Node, Array]) -> dict[Node, Any] | None:
+    """The values of terms; None where one has none."""
+    try:
+        with np.errstate(all="ignore"):
+            return interpret(outputs, meaning, env)
+    except (TasoMirageError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _parts(value: Any) -> list[Array]:
+    return [np.asarray(part) for part in (value if isinstance(value, tuple) else (value,))]
 
 
 def _first(a: Array, b: Array, apart: float) -> tuple[int, ...] | None:
