@@ -84,9 +84,11 @@ def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setenv("TASO_MIRAGE_CACHE", str(folder))
 
 
-def on_the_cpu(model: Model, target: Target = CPU, source: bool = False, check: bool = False) -> Session:
+def on_the_cpu(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, anew: bool = False
+) -> Session:
     """A session that runs the functions of the nodes for CUDA."""
-    return OPENED(model, source=source, check=check)
+    return OPENED(model, source=source, check=check, anew=anew)
 
 
 OPENED = runtime.open_in_child
