@@ -2,10 +2,11 @@
 bench/results/layers-cpu2.json`.
 
 A decoder and a vision transformer, each with 6 and with 24 layers, are optimized from an empty
-cache. Of each: seconds of processors by this process and its children, wall seconds, loads of whole
-models, bytes that go to the process of the runtime, and the most memory of both processes. The
-command line does the work, so its start is in it. `--before` names a folder with the package at
-another commit, whose numbers come first.
+cache; `--only encoder --layers 2 24` for an encoder. Of each: the gain, wall seconds and loads of
+whole models by stage, seconds of processors by this process and its children, wall seconds, loads,
+bytes that go to the process of the runtime, and the most memory of both processes. The command line
+does the work, so its start is in it. `--before` names a folder with the package at another commit,
+whose numbers come first.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ sys.path[:0] = [str(ROOT)]
 
 LAYERS = (6, 24)
 BUDGET = 30.0
+SHORT = 0.05
+"""Seconds of a stage that are not said."""
 WIDTH = {"hidden_size": 768, "num_attention_heads": 12}
 DECODER = {**WIDTH, "num_key_value_heads": 4, "intermediate_size": 2048, "vocab_size": 2000}
+ENCODER = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 2000}
 IMAGES = {**WIDTH, "intermediate_size": 3072, "image_size": 96, "patch_size": 16}
 COUNTED = """
 import json, resource, sys, time
@@ -80,7 +84,7 @@ def made(folder: Path, name: str, layers: int) -> Path:
     """The file of a model."""
     import onnx
 
-    from models.transformer import llama, vit
+    from models.transformer import bert, llama, vit
 
     path = folder / f"{name}{layers}.onnx"
     if path.exists():
@@ -88,6 +92,8 @@ def made(folder: Path, name: str, layers: int) -> Path:
     sizes: dict[str, Any] = {"num_hidden_layers": layers}
     if name == "decoder":
         model = llama(sequence=64, configuration={**DECODER, **sizes})
+    elif name == "encoder":
+        model = bert(configuration={**ENCODER, **sizes})
     else:
         model = vit(configuration={**IMAGES, **sizes})
     onnx.save(model, str(path))
@@ -98,19 +104,40 @@ def measured(model: Path, package: Path, budget: float, more: list[str]) -> dict
     """A row of one command."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        given = ["optimize", str(model), "-o", str(Path(folder) / "out.onnx"), "--budget", f"{budget:g}", *more]
+        given = [
+            "optimize",
+            str(model),
+            "-o",
+            str(Path(folder) / "out.onnx"),
+            "--budget",
+            f"{budget:g}",
+            "--json",
+            *more,
+        ]
         command = [sys.executable, "-c", COUNTED, str(model.stat().st_size), str(found), *given]
         cache = {"TASO_MIRAGE_CACHE": str(Path(folder) / "cache"), "PYTHONPATH": str(package)}
         done = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, check=False, cwd=folder)
         spent: dict[str, Any] = json.loads(found.read_text())
-    said = [line for line in done.stdout.splitlines() if line.strip()][-1:]
-    return {"model": model.stem, "bytes": model.stat().st_size, **spent, "said": said}
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ends = [each for each in events if each.get("event") == "result"]
+    return {"model": model.stem, "bytes": model.stat().st_size, **spent, **(_of_result(ends[-1]) if ends else {})}
+
+
+def _of_result(result: dict[str, Any]) -> dict[str, Any]:
+    """The gain, and the wall seconds and the loads of each stage; short ones are left out."""
+    stages = result["spending"]["stages"]
+    return {
+        "gain": round(result["time"]["ratio"], 3) if result["time"] else 1.0,
+        "stages": {each["stage"]: round(each["seconds"], 1) for each in stages if each["seconds"] >= SHORT},
+        "stage_loads": {each["stage"]: each["loads"] for each in stages if each["loads"]},
+        "notes": result["notes"],
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, help="a folder for the models, which are made where they are missing")
-    parser.add_argument("--only", nargs="*", default=["decoder", "images"], choices=["decoder", "images"])
+    parser.add_argument("--only", nargs="*", default=["decoder", "images"], choices=["decoder", "images", "encoder"])
     parser.add_argument("--layers", nargs="*", type=int, default=LAYERS)
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--before", type=Path, help="a folder with the package at another commit")

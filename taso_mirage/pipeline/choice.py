@@ -171,10 +171,11 @@ class Choosing:
         normal = next(usable, None)
         best = self._champion(alive, times)
         candidate, timing = alive[best], timings[best]
-        session, self.sessions = self.sessions[best], []
+        kept, self.sessions = self.sessions[best], []
         if not once:
             timing = self._sure(candidate, timing, target)
             candidate, timing = self._what_pays(candidate, timing, pace, target)
+        session = kept if candidate is alive[best] else None
         if self.load.busy and (said := self.load.said(target)) not in self.job.remarks:
             self.job.remarks.append(said)
         if self.job.stop.asked and self._unclear(candidate, timing):
