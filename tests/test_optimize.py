@@ -690,7 +690,7 @@ def test_more_numbers_of_a_kernel_are_looked_at_than_of_a_matrix() -> None:
     scale = constant(0.5, "float16")
     for shape, allowed in (((512, 512), False), ((512, 512, 1, 1), True)):
         values = {"w": StoredWeight(np.ones(shape, np.float16))}
-        context = replace(CONTEXT, weights=values, holding={}, _legal={})
+        context = replace(CONTEXT, weights=values, _legal={})
         assert context.legal(term("mul", weight("w", Tensor("float16", shape)), scale)) is allowed
 
 
@@ -708,7 +708,7 @@ def test_a_norm_folds_into_a_large_kernel_in_half_precision(scale: float, left: 
     attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     image = variable("x", Tensor("float16", (1, 128, 7, 7)))
     normed = term("batch_norm", term("conv", image, leaves[0], **attrs), *leaves[1:], epsilon=1e-5)
-    context = replace(CONTEXT, weights=values, holding={}, _legal={})
+    context = replace(CONTEXT, weights=values, _legal={})
     found = topological(simplify((normed,), Rules(laws()), context)[0])
     assert sorted(n.op for n in found if n.args and not is_weight(n)) == left
 

@@ -53,7 +53,7 @@ class Context:
     `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
     `slower` says, where costs are measured, whether the second of two lists of terms takes longer
     than the first: a roofline knows nothing of how well the runtime's own operators are written.
-    Once it is `over`, passes end where they are. `holding` says of terms of known weights whether
+    Once it is `over`, passes end where they are. `holding` says of terms over weights whether
     their dtype holds their values, which takes long for large ones.
     """
 
@@ -66,7 +66,7 @@ class Context:
     hopeful: bool = False
     slower: Callable[[Sequence[Node], Sequence[Node]], bool] | None = None
     over: Callable[[], bool] = lambda: False
-    holding: dict[Node, bool] = field(default_factory=dict)
+    holding: dict[tuple[Node, tuple[Weight | None, ...]], bool] = field(default_factory=dict)
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
@@ -102,9 +102,10 @@ class Context:
         return counted.flops > most or not (self.hopeful or self._holds(node))
 
     def _holds(self, node: Node) -> bool:
-        if node not in self.holding:
-            self.holding[node] = dtype_holds(node, self.weights)
-        return self.holding[node]
+        key = node, tuple([self.weights.get(n.attr("name")) for n in topological([node]) if n.op == "weight"])
+        if key not in self.holding:
+            self.holding[key] = dtype_holds(node, self.weights)
+        return self.holding[key]
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving.

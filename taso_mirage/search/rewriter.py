@@ -74,7 +74,7 @@ class Rewriter:
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
-        self.known = replace(self.context, weights=self.weights, holding={}, _legal={})
+        self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor, ahead)
         self.cost = Cost(self.term)
         self._roofline = self.cost if cache is None else Cost(Weighted(self.context, workloads, None, None))
