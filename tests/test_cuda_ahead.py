@@ -4,10 +4,13 @@ it)."""
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
+from dataclasses import replace
 from typing import Any
 
+import mugraphs
 import numpy as np
 import pytest
 
@@ -21,6 +24,7 @@ from taso_mirage.measure.target import CPU, CUDA, Target  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import Ints, term  # noqa: E402
 from taso_mirage.pipeline import stages  # noqa: E402
+from taso_mirage.pipeline.fuse import searches  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.targets.cuda import exact  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
@@ -159,6 +163,28 @@ def test_nothing_starts_where_no_kernels_are_searched_on_a_gpu(target: Target, k
     with stages._backend(Config(kernels=kernels, target=target)) as found:
         assert found is None
     assert played.said == []
+
+
+def test_processes_that_search_start_beside_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And find what others find; on few cores there are none."""
+    goals = [(mugraphs.ntrans(dtype=dtype)[1], None) for dtype in ("float16", "float32", "bfloat16")]
+    config = Config(kernels="search", target=CUDA, budget=math.inf)
+    monkeypatch.setattr(stages, "cores", lambda: searches.FEW)
+    with stages._searchers(config) as few:
+        assert few is None
+    monkeypatch.setattr(stages, "cores", lambda: searches.FEW + 1)
+    monkeypatch.setattr(searches, "FEW", 1)
+    with stages._searchers(replace(config, kernels="off")) as off:
+        assert off is None
+    monkeypatch.setattr(stages, "cores", lambda: 2)
+    with stages._searchers(config) as ready:
+        assert ready is not None
+        assert len(ready._started) == 2
+        found = searches.Searches(goals, H100, 100.0, 2, {}, ready)
+        assert found.workers is ready
+        assert all(found(goal, 100.0, lambda *_: None) for goal, _ in goals)
+        assert len(ready._started) == 2
+    assert ready._started == []
 
 
 def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@ is next."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.target import CUDA
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.shares import after_choice, kernel_seconds, parts_seconds, search_seconds
+from taso_mirage.pipeline.shares import after_choice, kernel_seconds, measures_search, parts_seconds, search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.config import OFF, SEARCH, Config, Stop, quiet
@@ -53,6 +56,21 @@ def test_where_the_first_kernel_has_no_time_nothing_is_kept_for_it() -> None:
     assert after_choice(short) == short.checking
     assert after_choice(long) > long.checking + 4.0
     assert search_seconds(short) >= 3.0
+
+
+def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
+    """Its operators take longer than the search has: kernels have the time."""
+    made = job(60.0, 25.0)
+    made.terms = 1000
+    assert measures_search(made)
+    made.config = replace(made.config, target=CUDA)
+    assert search_seconds(made) < 10.0
+    assert not measures_search(made)
+    made.terms = 20
+    assert measures_search(made)
+    longer = job(600.0, 25.0)
+    longer.terms, longer.config = 1000, replace(longer.config, target=CUDA)
+    assert measures_search(longer)
 
 
 def test_what_others_leave_is_for_the_kernels() -> None:

@@ -15,7 +15,7 @@ from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
 from taso_mirage.pipeline.problem import Problem, rewriter_for
-from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, search_seconds
+from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_search, search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import STRATEGIES
 from taso_mirage.search.effort import QUICK
@@ -84,7 +84,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
 def mutate(job: Job, start: Start) -> Mutations:
     """The mutants that pay, within a share of the budget."""
     config, rewriter = job.config, start.rewriters[0]
-    if not config.partial:
+    if not config.partial or not measures_search(job):
         return NO_MUTATIONS
     share = job.stop.budget = Budget(SHARE * min(start.budget.left(), search_seconds(job)))
     folder = (config.cache or cache_path()).parent / "mutants" if config.measure else None
@@ -109,6 +109,9 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     made = [m.equation for m in found.found]
     progress = partial(job.progress, "search")
     ways = list(product(start.rewriters, STRATEGIES[job.config.strategy]))
+    if not measures_search(job):  # then all costs are on one scale
+        problem.rewriter.measure_until(0.0)
+        ways = []
     for share, (rewriter, strategy) in zip(shares(start.budget, len(ways)), ways, strict=False):
         job.stop.budget = share
         candidate, looked = rewriter.search(start.normal, start.steps, strategy, share, progress, made)

@@ -30,6 +30,9 @@ LOADS = 2
 CHECKED = 2
 """So many models are loaded to check kernels: with their library and, if the model also goes to
 other machines, without."""
+MEASURING, MANY = 10.0, 256
+"""Seconds below which nothing is measured for a search on a GPU, if kernels follow, and terms of a
+model of which so few seconds would measure no part."""
 REGION = 4.0
 """Seconds for the first kernel."""
 LOOK = 1.0
@@ -137,6 +140,13 @@ def search_seconds(job: Job) -> float:
     kernels = _kept_for_kernels(job, free)
     share = BEFORE_KERNELS if job.config.target.gpu else HALF
     return free if not kernels else max(share * (free - kernels), LOOK)
+
+
+def measures_search(job: Job) -> bool:
+    """Whether mutants and search have the time to measure operators; where they have not, the
+    search by predicted costs is all, and kernels have the time."""
+    short = job.config.target.gpu and job.config.kernels != OFF and job.terms > MANY
+    return not short or search_seconds(job) >= MEASURING
 
 
 def ahead_seconds(job: Job) -> float:

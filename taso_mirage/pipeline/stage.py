@@ -16,6 +16,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import SPENT, Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.system.spending import staged
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
@@ -41,8 +42,8 @@ class Job:
     those of the check of regions, `running` those of one run of the original,
     `loading` those of the last load of another model, `reading` those that its file took. The
     `deadline` is that of the stages that run. `nested` optimizes another model with options of its
-    own. `backend`: that of kernels on a GPU, if they are searched and can be made. `terms`: how
-    many the original has.
+    own. `backend`: that of kernels on a GPU, if they are searched and can be made, and `searchers`
+    the processes that search them. `terms`: how many the original has.
     """
 
     config: Config
@@ -62,6 +63,7 @@ class Job:
     loading: float | None = None
     nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
     backend: Future[Backend | None] | None = None
+    searchers: Workers | None = None
     terms: int = 0
 
 

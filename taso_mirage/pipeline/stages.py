@@ -23,6 +23,7 @@ from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
@@ -48,7 +49,9 @@ from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.lowering import Backend, here
+from taso_mirage.targets.machine import cores
 from taso_mirage.targets.packaging import stamped
 
 PROFILING, PROFILED = 0.5, 4
@@ -122,7 +125,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
         trying = load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, large(job))
+        return fused(
+            result, asked, config.kernels, job.progress, job.stop, known, trying, backend, large(job), job.searchers
+        )
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:
@@ -266,6 +271,18 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
             found.add_done_callback(ended)
 
 
+@contextmanager
+def _searchers(config: Config) -> Iterator[Workers | None]:
+    """Processes that will search kernels for a GPU, which start beside the first stages."""
+    wanted = config.kernels == KERNEL_SEARCH and config.target.gpu
+    ready = searchers(cores(), config.budget) if wanted else None
+    try:
+        yield ready
+    finally:
+        if ready is not None:
+            ready.close()
+
+
 def _optimized(
     model: Model,
     config: Config,
@@ -281,11 +298,11 @@ def _optimized(
     child().deadline = deadline
     config = replace(config, budget=deadline.left())
     try:
-        with _backend(config) as backend:
+        with _backend(config) as backend, _searchers(config) as ready:
             with measuring(config) as (cache, executor):
                 job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
                 job.terms = len(model.nodes())
-                job.nested, job.backend = optimize_model, backend
+                job.nested, job.backend, job.searchers = optimize_model, backend, ready
                 values: Values = run(SEARCH, job, {"model": model})
                 with staged("conclude"):
                     if "problem" not in values:  # no rule is read any more

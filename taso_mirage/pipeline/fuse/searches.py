@@ -14,6 +14,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.operators.ops import load_specs
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
@@ -29,12 +30,25 @@ HERE = 2
 """So few goals are searched in this process: another one takes seconds to start."""
 ASKED = 0.2
 """Seconds between two looks whether there was an interrupt."""
+FEW, MOST = 4, 1e6
+"""Cores of a machine on which processes that search would be in the way of other work, and seconds
+for a search where there is no limit."""
+
+
+def searchers(count: int, seconds: float) -> Workers | None:
+    """Processes that will search, started now, since each takes seconds to import what it needs;
+    None where there are few cores. Each search may take so many seconds."""
+    if count <= FEW:
+        return None
+    made = Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE)
+    made.start({})
+    return made
 
 
 class Searches:
     """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is
     searched when it is asked for. Those whose kernels prepare weights (`prepared`) are not
-    searched."""
+    searched. `ready` processes that were started before are used, and ended."""
 
     def __init__(
         self,
@@ -43,10 +57,13 @@ class Searches:
         seconds: float,
         count: int,
         prepared: Mapping[Graph, PreparedGoal],
+        ready: Workers | None = None,
     ) -> None:
         self.device, self.prepared = device, prepared
         several = count and len(goals) > HERE
-        self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if several else None
+        self.workers = ready if several else None
+        if several and ready is None:
+            self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE)
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[SearchedGoal, Future[Any]] = {}
         if self.workers is None:
@@ -79,7 +96,11 @@ class Searches:
 
 
 def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
-    """What a process does for a goal; the text of an error that is none of ours."""
+    """What a process does for a goal; the text of an error that is none of ours. Without a goal it
+    reads the operators, which the first search of a process waits for."""
+    if not job:
+        load_specs()
+        return []
     free = None if job["free"] is None else FreeSizes.of_json(job["free"])
     try:
         search = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"]), free=free)

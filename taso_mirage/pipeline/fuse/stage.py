@@ -49,6 +49,7 @@ from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.options import ROUNDED
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 
@@ -68,6 +69,7 @@ def fused(
     trying: float = 0.0,
     backend: Backend | None = None,
     once: bool = False,
+    ready: Workers | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that
     says why.
@@ -77,7 +79,7 @@ def fused(
     `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
     on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
     least, if they are known; `backend`: that of the target, if it is there; `once`: no model is
-    loaded again for another look.
+    loaded again for another look; `ready`: processes that search, if some were started.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -91,7 +93,7 @@ def fused(
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
-        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying, once).run()
+        return _Stage(result, config, mode, backend, progress, stop.budget, original, trying, once, ready).run()
     finally:
         stop.budget = None
 
@@ -117,7 +119,9 @@ class _Stage:
         original: Session | None,
         trying: float,
         once: bool,
+        ready: Workers | None = None,
     ) -> None:
+        self.ready = ready
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
         self.target = result.target
@@ -282,7 +286,7 @@ class _Stage:
         wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
         seconds = self.budget.left() / 3
-        return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
+        return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared, self.ready)
 
     def _chosen(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
