@@ -13,6 +13,9 @@ def expand(xp, x, *, shape: Dims):
     return xp.expand(x, shape)
 
 
+expand.traits.repeats = True
+
+
 @expand.importer
 def _(call: Call):
     x = call.arg(0)

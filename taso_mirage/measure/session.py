@@ -298,7 +298,8 @@ def interleaved(
     `least` rounds; of models so slow that these would take more than `patience` times the
     `seconds`, fewer, down to FEW: their times vary less. On a machine that has become slower
     meanwhile no round begins after that time either, and after the command's last end there are no
-    FEW. From FEW rounds on there is no other once `ends` says so of the times.
+    FEW. Once `ends` says so of the times there is no other round, from FEW on where `least` take
+    more than the `seconds`.
     """
     deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
@@ -307,6 +308,7 @@ def interleaved(
         run()
         round_takes += 2 * run()
     pause = pause_between(runs, getattr(sessions[0], "target", CPU), _spins)  # a peer has none
+    enough = min(least, FEW) if seconds < least * round_takes else least
     if patience * seconds < least * round_takes:
         least = max(min(least, FEW), int(patience * seconds / round_takes))
     times: list[list[float]] = [[] for _ in runs]
@@ -314,7 +316,7 @@ def interleaved(
     rounds = 0
     while rounds < least or (time.perf_counter() < began + seconds and rounds < MOST):
         late = rounds >= FEW and time.perf_counter() > began + patience * seconds
-        if late or (rounds and deadline.last() <= 0) or (rounds >= min(least, FEW) and ends(times)):
+        if late or (rounds and deadline.last() <= 0) or (rounds >= min(least, enough) and ends(times)):
             break
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:

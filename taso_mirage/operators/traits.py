@@ -69,6 +69,8 @@ class Traits:
     `joins`: The attribute with the axis along which the operator concatenates its operands.
     `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
     `converts`: The operator changes the dtype of its operand, which may round.
+    `repeats`: The operator repeats its operand along axes, up to the shape that its attribute
+        `shape` has.
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
     `inside`: The place of an operand of indices of which ONNX Runtime refuses more than there are
         places, and those that count from the end, which the definition takes. So no law makes the
@@ -96,6 +98,7 @@ class Traits:
     joins: str | None = None
     parts: str | None = None
     converts: bool = False
+    repeats: bool = False
     rounds: bool = False
     inside: int | None = None
     sums: bool = False

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
@@ -273,14 +274,20 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
 
 @contextmanager
 def _searchers(config: Config) -> Iterator[Workers | None]:
-    """Processes that will search kernels for a GPU, which start beside the first stages."""
+    """Processes that will search kernels for a GPU, which start beside the first stages, on half of
+    the cores: these load the model."""
     wanted = config.kernels == KERNEL_SEARCH and config.target.gpu
-    ready = searchers(cores(), config.budget) if wanted else None
+    ready = searchers(cores() // 2, config.budget) if wanted else None
+    if ready is None:
+        yield None
+        return
+    starting = Thread(target=ready.start, args=({},))
+    starting.start()
     try:
         yield ready
     finally:
-        if ready is not None:
-            ready.close()
+        starting.join()
+        ready.close()
 
 
 def _optimized(

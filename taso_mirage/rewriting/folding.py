@@ -6,7 +6,7 @@ from __future__ import annotations
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, numpy_dtype
 from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.ops import get
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.rewriting.derived_traits import elementwise
 
 
@@ -22,8 +22,8 @@ def _uniform(node: Node) -> Node:
     numbers = [a if a is ABSENT else _number(a) for a in node.args]
     if not node.args or not isinstance(node.type, Tensor) or None in numbers:
         return node
-    if node.op == "expand":
-        return node if numbers[0] is node.args[0] else get("expand").term(*numbers, shape=node.attr("shape"))
+    if traits(node).repeats:
+        return node if numbers[0] is node.args[0] else get(node.op).term(*numbers, shape=node.attr("shape"))
     if node.op == "constant" or not elementwise(node.op):
         return node
     number = fold_small(get(node.op).term(*numbers, **dict(node.attrs)))
@@ -33,7 +33,7 @@ def _uniform(node: Node) -> Node:
 def _number(node: Node) -> Node | None:
     """The number that all elements of a term are, as a constant of rank 0; None where it is not
     known."""
-    below = node.args[0] if node.op == "expand" else node
+    below = node.args[0] if traits(node).repeats else node
     value = uniform_value(below)
     if value is None or below.tensor.rank == 0:
         return None if value is None else below

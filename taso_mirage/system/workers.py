@@ -49,7 +49,8 @@ class Workers:
 
     def start(self, job: Mapping[str, Any]) -> None:
         """Start all processes now, each with this job: the first one of a process takes long."""
-        self._ahead += [self._new() for _ in range(self._count)]
+        for _ in range(self._count):
+            self._ahead.append(self._new())
         for _ in range(self._count):  # a thread each: none is idle before its process has answered
             self(job)
 

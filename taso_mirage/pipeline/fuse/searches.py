@@ -36,13 +36,10 @@ for a search where there is no limit."""
 
 
 def searchers(count: int, seconds: float) -> Workers | None:
-    """Processes that will search, started now, since each takes seconds to import what it needs;
-    None where there are few cores. Each search may take so many seconds."""
-    if count <= FEW:
-        return None
-    made = Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE)
-    made.start({})
-    return made
+    """Processes that will search; None where there are few cores. Each search may take so many
+    seconds. To be started at once: each takes seconds to import what it needs (`start` with an
+    empty job)."""
+    return Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
 
 
 class Searches:

@@ -119,9 +119,8 @@ class _Stage:
         original: Session | None,
         trying: float,
         once: bool,
-        ready: Workers | None = None,
+        ready: Workers | None,
     ) -> None:
-        self.ready = ready
         self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
         self.target = result.target
@@ -147,7 +146,7 @@ class _Stage:
             [share for _, share in result.workloads],
             config.seconds,
         )
-        self.trial = max(config.seconds / 2, trying)
+        self.trial, self.ready = max(config.seconds / 2, trying), ready
 
     def run(self) -> Result:
         model = None
@@ -410,24 +409,21 @@ class _Stage:
         """Whether there is time for new sessions on two models."""
         return not (self.once or self.budget.stop or self._late())
 
-    def _opened(self, model: Model) -> Session:
-        return runtime.open_in_child(model, self.target)
-
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
         original = self.original or runtime.original(result.original, self.target)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
         kinds = rounding_nothing(self.kept, self.backend)
-        exact, compared = (model, session) if kinds is None else ((found := self._with(kinds)), self._opened(found))
+        exact = model if kinds is None else self._with(kinds)
+        compared = session if kinds is None else runtime.open_in_child(exact, self.target)
         there = runtime.open_in_child(model.without_library(), self.target) if self.config.elsewhere else None
         fine, differences = Fine.of(result.original), list[Difference]()
         sides = [(compared, exact, SHARE)] + ([(there, exact.without_library(), 0.0)] if there is not None else [])
         for each, finer, share in sides:
             finely = None if fine is None else fine.opened(finer, self.target)
             differences += compare(result.original, each, result.cases, finely, share)
-        bad = next((d for d in differences if not d.passed), None)
-        if bad is not None:
+        if (bad := next((d for d in differences if not d.passed), None)) is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
         timing = self.comparisons.whole(result.original, model, (original, session), self._more)
