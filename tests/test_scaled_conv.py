@@ -9,7 +9,7 @@ import pytest
 from test_optimize import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.index import Rules
@@ -85,3 +85,13 @@ def test_learned_affine_blocks_between_convolutions() -> None:
 def test_what_weights_cannot_say_stays(same: Node) -> None:
     made, changed = passed(same)
     assert ops(changed.graph.outputs) == ops(made.graph.outputs)
+
+
+def test_a_convolution_that_others_read_is_not_computed_twice() -> None:
+    """Few channels become many: to read the result takes longer than to compute it, on a
+    roofline."""
+    x, many = variable("x", Tensor(F, (1, 2, 112, 112))), w(256, 2, 1, 1, name="many")
+    made = term("conv", x, many, w(256, name="b"), strides=(1, 1), dilations=(1, 1), pads=(0,) * 4, group=1)
+    result = term("mul", made, term("clip", term("add", made, w(1, name="three")), constant(0.0), constant(6.0)))
+    found, _ = simplify((result,), Rules(rules().equations), CONTEXT)
+    assert ops(found).count("conv") == 1

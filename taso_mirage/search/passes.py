@@ -353,13 +353,21 @@ def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
     return made[node] if node in made else done[node]
 
 
+def _computes_again(application: Application, removed: Sequence[Node], added: Sequence[Node]) -> bool:
+    """Whether a product or convolution that others use, too, is computed another time: a roofline
+    takes that for less than to read a larger result."""
+    if not any(multiplies(n.op) for n in application.equation.lhs_terms):
+        return False
+    return sum(multiplies(n.op) for n in added) > sum(multiplies(n.op) for n in removed)
+
+
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
     """Whether fewer terms run after an application, no slower on a roofline, or as many that are
     faster, as what others use stays; and all of them may be written."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
-    if not removed or len(added) > len(removed):
+    if not removed or len(added) > len(removed) or _computes_again(application, removed, added):
         return False
     before, after = (sum(map(context.estimate, terms)) for terms in (removed, added))
     if after > before * (1.0 if len(added) < len(removed) else FASTER):
