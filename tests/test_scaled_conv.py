@@ -92,6 +92,6 @@ def test_a_convolution_that_others_read_is_not_computed_twice() -> None:
     roofline."""
     x, many = variable("x", Tensor(F, (1, 2, 112, 112))), w(256, 2, 1, 1, name="many")
     made = term("conv", x, many, w(256, name="b"), strides=(1, 1), dilations=(1, 1), pads=(0,) * 4, group=1)
-    result = term("mul", made, term("clip", term("add", made, w(1, name="three")), constant(0.0), constant(6.0)))
+    result = term("mul", made, term("clip", term("add", made, w(1, name="three")), constant(0.0, F), constant(6.0, F)))
     found, _ = simplify((result,), Rules(rules().equations), CONTEXT)
     assert ops(found).count("conv") == 1
