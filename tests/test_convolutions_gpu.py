@@ -324,13 +324,11 @@ def test_a_goal_tells_what_it_is(follows: str, group: int, merged: int) -> None:
 def test_weights_are_turned_when_they_are_read() -> None:
     """Most of a large model's convolutions never get a kernel."""
     model = block()
-    given = {id(w.numpy().base) for w in model.weights.values()} | {id(w.numpy()) for w in model.weights.values()}
     turned = [w for name, w in with_convolutions(model).model.weights.items() if name.startswith("channels_last")]
     assert turned
     assert all(w._array.base is not None for w in turned)  # type: ignore[attr-defined]
     assert all(w.numpy().flags.c_contiguous for w in turned)
     assert all(w.numpy() is w.numpy() for w in turned)
-    assert not given & {id(w.numpy()) for w in turned}
 
 
 def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
