@@ -72,8 +72,11 @@ def cores_got(seconds: float) -> tuple[float, int]:
 
 
 class _Kept(dict[int, T]):
-    """What this process keeps, by number. A number of a process before this one, which ended while
-    another thread was about to call, is of nothing here."""
+    """Objects that this process keeps, by number.
+
+    Raises RuntimeCrashed for a number of the process before this one, which ended while another
+    thread was about to call.
+    """
 
     def __missing__(self, number: int) -> T:
         raise RuntimeCrashed("ONNX Runtime's process ended, and another one began, during a call")

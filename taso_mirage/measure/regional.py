@@ -77,7 +77,8 @@ class RegionalCheck:
         self.cases = _differing(alike)[:RUNS]
         self.values: dict[Node, list[Any]] = {}
         self.known: dict[_Place, list[Difference]] = {}
-        """Of each patch that was looked at; none where an equal one passed and it is as near."""
+        """The differences of each patch that was looked at; none where an equal one passed and it is as
+        near."""
         self.others = 0
         """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}
@@ -139,9 +140,8 @@ class RegionalCheck:
                 return
 
     def _further(self, others: Sequence[Patch], compared: _Compared) -> list[Patch]:
-        """Those of equal patches that are further from the original's run than one that passed.
-
-        What is right for its weights, of an identity for instance, may be wrong for theirs.
+        """The patches that are further from the original's run than an equal one that passed: a
+        rewrite may be right for its weights (an identity, say) and wrong for theirs.
         """
         if compared.case_there is None:
             return []
@@ -318,8 +318,8 @@ class _Compared:
         return compare(after, self._opened(whole, after), [case])
 
     def together(self, case: CheckCase, places: Sequence[Sides]) -> list[bool]:
-        """Of equal sides whether each is as near to the original's run as a case, and the size of
-        its numbers, have it; many in one session."""
+        """Whether each of equal sides is as near to the original's run as `case` is, by the size of
+        its numbers; many run in one session."""
         near = list[bool]()
         for some in few_weights(places):
             self.step()

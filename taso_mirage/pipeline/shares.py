@@ -43,7 +43,7 @@ AHEAD = 0.75
 """Of what is left, at most, for the short search by predicted costs, which ends by numbers: it
 finds most of what there is, and needs no measurement."""
 LARGE = 0.02
-"""Of the budget: a model is large where to load it, and to compare it, takes more."""
+"""The share of the budget from which on a model is large: to load and compare it takes more."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """Of the budget, to explain changes where that is asked for, and seconds at most."""
 WRITING = 1 << 29
@@ -65,8 +65,8 @@ def comparison_seconds(job: Job) -> float:
 
 
 def next_comparison_seconds(job: Job, left: float) -> float:
-    """Of one comparison where so many seconds are `left`: of few of them half, as more candidates
-    in fewer rounds say more than one alone."""
+    """Seconds of one comparison where so many are `left`: at most half, since more candidates in
+    fewer rounds say more than one alone."""
     return min(comparison_seconds(job), max(HALF * left, HALF * SHORTEST, slow_seconds(job)))
 
 

@@ -11,8 +11,8 @@ from taso_mirage.rewriting.derived_traits import elementwise
 
 
 def fold_constants(node: Node) -> Node:
-    """What a term of known operands always is: a constant, sizes, or a number that is expanded to
-    the term's shape; else `node`."""
+    """The constant, sizes, or number expanded to the term's shape that equals a term of known
+    operands; `node` itself where there is none."""
     small = fold_small(node)
     return _uniform(node) if small is node else small
 

@@ -26,11 +26,12 @@ from taso_mirage.search.settings import FusionContext
 FITTED = "operator_seconds.json"
 """The file with the correction of every target that has one, in this folder."""
 RIDGE, OFFSET, SLOPE = 0.03, 0.3, 0.1
-"""What a squared coefficient costs, in squared errors of one row: of all labels, and of one."""
+"""Penalties on squared coefficients, in squared errors of one row: those of all labels, the offset of
+one, and its slopes."""
 DIGITS = 4
 """Decimals of coefficients: what depends on the order of a sum is rounded away."""
 FREE = 0.06
-"""Of its roofline: what is measured to take less takes nothing that can be told."""
+"""The least part of its roofline that a term is taken to need, however little was measured."""
 SCALE = 10.0
 """The logarithms are divided by it."""
 LAUNCH = 1e-6
@@ -73,7 +74,7 @@ def setting_label(setting: FusionContext) -> str:
 
 
 def operator_work(setting: FusionContext, context: Context) -> OperatorWork | None:
-    """What a prediction sees of a setting; None where its work cannot be counted."""
+    """The work of a setting as the prediction reads it; None where it cannot be counted."""
     node = setting.node
     if (counted := context.work(node)) is None:
         return None
@@ -87,10 +88,10 @@ def _roofline(node: Node, context: Context) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the roofline is multiplied by, as logarithms; `scale`: for bytes, operations, the
-    roofline and its square, half precision, and all; `labels`: the offset and the two slopes of
-    each. `joined`: of labels that were
-    seen often, in which part of all cases the runtime ran the term as one with its producer."""
+    """A factor on the roofline, in logarithms. `scale`: the coefficients of bytes, operations, the
+    roofline, its square, half precision, and 1. `labels`: the offset and the two slopes of each
+    label. `joined`: the share of cases in which the runtime ran the term as one with its producer,
+    for labels that were seen often."""
 
     scale: tuple[float, ...]
     labels: Mapping[str, tuple[float, ...]] = field(hash=False)

@@ -35,10 +35,8 @@ def collect_seldom() -> None:
 
 
 def leave_garbage() -> None:
-    """What is there now is looked for in no cycle any more: at the end of a process its memory goes
-    back to the system at once, and to look takes long where there are many terms.
-
-    For the end of a process of our own only.
+    """Stop the garbage collector at the end of a process: the system takes its memory back at once,
+    and a last collection takes long where there are many terms. For a process of our own only.
     """
     gc.disable()
     gc.freeze()

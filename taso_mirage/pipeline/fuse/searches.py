@@ -93,8 +93,8 @@ class Searches:
 
 
 def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
-    """What a process does for a goal; the text of an error that is none of ours. Without a goal it
-    reads the operators, which the first search of a process waits for."""
+    """The muGraphs found for the goal of a job, run in a process of its own; the text of an error
+    that is not a TasoMirageError. An empty job reads the operators, as the first search does."""
     if not job:
         load_specs()
         return []
