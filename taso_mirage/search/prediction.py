@@ -26,8 +26,8 @@ from taso_mirage.search.settings import FusionContext
 FITTED = "operator_seconds.json"
 """The file with the correction of every target that has one, in this folder."""
 RIDGE, OFFSET, SLOPE = 0.03, 0.3, 0.1
-"""Penalties on squared coefficients, in squared errors of one row: those of all labels, the offset of
-one, and its slopes."""
+"""Penalties on squared coefficients, in squared errors of one row: those of all labels, the offset
+of one, and its slopes."""
 DIGITS = 4
 """Decimals of coefficients: what depends on the order of a sum is rounded away."""
 FREE = 0.06
