@@ -21,7 +21,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import trace
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
-from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.rewriting.text import parse_graph, parse_graphs, show_graph
 
 QUICK: Mapping[str, Any] = {"effort": "quick", "budget": 20.0}
 
@@ -134,10 +134,10 @@ def test_beyond_the_bound_only_changes_are_written(tmp_path: Path, monkeypatch: 
     whole = [row for row in rows(tmp_path / "whole") if row["rule"]]
     assert [(r["rule"], r["place"]) for r in rules] == [(r["rule"], r["place"]) for r in whole]
     assert len(rules) >= 60
-    parts = [row for row in rules if row["file"].endswith(".after.txt")]
+    parts = [row for row in rules if row["file"].endswith(".change.txt")]
     assert len(rules) - 10 < len(parts) < len(rules)
     for row in parts:
-        before, after = graphs[row["file"].replace(".after.", ".before.")], graphs[row["file"]]
+        before, after = parse_graphs(texts(tmp_path / "parts")[row["file"]]).values()
         assert [o.type for o in before.outputs] == [o.type for o in after.outputs]
         assert len([*before]) <= 3
     assert sum(map(len, texts(tmp_path / "parts").values())) < sum(map(len, texts(tmp_path / "whole").values())) / 3

@@ -24,7 +24,7 @@ from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.system.files import file_name
 
-WHOLE = 32 << 20
+WHOLE = 8 << 20
 """Bytes of text that whole graphs after rules may take; of later rules the change is written."""
 
 
@@ -144,17 +144,16 @@ class _Stage:
         chain = _Chain(steps, start.outputs[: count + 1])
         for sweep, group in groupby(steps[count:], key=lambda step: step.sweep):
             batch = list(group)
-            if sweep and trace.left <= 0:  # all at once: one after the other takes a walk of the graph each
+            while batch and not (sweep and trace.left <= 0):
+                step, before = batch.pop(0), chain.outputs[-1]
+                chain.outputs.append(replay_names(before, step.table, bool(sweep), trace.names))
+                self._step(traced, step, before)
+            if batch:  # the rest of a sweep at once: each step alone takes a walk of the whole graph
                 table = {old: new for step in batch for old, new in step.table.items()}
                 after = replay_names(chain.outputs[-1], table, True, trace.names)
                 chain.outputs += [after] * len(batch)
                 for step in batch:
                     self._change(traced, step)
-                continue
-            for step in batch:
-                before = chain.outputs[-1]
-                chain.outputs.append(replay_names(before, step.table, bool(sweep), trace.names))
-                self._step(traced, step, before)
         trace.chains.append(chain)
 
     def _step(self, traced: TracedModel, step: RewriteStep, outputs: tuple[Node, ...]) -> None:
@@ -166,26 +165,25 @@ class _Stage:
             outputs = replay_names(outputs, each.table, bool(each.sweep), self.trace.names)
             text = self._text(traced, outputs)
             self.trace.left -= len(text)
-            self._rule(traced, each, {"": text}, outputs)
+            self._rule(traced, each, "", text, outputs)
 
     def _change(self, traced: TracedModel, step: RewriteStep) -> None:
         """Write the terms that a rule replaced, and those in their place over the same leaves."""
         region = change_of(step, self.trace.equations)
         if region is None:
-            self._rule(traced, step, {}, ())
+            self._rule(traced, step, "", "", ())
             return
-        sides = canonical_sides(region, region_leaves(region, self.trace.heights))
-        texts = {kind: show_graph(side, short=True) for kind, side in zip((".before", ".after"), sides, strict=True)}
-        self._rule(traced, step, texts, sides[1].outputs)
+        before, after = canonical_sides(region, region_leaves(region, self.trace.heights))
+        text = show_graph(before, "before", short=True) + "\n\n" + show_graph(after, "after", short=True)
+        self._rule(traced, step, ".change", text, after.outputs)
 
-    def _rule(self, traced: TracedModel, step: RewriteStep, texts: Mapping[str, str], outputs: Sequence[Node]) -> None:
-        """Write the files of one rule, and their row."""
+    def _rule(self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node]) -> None:
+        """Write the file of one rule, if it has a text, and its row."""
         self.rules += 1
         rule = " + ".join(step.equations)
-        stem = f"{self.stem}/{self.rules:05}-{file_name(rule)}"
-        for kind, text in texts.items():
-            self.trace.files.write(f"{stem}{kind}.txt", text)
-        file = f"{stem}{[*texts][-1]}.txt" if texts else ""
+        file = f"{self.stem}/{self.rules:05}-{file_name(rule)}{kind}.txt" if text else ""
+        if text:
+            self.trace.files.write(file, text)
         row = {"file": file, "candidate": traced.name, "rule": rule, "place": self._place(step)}
         self._index(row, outputs)
 

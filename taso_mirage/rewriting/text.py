@@ -101,13 +101,20 @@ def _show_value(value: Any, short: bool = False) -> str:
 
 def parse_graph(text: str) -> Graph:
     """Read what `show_graph` prints. Raises SyntaxProblem with the line."""
+    return next(iter(parse_graphs(text).values()))
+
+
+def parse_graphs(text: str) -> dict[str, Graph]:
+    """Read several graphs that `show_graph` prints, by their names. Raises SyntaxProblem with the
+    line."""
     try:
-        function = ast.parse(text).body[0]
+        functions = ast.parse(text).body
     except SyntaxError as error:
         raise SyntaxProblem(f"line {error.lineno}: {error.msg}") from None
-    if not isinstance(function, ast.FunctionDef):
+    found = {each.name: _function(each) for each in functions if isinstance(each, ast.FunctionDef)}
+    if not found or len(found) < len(functions):
         raise SyntaxProblem("a graph is written as `def graph(...):`")
-    return _function(function)
+    return found
 
 
 def _function(function: ast.FunctionDef) -> Graph:
