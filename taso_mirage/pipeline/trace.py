@@ -14,7 +14,15 @@ from taso_mirage.ir.terms import Node, topological
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.report.changes import Heights, canonical_sides, change_of, place_of, region_leaves, replay_names
+from taso_mirage.report.changes import (
+    ChangedRegion,
+    Heights,
+    canonical_sides,
+    change_of,
+    place_of,
+    region_leaves,
+    replay_names,
+)
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles
 from taso_mirage.rewriting.equation import Equation, work_terms
@@ -104,7 +112,10 @@ class Trace:
             elif isinstance(each, Mutations):
                 self.equations |= {m.equation.name: m.equation for m in each.found}
         writing = _Stage(self, stage, f"{self.numbers[stage]:02}-{file_name(stage)}", f"{seconds:.3f}")
-        writing.write([] if self.problem is None else list(traced_models(made, self.problem)))
+        try:
+            writing.write([] if self.problem is None else list(traced_models(made, self.problem)))
+        finally:
+            self.files.flush()
 
     def _begin(self, problem: Problem) -> None:
         original = problem.model
@@ -165,30 +176,31 @@ class _Stage:
             outputs = replay_names(outputs, each.table, bool(each.sweep), self.trace.names)
             text = self._text(traced, outputs)
             self.trace.left -= len(text)
-            self._rule(traced, each, "", text, outputs)
+            place = self._place(each, change_of(each, self.trace.equations))
+            self._rule(traced, each, "", text, outputs, place)
 
     def _change(self, traced: TracedModel, step: RewriteStep) -> None:
         """Write the terms that a rule replaced, and those in their place over the same leaves."""
         region = change_of(step, self.trace.equations)
         if region is None:
-            self._rule(traced, step, "", "", ())
+            self._rule(traced, step, "", "", (), self._place(step, None))
             return
         before, after = canonical_sides(region, region_leaves(region, self.trace.heights))
         text = show_graph(before, "before", short=True) + "\n\n" + show_graph(after, "after", short=True)
-        self._rule(traced, step, ".change", text, after.outputs)
+        self._rule(traced, step, ".change", text, after.outputs, self._place(step, region))
 
-    def _rule(self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node]) -> None:
+    def _rule(
+        self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node], place: str
+    ) -> None:
         """Write the file of one rule, if it has a text, and its row."""
         self.rules += 1
         rule = " + ".join(step.equations)
         file = f"{self.stem}/{self.rules:05}-{file_name(rule)}{kind}.txt" if text else ""
         if text:
             self.trace.files.write(file, text)
-        row = {"file": file, "candidate": traced.name, "rule": rule, "place": self._place(step)}
-        self._index(row, outputs)
+        self._index({"file": file, "candidate": traced.name, "rule": rule, "place": place}, outputs)
 
-    def _place(self, step: RewriteStep) -> str:
-        region = change_of(step, self.trace.equations)
+    def _place(self, step: RewriteStep, region: ChangedRegion | None) -> str:
         if region is None:
             return next((self.trace.names[node] for node in step.old if node in self.trace.names), "")
         return place_of(region, region_leaves(region, self.trace.heights), self.trace.names)
