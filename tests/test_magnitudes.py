@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taso_mirage.measure.magnitudes import BLOCK, Magnitudes, apart, magnitudes
+from taso_mirage.measure.magnitudes import BLOCK, Magnitudes, largest_distance, magnitudes
 
 DTYPES = np.float16, ml_dtypes.bfloat16, np.float32, np.float64
 SIZES = 0, 1, 1000, 2 * BLOCK + 3
@@ -47,9 +47,9 @@ def test_the_largest_of_each_difference(dtype: Any, size: int, spoilt: str, itse
 @pytest.mark.parametrize("size", SIZES)
 def test_the_largest_distance_that_is_a_number(size: int) -> None:
     old = np.random.default_rng(size).standard_normal(size).astype(np.float16)
-    assert apart(old.copy(), old) == 0.0
+    assert largest_distance(old.copy(), old) == 0.0
     new = old.copy()
     new[-1:] += np.float16(1)
     new[:1] = np.inf
     wanted = np.abs(new[1:].astype(np.float64) - old[1:].astype(np.float64)).max(initial=0.0)
-    assert apart(new, old) == (wanted if size > 1 else 0.0)
+    assert largest_distance(new, old) == (wanted if size > 1 else 0.0)

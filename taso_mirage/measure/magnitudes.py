@@ -59,7 +59,7 @@ def magnitudes(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> Mag
     return found
 
 
-def apart(new: NDArray[Any], old: NDArray[Any]) -> float:
+def largest_distance(new: NDArray[Any], old: NDArray[Any]) -> float:
     """The largest distance that is a number, block by block; of the same bytes it is 0."""
     most, flat = 0.0, [np.ravel(a) for a in (new, old)]
     for start in range(0, old.size, BLOCK):
