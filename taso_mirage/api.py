@@ -166,7 +166,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
             if not _is_number(value := getattr(self, name), least):
-                raise InvalidOption(f"{name}={_shown(value)}: it is a number of at least {least}")
+                raise InvalidOption(
+                    f"{name}={_shown(value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
+                )
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)

@@ -219,7 +219,6 @@ class _Stage:
     def _in_time(self) -> None:
         """Raise Ended where a kernel would be measured that nobody has the time to try."""
         if self._late():
-            self.ended = "the time was over"
             raise KernelsEnded
 
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
@@ -265,8 +264,8 @@ class _Stage:
 
     def _placed(self) -> Model | None:
         """The model with the kinds that make it faster as a whole; None where none does."""
-        done = len(self.kinds) - len(self.order.waiting)
-        if self.order.waiting and not self.budget.stop:
+        done = len(self.kinds) - len(self.order.waiting) - len(self.untried)
+        if done < len(self.kinds) and not self.budget.stop:
             self.ended = f"the time was over after {done} of {len(self.kinds)} kinds of regions"
         if self.order.made and not self.tries and not self.budget.stop:
             self.notes.append("the time was over before a set of kernels was tried in the model")
