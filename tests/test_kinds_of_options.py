@@ -66,7 +66,7 @@ def test_a_flag_is_no_text(name: str, value: Any) -> None:
         taso_mirage.optimize(shortened(), **{**QUICK, name: value})
 
 
-@pytest.mark.parametrize("name", ["output", "report", "certificate", "inputs", "rules"])
+@pytest.mark.parametrize("name", ["output", "report", "certificate", "trace", "inputs", "rules"])
 def test_no_path_has_a_zero_byte(name: str) -> None:
     with pytest.raises(InvalidOption, match=f"^{name}="):
         taso_mirage.optimize(shortened(), **{**QUICK, name: "a\0b"})

@@ -38,6 +38,7 @@ from taso_mirage.pipeline.shares import (
     slow_seconds,
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.pipeline.trace import Trace
 from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
@@ -313,6 +314,8 @@ def _optimized(
                 job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
                 job.terms = len(model.nodes())
                 job.nested, job.backend, job.searchers = optimize_model, backend, ready
+                if config.trace is not None:
+                    job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                 values: Values = run(SEARCH, job, {"model": model})
                 with staged("conclude"):
                     if "problem" not in values:  # no rule is read any more
