@@ -17,6 +17,7 @@ import pytest
 
 from taso_mirage.prove.rules.proofs import prover_files
 
+pytestmark = pytest.mark.lint
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "taso_mirage"
 LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for

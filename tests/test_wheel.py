@@ -142,6 +142,7 @@ def contents(wheel: Path) -> dict[str, int]:
     return {each.filename: each.CRC for each in entries if not each.filename.endswith("RECORD")}
 
 
+@pytest.mark.lint
 def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] in (__version__, f"{__version__} (not released yet)")
