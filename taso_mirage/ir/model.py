@@ -19,6 +19,10 @@ DRAWN = 1 << 16
 """So many numbers of an array that is only for measuring are drawn, at most."""
 
 
+LARGE = 1 << 20
+"""Elements of an array from which on single precision is drawn, in half of the time."""
+
+
 class Weight(Protocol):
     """A tensor that may still lie in a file."""
 
@@ -170,6 +174,8 @@ def random_array(
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
         return _integers(dtype, shape, rng, wide, extreme, below)
+    if prod(shape) >= LARGE and dtype.itemsize < 8:
+        return rng.standard_normal(shape, np.float32).astype(dtype, copy=False)
     return np.asarray(rng.normal(size=shape)).astype(dtype)
 
 

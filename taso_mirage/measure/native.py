@@ -104,8 +104,13 @@ def start_runtime(content: bytes, target: Target) -> None:
 def keep_weight(array: NDArray[Any]) -> int:
     """The number of a weight, which any session may use from then on.
 
-    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it.
+    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it; shared memory
+    already does, and stays where it is.
     """
+    if array.ctypes.data % ALIGNED == 0 and array.flags.c_contiguous:
+        number = next(_NUMBERS)
+        _WEIGHTS[number] = array
+        return number
     room = np.empty(array.nbytes + ALIGNED, np.uint8)
     begin = -room.ctypes.data % ALIGNED
     own = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
