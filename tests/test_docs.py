@@ -218,6 +218,11 @@ def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
     assert drawn == kept, "run `python docs/pictures.py`"
 
 
+def test_the_picture_of_the_stages_has_those_of_the_pipeline() -> None:
+    drawn = runpy.run_path(str(DOCS / "pictures.py"))["stages"]()
+    assert drawn == (DOCS / "pictures" / "stages.svg").read_text(), "run `python docs/pictures.py`"
+
+
 def test_the_page_of_commands_has_every_option() -> None:
     text, root = (DOCS / "commands.md").read_text(), get_command(app)
     commands = {**root.commands, **root.commands["substitutions"].commands}
