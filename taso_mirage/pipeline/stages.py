@@ -1,5 +1,4 @@
-"""The pipeline: the list of all stages, in the order in which they run (docs/design.md,
-"Optimize")."""
+"""The list of all stages of the pipeline, in the order of their runs (docs/design/pipeline.md)."""
 
 from __future__ import annotations
 

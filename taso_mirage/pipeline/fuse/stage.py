@@ -217,7 +217,7 @@ class _Stage:
         return min(left, child().deadline.last() - self.trial)
 
     def _in_time(self) -> None:
-        """Raise Ended where a kernel would be measured that nobody has the time to try."""
+        """Raise KernelsEnded where a kernel would be measured that nobody has the time to try."""
         if self._late():
             raise KernelsEnded
 
