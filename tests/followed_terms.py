@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, with_epilogue
 from taso_mirage.operators.ops import term
 
 
@@ -27,4 +27,4 @@ def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[st
             out = term("mul" if name == "scale" else "add", out, leaves[-1])
     out = term("mish", out) if "mish" in follows else out
     node = term(op, *operands, body=Graph(tuple(leaves), (out,)), **how)
-    return node, Graph(tuple(operands), (*in_operators([node]),))
+    return node, Graph(tuple(operands), (with_epilogue(node),))

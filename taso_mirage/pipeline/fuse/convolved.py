@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Node, is_constant, topological, users, with_args
 from taso_mirage.kernels.cpu.convolutions import followed_convolution
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, ChannelsLastConvolution
-from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights, in_operators
+from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, dense_weights
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.followed import (
     followed,

@@ -13,8 +13,8 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import TurnedWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_named_weight, variable, weight
 from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.form import Users
 from taso_mirage.kernels.gpu.in_operators import dense_parts, nearest_tf32
-from taso_mirage.kernels.prepared import Users
 from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term

@@ -11,8 +11,8 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.canonical import SymbolSizes
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of
+from taso_mirage.kernels.form import PreparedGoal
 from taso_mirage.kernels.free_regions import free_regions
-from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
 from taso_mirage.pipeline.fuse.decomposed import decomposed

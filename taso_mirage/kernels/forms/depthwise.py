@@ -1,0 +1,21 @@
+"""Convolutions of each channel alone on a GPU, in single precision."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from taso_mirage.kernels.codegen.gpu.depthwise import DepthwiseBlock
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.form import Form, own_terms
+from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
+from taso_mirage.kernels.gpu.followed import read_followed
+from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
+
+OPERATOR = "depthwise_conv"
+FORM = Form(
+    GpuProgram(OPERATOR, DepthwiseBlock),
+    partial(read_followed, OPERATOR, DepthwiseConvolution),
+    own_terms(OPERATOR),
+    operators=with_epilogue,
+    alone=alone,
+)
