@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from followed_terms import with_convolutions
 from fused_models import TRYING, fresh_cache, on_the_cpu, quick, run, together
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -28,6 +29,7 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.form import GPU_GOALS, in_operators
+from taso_mirage.kernels.forms.channels_last import grouped_weights, parts_of_groups
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution, read_convolution
 from taso_mirage.kernels.regions import fragments
@@ -43,7 +45,6 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, kinds, stage
-from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups, with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -333,7 +334,7 @@ def test_weights_are_turned_when_they_are_read() -> None:
 
 def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.found_kinds(block(), {}, GPU, lambda: False, raising).places
-    monkeypatch.setattr(kinds, "with_convolutions", raising)
+    monkeypatch.setattr(kinds, "with_terms", raising)
     assert not kinds.found_kinds(block(), {}, GPU, lambda: True, raising).places
 
 

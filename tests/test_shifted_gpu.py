@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from followed_terms import followed
+from followed_terms import followed, with_convolutions
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -44,7 +44,6 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.convolved import with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100

@@ -15,6 +15,7 @@ from taso_mirage.ir.terms import Graph, Node, topological, with_args
 from taso_mirage.kernels.codegen.cpu.prepared import CpuProgram
 from taso_mirage.kernels.codegen.discovery import discovered
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.targets.device import Device
@@ -63,6 +64,19 @@ def own_terms(op: str) -> Callable[[Node, Users, IsWanted, Mapping[str, int]], l
 
 
 @dataclass(frozen=True, slots=True)
+class ModelTerms:
+    """How operators of a model become terms of a form, before regions are looked for.
+
+    `members`: the operators that one term computes from such an operator on, of which the last one
+    alone is read by others, with the place of each in the model; nothing from other operators on.
+    `term`: the term of them; None where it has none.
+    """
+
+    members: Callable[[Node, Users, IsWanted, Mapping[Node, int]], list[Node]]
+    term: Callable[[Sequence[Node], Conversion], Node | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """A kind of kernel that is written by hand.
 
@@ -70,7 +84,8 @@ class Form:
     others. `members`: the terms of a model that one kernel computes from such a term on, at these
     sizes of the model's symbols; nothing from other terms on. `shared`: what kernels of one region
     all read, by the first term of each; regions with the same are also tried together.
-    `operators`: its term in operators of ONNX. `alone`: of a term that has a `body`, the
+    `operators`: its term in operators of ONNX. `terms`: how a model gets such terms, if it has none
+    of itself. `alone`: of a term that has a `body`, the
     convolution that it follows, in operators of ONNX. `in_parts`: its weights are two parts,
     numbers of TF32 and what these lack, of which a kernel that rounds reads the first.
     """
@@ -80,24 +95,26 @@ class Form:
     members: Callable[[Node, Users, IsWanted, Mapping[str, int]], list[Node]]
     shared: Callable[[Node], Node | None] = itself
     operators: Callable[[Node], Node] = itself
+    terms: ModelTerms | None = None
     alone: Callable[[Node], Node] | None = None
     in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedKinds:
-    """The forms whose programs are of one class, which a back end has.
-
-    `convolutions`: whether a model's are to be as its kernels take them.
-    """
+    """The forms whose programs are of one class, which a back end has."""
 
     program: type[GpuProgram] | type[CpuProgram]
-    convolutions: bool = False
 
     @property
     def forms(self) -> tuple[Form, ...]:
         """By the names of their files."""
         return tuple([form for form in known_forms() if isinstance(form.program, self.program)])
+
+    @property
+    def terms(self) -> list[ModelTerms]:
+        """How a model gets the terms of those that it has none of itself."""
+        return [form.terms for form in self.forms if form.terms is not None]
 
     def candidates(
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]
@@ -153,5 +170,5 @@ def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return tuple([done[o] for o in outputs])
 
 
-GPU_GOALS = PreparedKinds(GpuProgram, convolutions=True)
+GPU_GOALS = PreparedKinds(GpuProgram)
 CPU_GOALS = PreparedKinds(CpuProgram)

@@ -7,10 +7,11 @@ from functools import partial
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
-from taso_mirage.kernels.form import Form, own_terms
+from taso_mirage.kernels.form import Form, ModelTerms, own_terms
 from taso_mirage.kernels.gpu.followed import read_followed
 from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
 from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
+from taso_mirage.kernels.gpu.single_precision import fused_members, fused_term
 
 OPERATOR = "shifted_conv"
 FORM = Form(
@@ -19,5 +20,6 @@ FORM = Form(
     own_terms(OPERATOR),
     operators=with_epilogue,
     alone=alone,
+    terms=ModelTerms(partial(fused_members, False), partial(fused_term, OPERATOR)),
     in_parts=True,
 )
