@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
