@@ -28,8 +28,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What a user calls from Python, imported when it is asked for: `--help` is to answer at
-    once."""
+    """Import a name of the Python API when it is first used, so that `--help` answers at once."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -244,8 +244,8 @@ def _shown(value: Any) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """What is no list is a list of one; the letters of a text or the keys of a mapping are never
-    meant."""
+    """The argument as a list: a value that is no list is a list of one; the letters of a text or
+    the keys of a mapping are never meant."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 

@@ -1,5 +1,5 @@
-"""What the provers and checks give back: an answer, which is true, or a `Failure`, which is false
-and says why."""
+"""The answers of provers and checks: a value, which is true, or a `Failure`, which is false and
+says why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 
 class FailureKind(Enum):
-    """What a failure says about the two programs, or the equation, that were looked at."""
+    """The statement of a failure about the two programs, or the equation, that were compared."""
 
     NO_MATCH = "no match"
     """An equation does not apply there, or operands and types differ."""

@@ -177,7 +177,7 @@ def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
 
 
 def content(members: list[Atom]) -> Number:
-    """What all coefficients of the members of a bag are multiples of."""
+    """The largest number that divides all coefficients of the members of a bag."""
     found = [c for a in members for _, c in a[1].terms]
     above, below = math.gcd(*(c.numerator for c in found)), math.lcm(*(c.denominator for c in found))
     return ratio(above or 1, below)

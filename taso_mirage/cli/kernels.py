@@ -89,7 +89,7 @@ def kernels_command(
 def _say(
     model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], as_json: bool
 ) -> None:
-    """What was found, as lines or as JSON."""
+    """Print the regions that were found, as lines or as JSON."""
     from taso_mirage.kernels.survey import survey_data
 
     if as_json:
@@ -141,7 +141,7 @@ def _removes(law: Equation) -> bool:
 
 
 def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
-    """What an earlier run kept in a file; nothing if there is none yet."""
+    """Regions that an earlier run kept in a file; nothing if there is no such file yet."""
     from taso_mirage.kernels.survey import VERSION, known_regions
     from taso_mirage.system.toml import read_json
 
@@ -203,7 +203,7 @@ def _lines(
 
 
 def _total(found: Sequence[Surveyed]) -> str:
-    """What all places take together, or nothing."""
+    """One sentence with the time of all places together; empty where nothing was found."""
     done = [(each, each.found) for each in found if each.found is not None]
     if not done:
         return ""

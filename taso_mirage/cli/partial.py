@@ -87,8 +87,8 @@ def mutants_command(
 
 @dataclass(frozen=True)
 class _About:
-    """What the command was asked: the file, its model, the sizes of dynamic dims, whether costs are
-    measured, and how many to show."""
+    """The request of the command: the file, its model, the sizes of dynamic dims, whether costs are
+    measured, and how many parts to show."""
 
     path: Path
     model: Model
@@ -341,7 +341,8 @@ def _evidence(each: Ranked) -> str:
 
 
 def _outline(program: Graph) -> str:
-    """What runs: the products and pools with their shapes, and how many of the rest."""
+    """One line about a program: its products and pools with their shapes, and the number of the
+    other operators."""
     from taso_mirage.ir.terms import topological
     from taso_mirage.operators.expressions import is_weight
     from taso_mirage.search.partial.families import begins
@@ -408,7 +409,7 @@ def _wrapped(start: str, text: str) -> list[str]:
 
 
 def _also(others: Sequence[str]) -> str:
-    """The other places of a part."""
+    """A note that names the other places of a part; empty where there are none."""
     if not others:
         return ""
     more = f" and {len(others) - PLACES} more" if len(others) > PLACES else ""

@@ -120,7 +120,7 @@ print(all(np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in zi
 
 
 def _write_pair(rule: Rule, folder: Path) -> list[Path]:
-    """Both models and inputs for them."""
+    """Write both sides of a rule as models, with inputs for them; return the files."""
     import io
 
     import numpy as np

@@ -276,7 +276,7 @@ def _symbolic(value: Any) -> bool:
 
 
 def _sort(spot: Spot) -> str:
-    """Which attributes may share a name."""
+    """A key that is equal for two attributes if they may share a name."""
     node, key = spot
     if key in ("axis", "axes"):
         return "axis"

@@ -112,8 +112,8 @@ def common_supergraph(table: Table, pairs: EquationPairs) -> NDArray[np.bool_]:
 def recheck_equations(
     table: Table, pairs: EquationPairs, assignments: Sequence[Assignment], seed: int
 ) -> NDArray[np.bool_]:
-    """Which equations hold at other sizes and other values: order makes flukes (max_pool of relu)
-    that eight trials pass."""
+    """For each equation, whether it holds at other sizes and other values: order statistics agree
+    by chance (max_pool of relu) in eight trials."""
     ok = np.ones(len(pairs), bool)
     for i, assignment in enumerate(assignments):
         again = _Again(table, TermValues(table.family, assignment, seed + i))

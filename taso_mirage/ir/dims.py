@@ -418,8 +418,9 @@ def show_shape(shape: Iterable[Dim]) -> str:
 
 
 def gathered(parts: Sequence[Dim], wholes: Sequence[Dim]) -> list[range] | None:
-    """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are
-    nobody's. None where one is cut otherwise, or where that hangs on a size."""
+    """For each of `wholes`, the range of `parts` whose sizes multiply to it, row by row; sizes of 1
+    between them belong to none. None where a whole is cut otherwise, or where the answer depends on
+    the value of a size."""
     found: list[range] = []
     i = 0
     for n in wholes:

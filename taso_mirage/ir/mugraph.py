@@ -1,5 +1,5 @@
-"""What a kernel's body must be: tiles, and the stage of every term in it (Mirage, OSDI'25, section
-3: valid block graphs)."""
+"""The form of a kernel's body: tiles, and the loop phase of every term in it (Mirage, OSDI'25,
+section 3: valid block graphs)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Maps = tuple[_Ints, ...]
 
 
 class Lowering(Enum):
-    """What code generators know of an operator besides its definition, which they compile."""
+    """Facts that code generators need of an operator besides its definition, which they compile."""
 
     KERNEL = "the blocks of a grid; in a body, the thread level"
     ACCUMULATE = "what a value is over all iterations"
@@ -147,7 +147,8 @@ def tile_part(whole: str, most: int, number: int = 1) -> Dim:
 
 
 def part_of(dim: Dim) -> tuple[Dim, int] | None:
-    """Of what `dim` is a part, and its largest size; None for what `tile_part` did not make."""
+    """The dim of which `dim` is a part, and the part's largest size; None unless `tile_part` made
+    `dim`."""
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
     return None if found is None else (symbol(found[1]), int(found[2]))
 

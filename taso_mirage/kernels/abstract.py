@@ -276,7 +276,8 @@ class Algebra:
         return p
 
     def fold(self, name: str, p: AbstractExpression, label: str) -> AbstractExpression:
-        """Another reduction over a label: opaque, but for its bound name."""
+        """The sketch of another reduction over a label: opaque, except that its bound name does not
+        matter."""
         bound = f"{family(label)}#{self._of_poly[p].height + 1}.0"
         return self._leaf(AbstractFactor(FOLD, name, (bound,), (self.rename(p, ((label, bound),)),)))
 

@@ -295,7 +295,7 @@ def _collide(algebra: Algebra, p: AbstractExpression, q: AbstractExpression, sig
 
 
 class _Wanted:
-    """What the targets are made of: only that is tried."""
+    """The parts of the targets: a closure derives only these."""
 
     def __init__(self, goal: Labelled, targets: Targets) -> None:
         self.algebra = algebra = goal.algebra

@@ -105,8 +105,8 @@ def free_kind(
 
 
 def other_kind(kind: EqualRegions, spot: RegionSite, batched: bool) -> EqualRegions | None:
-    """The same regions with kernels for the sizes where they are measured; with `batched` with one
-    for any number of samples, or None."""
+    """The regions of a kind with kernels for the sizes where they are measured; if `batched`, with
+    one kernel for any number of samples, or None."""
     return _other(spot, kind.whole, batched)
 
 
@@ -117,7 +117,7 @@ def _other(spot: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None
 
 
 def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
-    """What the model calls each name."""
+    """The model's dim for each name."""
     pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
     known = set(size_names(free.inputs))
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}

@@ -81,8 +81,8 @@ class Labelled:
         return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
 
     def inside(self) -> dict[str, frozenset[str]]:
-        """Of three labels and more that are folded and stand in the same terms, such as the dims of
-        a volume, those that lie inside of each: they are folded from the innermost on.
+        """For each of at least three folded labels of the same terms (such as the dims of a
+        volume), the labels that lie inside of it: they are folded from the innermost on.
 
         The grid part of a split label lies outside of all.
         """
@@ -100,7 +100,8 @@ class Labelled:
 
     @property
     def steps(self) -> dict[str, int]:
-        """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
+        """The number of values in a byte for each label along which bytes hold several: tiles have
+        whole bytes."""
         packed = (
             (axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes and axes[-1]
         )

@@ -91,7 +91,7 @@ class Coefficients:
 
 @cache
 def fitted() -> Coefficients:
-    """Those that are shipped."""
+    """The coefficients that are shipped."""
     text = files("taso_mirage.kernels").joinpath(FITTED).read_text()
     return Coefficients(**json.loads(text)["coefficients"])
 

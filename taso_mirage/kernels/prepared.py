@@ -1,5 +1,5 @@
-"""What a back end says of goals whose kernels it has by hand, over weights that lie as these read
-them: `cpu/prepared.py`, `gpu/convolutions.py`."""
+"""The interface of a back end to goals with hand-written kernels over prepacked weights:
+`cpu/prepared.py`, `gpu/convolutions.py`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class KernelRegion:
 
     @property
     def operators(self) -> list[Node]:
-        """Its terms, operands first; a term of several results is one."""
+        """The region's terms, operands first; a term of several results is one."""
         return [n for n in self.graph if n.args and not is_part(n)]
 
 
@@ -171,7 +171,8 @@ class _Growing:
                     self.kinds[node] = kind
 
     def prepare(self, kinds: PreparedKinds) -> None:
-        """What there are kernels for that prepare weights, each with what follows."""
+        """Take the parts of the model that have kernels with prepacked weights, each with its fused
+        epilogue."""
         for each in kinds.candidates(self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes):
             members = list(takewhile(lambda n: n not in self.region, each))
             if members and self._convex(set(members)) and self._prepares(members, kinds):
@@ -250,8 +251,8 @@ class _Growing:
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
-        """What a region has with a term: of several results that one computes, it and all that
-        reads them."""
+        """The terms that a region takes together with a term: if it has several results, the term
+        and all its parts."""
         made = node.args[0] if is_part(node) else node
         return made, *self.items[made]
 
@@ -279,7 +280,7 @@ class _Growing:
     # ------------------------------------------------------------ growth
 
     def _grown(self, seed: Node) -> list[Node]:
-        """As many terms around `seed` as a region can have, users before operands."""
+        """The largest region around `seed`; users are added before operands."""
         members = list(self._whole(seed))
         growing = True
         while growing:
@@ -311,8 +312,8 @@ class _Growing:
         return members
 
     def _lanes(self, members: Sequence[Node]) -> list[tuple[list[Node], Graph]]:
-        """What each lane computes, in the model's order, and its graph; what several share is in
-        all of them."""
+        """For each lane, its terms in the model's order, and its graph; terms that several lanes
+        share are in all of them."""
         found, results = self._labelled(self.fragment(members)), self.results(members)
         outside = {a for n in members for a in n.args}.difference(members)
         made = []

@@ -67,7 +67,7 @@ SPLIT_FROM = 256
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What restricts the space; None leaves it to the search.
+    """Restrictions of the search space; None leaves a choice to the search.
 
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
     three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
@@ -167,7 +167,7 @@ class FoundMuGraph:
 
 @dataclass
 class KernelSearchStatistics:
-    """What a search looked at."""
+    """Counts of the graphs and plans that a search considered."""
 
     classes: int = 0
     edges: int = 0
@@ -285,7 +285,7 @@ class Search:
     def _enumerated(
         self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
     ) -> list[TiledPlan]:
-        """Those of so many kernels, of the closures of the goal and of splits of it."""
+        """The plans of a number of kernels, for the closures of the goal and of its splits."""
         found: list[TiledPlan] = []
         for i, split in enumerate(splits):
             progress("enumerate", i, len(splits))
@@ -308,7 +308,7 @@ class Search:
         )
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
-        """What is least comes first.
+        """The key of a candidate's order: the smallest comes first.
 
         Where there are few threads, a split has to promise more than the model can tell apart: it
         never fills the machine better. So has a cluster, for which the model is further off.
@@ -318,8 +318,8 @@ class Search:
         return rank(candidate.seconds * (1 + doubt), sum(each.held for each in candidate.plan))
 
     def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
-        """What is found if the candidate is within the restrictions and verified; equal roles are
-        verified once."""
+        """The muGraph of a candidate, if it is within the restrictions and verified; equal roles
+        are verified once."""
         graphs = candidate.graphs(self.free)
         if graphs is None or not self.options.allows(graphs[0]):
             return None

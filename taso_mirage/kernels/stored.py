@@ -1,5 +1,5 @@
-"""What one kernel of a muGraph stores for the next, and the order of the axes of all that it
-computes."""
+"""The values that one kernel of a muGraph stores for the next, and the order of the axes of all
+that it computes."""
 
 from __future__ import annotations
 

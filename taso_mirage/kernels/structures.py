@@ -40,8 +40,8 @@ _Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class KernelBody:
-    """What one kernel computes: `targets`, from the model's inputs and from `leaves`, which earlier
-    kernels store.
+    """The computation of one kernel: `targets`, from the model's inputs and from `leaves`, which
+    earlier kernels store.
 
     `chosen` has a derivation for every other class, operands first. `grid` are the labels that its
     grid may cut.
@@ -133,7 +133,7 @@ def cuts_all(body: KernelBody, closure: Closure, cut: frozenset[str]) -> bool:
 
 
 def labels_of(body: KernelBody, closure: Closure) -> set[str]:
-    """Those of all that a kernel reads and computes."""
+    """The labels of all classes that a kernel reads and computes."""
     return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
@@ -320,13 +320,13 @@ class Space:
         return found
 
     def leaf(self, c: int) -> int:
-        """What it costs, in operators, that an earlier kernel stores a class and this one reads it:
-        more with more axes."""
+        """The cost, in operators, of a class that an earlier kernel stores and this one reads: it
+        grows with the number of axes."""
         return max(len(self.closure.classes[c]), 1)
 
     def looped(self, loop: str) -> Space:
-        """What a loop over a label can compute: what has the label is made without what is known
-        after the loop."""
+        """The derivations inside a loop over a label: classes that have the label use no class that
+        is known only after the loop."""
         classes = self.closure.classes
         known = _derived(self.edges, lambda c, edge: loop not in classes[c] and edge.label != loop)
         have = {c for c, labels in enumerate(classes) if loop in labels} | known

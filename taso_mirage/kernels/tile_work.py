@@ -1,5 +1,5 @@
-"""What a kernel does, counted for many tilings at once: bytes, operations, and what its blocks
-hold. Predicted seconds are made of it (`kernel_seconds.py`)."""
+"""The work of a kernel, counted for many tilings at once: bytes, operations, and the memory of its
+blocks. Predicted seconds are made of it (`kernel_seconds.py`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ONCE = {
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Of one kernel: every number is an array with one element for each tiling.
+    """The work of one kernel: every number is an array with one element for each tiling.
 
     `blocks`, those of a `cluster`, `iterations`. Bytes: those of all tensors, each once (`unique`);
     what a block loads in an iteration (`looped`), loads besides (`loaded`) and stores (`stored`),
@@ -124,8 +124,8 @@ class TileWork:
         self.loaded = self._loaded(views)
 
     def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
-        """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
-        which is loaded once, else 1."""
+        """For classes that are a second view of a tensor, 0 where their tile is that of the first
+        view, which is loaded once, else 1."""
         leaves, inputs = self.closure.goal.leaves, self.closure.goal.inputs
         first: dict[Node, str] = {}
         found: dict[int, TileCounts] = {}
@@ -140,7 +140,7 @@ class TileWork:
     # ------------------------------------------------------------ the counts
 
     def work(self) -> KernelWork:
-        """All of them, in lanes: threads have a power of two of elements along each label."""
+        """The work in lanes: threads have a power of two of elements along each label."""
         found: dict[str, TileCounts] = defaultdict(lambda: 0.0 * self.one)
         found["largest"] = found["rows"] + 1.0
         self.steps: dict[str, dict[int, TileCounts]] = {"": {}, "_once": {}, "_all": {}}
@@ -234,7 +234,7 @@ class TileWork:
         return np.asarray(sum(counts, 0.0 * self.one))
 
     def labels(self, c: int) -> frozenset[str]:
-        """Those of a class."""
+        """The labels of a class."""
         return self.closure.classes[c]
 
     def volume(self, labels: Iterable[str]) -> TileCounts:

@@ -96,7 +96,7 @@ class TiledPlan:
         return self._assembled(plan, sizes, goal, leaves), goal
 
     def roles(self) -> tuple[object, ...]:
-        """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
+        """A key of the muGraph without its sizes: bodies, loops, and how labels are cut."""
         kernels = zip(self.plan, self._cuts(), strict=True)
         return tuple(self.closure.goal.split), tuple((t.kernel, tuple(sorted(own.items()))) for t, own in kernels)
 

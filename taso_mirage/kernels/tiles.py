@@ -200,7 +200,7 @@ class _Model(TileWork):
         return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
 
     def _prepared(self) -> KernelWork:
-        """What the kernel does on a GPU: one row times weights of a few bits is fewer operations
+        """The work of the kernel on a GPU: one row times weights of a few bits is fewer operations
         (`codegen/gpu/block_products.py`)."""
         found, words = self.work(), self._words_of_one_row()
         if words is None:

@@ -46,8 +46,8 @@ def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What a float64 evaluation makes: bytes of all results together, and the most that are there
-    at once. Weights are read one at a time."""
+    """The memory of a float64 evaluation in bytes: of all results together, and of the most that
+    exist at once. Weights are read one at a time."""
 
     total: int = 0
     peak: int = 0
@@ -75,8 +75,8 @@ RATE, BANDWIDTH = 1.5e10, 1.0e9
 
 
 def evaluation_seconds(nodes: Iterable[Node], sizes: Mapping[str, int]) -> float:
-    """What a float64 evaluation of some terms takes, about: their operations, and their bytes in
-    float64. Weights are read, too."""
+    """The estimated seconds of a float64 evaluation of some terms, from their operations and their
+    bytes in float64. Reading weights counts, too."""
     total = 0.0
     for node in nodes:
         each = _work(node, sizes) if node.args else Work(0, 0)

@@ -30,8 +30,8 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Of one kind: how many entries there are, or were, and their bytes; `left` says why they
-    stay."""
+    """The entries of one kind in a cache: their number and their bytes, before or after removal;
+    `left` says why they stay."""
 
     kind: str
     count: int

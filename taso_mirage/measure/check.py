@@ -140,11 +140,11 @@ def check_cases(
     seconds: float = math.inf,
     most: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
-    reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
-    `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
-    those that every check needs twice as many; what else there was no time for is no case, and a
-    line says so. There are `most` cases at most.
+    """The cases of `draws.InputDraws` that the original runs on, with its outputs there and the
+    float64 reference. `skipped` gets a line about sizes that the original, or the reference, does
+    not take; `fixed` names the dims whose sizes the user chose. The references take at most
+    `seconds`, and those that every check needs twice as many; inputs that there was no time for are
+    no case, and a line says so. There are `most` cases at most.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
@@ -236,7 +236,7 @@ def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part:
 
 
 def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
-    """Of every output in floats the largest distance; 0 for others."""
+    """For every output in floats, the largest distance from the reference; 0 for other outputs."""
     apart = []
     for near, exact in zip(found, reference, strict=True):
         same = isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape
@@ -246,7 +246,7 @@ def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
 
 
 class Runs(Protocol):
-    """What gives a model's outputs on inputs: a session, or an evaluation."""
+    """A source of a model's outputs on inputs: a session, or an evaluation."""
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model. Raises RunFailed."""

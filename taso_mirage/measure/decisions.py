@@ -1,5 +1,5 @@
-"""What a model computes from sizes and constants alone, where the runtime decides otherwise than
-float64 does.
+"""Values that a model computes from sizes and constants alone, where the runtime decides otherwise
+than float64 does.
 
 Relative positions fall into buckets by a rounded logarithm. At the edge of a bucket single
 precision may go to one side and float64 to the other: both are right, and all that follows is

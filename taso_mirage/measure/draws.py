@@ -80,8 +80,8 @@ def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arr
 
 
 def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
-    """What is not drawn: the integers, booleans and strings of the user's first inputs that have
-    the shape of these sizes, or else the defaults."""
+    """The inputs that are not random: integers, booleans and strings of the user's first inputs
+    that have the shape of these sizes, or else the defaults."""
     if not given:
         return model.default_inputs()
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **sizes}
@@ -106,8 +106,8 @@ def _floats(model: Model) -> list[Node]:
 
 
 def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
-    """The same with other floats: their own values, so that they stay in their range, smaller and
-    in another order."""
+    """The inputs with their floats scaled down and in another order, so that they stay in their
+    range."""
     rng = np.random.default_rng(seed)
     found = dict(inputs)
     for node in _floats(model):
@@ -185,7 +185,8 @@ class InputDraws:
             yield from self._further()
 
     def notes(self) -> list[str]:
-        """What the base was, which further sizes were checked, and which were left out."""
+        """Lines that name the base sizes, the further sizes that were checked, and the sizes that
+        were left out."""
         base = shown_sizes({**self.base, **self.model.integers})
         found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
         if self._late:
@@ -199,7 +200,7 @@ class InputDraws:
         return found
 
     def left_out(self, drawn: Drawn) -> None:
-        """There was no time for the reference on inputs that the original runs on."""
+        """Note that there was no time for the reference on inputs that the original runs on."""
         self._late.append(drawn.name)
         self._moved.pop(shown_sizes(self._differing(drawn.sizes)), None)
 
@@ -220,8 +221,8 @@ class InputDraws:
     # ------------------------------------------------------------ needed
 
     def _only_tensors(self) -> None:
-        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has
-        no word for it."""
+        """Raise NoReference for an input that is a sequence, a map or an optional value: none can
+        be made up, and a file of inputs cannot hold it."""
         for node in self.model.graph.inputs:
             if not is_array(node.tensor):
                 raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")

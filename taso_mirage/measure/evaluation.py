@@ -59,7 +59,7 @@ class Evaluations:
         """Seconds of one unit of work, by the first evaluation."""
 
     def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
-        """What each gives, or raised (of WRONG), or Left.
+        """For each evaluation, its value, the error that it raised (of WRONG), or Left.
 
         Raises OutOfTime where what is needed takes too long.
         """
@@ -79,7 +79,7 @@ class Evaluations:
         return found
 
     def _fitting(self, wanted: Sequence[Evaluation], order: Sequence[int], left: float) -> list[int]:
-        """Those that there is time for, by what the first took."""
+        """The evaluations that there is time for, judged by the time of the first."""
         kept: list[int] = []
         for i in order:
             takes = self.each * wanted[i].work / self.threads
@@ -89,7 +89,7 @@ class Evaluations:
         return kept
 
     def _computed(self, wanted: Sequence[Evaluation], end: float) -> list[Any]:
-        """What each gives or raised; OutOfTime for those that are not done at the end."""
+        """For each evaluation, its value or error; OutOfTime where it is not done at the end."""
         over = threading.Event()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -129,7 +129,7 @@ class Evaluations:
 
 
 def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None]) -> Any:
-    """What an evaluation gives, or what it raised."""
+    """The value of an evaluation, or the error that it raised."""
     try:
         return compute(step)
     except BaseException as error:  # raised again where the answer is taken
@@ -137,8 +137,8 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
 
 
 def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[Drawn]:
-    """What the original runs on, at most so many of them; of one that is slow only what was drawn
-    in the time, and at least what every check needs."""
+    """The inputs that the original runs on, at most `most` of them. If the original is slow, only
+    those found in time, and at least those that every check needs."""
     began, found = time.monotonic(), list[Drawn]()
     for each in draws:
         found.append(each)

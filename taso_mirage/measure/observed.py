@@ -1,5 +1,5 @@
-"""What goes into the bodies of a model's nodes when it runs: the operands of every If, Loop and
-Scan, and from these the inputs of a body in its first iterations."""
+"""The inputs of the bodies of a model's nodes in a run: the operands of every If, Loop and Scan,
+and from these the inputs of a body in its first iterations."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class _Patching:
         return self.followed[old]
 
     def _inside(self, new: Node) -> set[Node]:
-        """What computes a term of the optimized model, above common values."""
+        """The terms that compute a term of the optimized model, above common values."""
         if new in self.sources and not new.args:
             return set()
         return {n for n in topological([new], stop=_But(self.sources, new)) if not is_weight(n)}

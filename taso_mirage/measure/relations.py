@@ -1,5 +1,5 @@
-"""Which sizes of a model have to agree: what its operators ask of dims that have different names,
-such as a mask over past and new tokens that is added to scores, or of a dim and a weight."""
+"""Equalities of sizes that a model requires: between dims of different names (a mask over past and
+new tokens that is added to scores), or between a dim and a weight's size."""
 
 from __future__ import annotations
 

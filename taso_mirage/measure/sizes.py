@@ -50,8 +50,8 @@ CHOICES = 6
 
 @dataclass(frozen=True, slots=True)
 class SettledSizes:
-    """What a model runs at: sets of sizes with their shares, values of scalars that choose a
-    branch, and what is said of that."""
+    """The sizes that a model runs at: sets of sizes with their shares, values of scalars that
+    choose a branch, and remarks on them."""
 
     workloads: Workloads
     integers: Mapping[str, int]
@@ -85,8 +85,8 @@ def choices(model: Model) -> dict[str, list[int]]:
 
 
 def kept_integers(model: Model, given: Sequence[Arrays]) -> Arrays:
-    """What the user's first inputs, or else the defaults, have that cannot be made up: all but
-    floats."""
+    """The inputs that cannot be made up (all but floats), from the user's first inputs or else the
+    defaults."""
     known = given[0] if given else model.default_inputs()
     names = [str(n.attr("name")) for n in model.graph.inputs if not is_float(n.dtype)]
     return {name: known[name] for name in names if name in known}

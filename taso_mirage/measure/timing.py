@@ -1,4 +1,4 @@
-"""What paired runs of two models say about their times, and which of the two is faster.
+"""Statistics of paired runs of two models: their times, and which of the two is faster.
 
 Both models run once in every round, so that a drift of the machine meets both. Of each round only
 the sign of its gain counts, so that no outlier decides. A sequential test on these signs (a mixture
@@ -32,7 +32,7 @@ AS_FAST = 0.99
 
 
 class Verdict(Enum):
-    """What a comparison says of the other model."""
+    """The verdict of a comparison on the second model."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -62,14 +62,14 @@ class Timing:
     works: bool = False
 
     def __str__(self) -> str:
-        """As one line for people."""
+        """The times and their ratio as one line for people."""
         clock = " of CPU time" if self.works else ""
         milliseconds = f"{self.original * 1e3:.3g} ms, then {self.optimized * 1e3:.3g} ms{clock}"
         return f"{milliseconds}: {self.ratio:.2f} times as fast (between {self.low:.2f} and {self.high:.2f})"
 
     @property
     def verdict(self) -> Verdict:
-        """Which model is faster.
+        """The verdict on which model is faster.
 
         One pair of sessions decides what luck does not explain; of a smaller gain PAIRS have to
         agree.
@@ -97,7 +97,7 @@ class Timing:
         return max(self.low, 1.0) if self.high > 1 else self.high
 
     def _bar(self, agree: bool) -> float:
-        """What the interval has to be beyond."""
+        """The ratio that the whole interval must exceed."""
         return GAIN if agree and len(self.pairs) >= PAIRS else LUCK
 
 
@@ -107,7 +107,8 @@ def compared_times(
     shares: Sequence[float],
     works: bool = False,
 ) -> Timing:
-    """Of the times of one pair of sessions at every set of sizes; the shares weigh the sets."""
+    """The timing of one pair of sessions, from its times at every set of sizes; the shares weigh
+    the sets."""
     count = min(map(len, original))
     sums = [np.dot(shares, [times[:count] for times in side]) for side in (original, other)]
     each: tuple[Timing, ...] = ()

@@ -33,8 +33,8 @@ def cases_by_runs(
     skipped: list[str] | None = None,
     seconds: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """As `check.check_cases`, but the reference is the original's own run; where it rounds operands
-    to few digits, its run without that."""
+    """Cases as `check.check_cases` gives them, but with the original's own run as the reference.
+    Where the original rounds operands to few digits, the reference is its run without that."""
     draws = InputDraws(model, session, base, given, others, fixed)
     perturbed, fine = Perturbed(model, session.target), Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)

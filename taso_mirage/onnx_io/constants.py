@@ -1,5 +1,4 @@
-"""Which tensors of a file are constants of the graph, whose values every rule sees, and which are
-weights."""
+"""The choice between constants of the graph, whose values every rule sees, and weights."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def _mended(theirs: Callable[..., None], mend: Callable[..., None], context: Any
 
 
 def _quantized_product(context: Any, node: ir.Node) -> None:
-    """Its result has the dtype of its zero point; the library says that of its scale (0.4.0)."""
+    """Type the result of a quantized product by its zero point's dtype; the inference of onnx-ir
+    0.4.0 takes the scale's."""
     zero_point = node.inputs[8] if len(node.inputs) > 8 else None
     if zero_point is not None and zero_point.type is not None:
         node.outputs[0].type = ir.TensorType(zero_point.type.dtype)

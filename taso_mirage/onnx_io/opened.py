@@ -99,7 +99,7 @@ class Opened:
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
 
     def _draw(self, node: ir.Node) -> Draw | None:
-        """Which of the nodes that draw it is."""
+        """The random draw that a node is; None where it draws nothing."""
         if not may_draw(node):
             return None
         draw = Draw(self.path, node.domain, node.op_type, _first_result(node))

@@ -53,7 +53,7 @@ class AskedNode:
         return known_elements(self.call.arg(i))
 
     def numbers(self, i: int) -> Floats | None:
-        """The same of any operand."""
+        """The numbers of any operand, if they are known; None where they cannot be expressed."""
         try:
             return self.call.numbers(i)
         except Unsupported:

@@ -51,5 +51,6 @@ def agrees(node: Node, operands: Sequence[Any]) -> bool:
 
 
 def _sums(numbers: Sequence[Sequence[int]], below: int) -> bool:
-    """Of an operator that adds them, in any order."""
+    """Whether the absolute values of some numbers add up to less than a bound: then a sum of them,
+    in any order, is exact."""
     return sum(abs(v) for each in numbers for v in each) < below

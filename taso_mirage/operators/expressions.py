@@ -111,7 +111,8 @@ def _ascending(axes: Sequence[int]) -> bool:
 
 
 def _nested(inner: Sequence[int], outer: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Both axes of a rank, where the inner ones count what is not at the outer ones."""
+    """The axes of two nested reductions of a rank, where the inner ones count the axes that are not
+    outer ones."""
     others = [k for k in range(rank) if k not in outer]
     return tuple(sorted((*outer, *(others[k] for k in inner))))
 
@@ -293,8 +294,8 @@ def names_in_expression(source: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def questions(source: str) -> frozenset[tuple[str, str]]:
-    """What an expression asks of bare names, as (function, name): `value(x)` asks ("value",
-    "x")."""
+    """The calls of functions on bare names in an expression, as (function, name): `value(x)` gives
+    ("value", "x")."""
     calls = [n for n in ast.walk(ast.parse(source or "0", mode="eval")) if isinstance(n, ast.Call)]
     return frozenset(
         (call.func.id, arg.id)

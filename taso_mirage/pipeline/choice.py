@@ -193,8 +193,8 @@ class Choosing:
     def _first_look(
         self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False
     ) -> tuple[list[ModelCandidate], list[list[list[float]]], float]:
-        """Those of the candidates that the runtime takes, the times of the original and of these,
-        and the seconds of a session for a round.
+        """The candidates that the runtime takes, the times of the original and of these, and the
+        seconds of a session for a round.
 
         Where others came to use the cores meanwhile, all run again by the other clock, unless it is
         for `once`. The sessions of the candidates are kept.
@@ -275,8 +275,8 @@ class Choosing:
         return self.job.deadline.left() - after_choice(self.job)
 
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """Those that can be loaded before the comparison: all, or the ones that are predicted to be
-        the fastest, of which the one that no load of the machine changes is the first."""
+        """The candidates that can be loaded before the comparison: all, or those that are predicted
+        to be the fastest. The first of these is the one that no load of the machine changes."""
         loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
@@ -368,8 +368,8 @@ class Choosing:
         return self._compared(self._times(sessions), clock(target) != target)[0]
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
-        """Of each workload the times of every session, in the seconds of a comparison; slow models
-        may take more, as far as there is time."""
+        """For each workload, the times of every session, in the seconds of a comparison; slow
+        models may take more, as far as there is time."""
         seconds = self._comparing() / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
@@ -392,5 +392,5 @@ def _alike(looks: Sequence[Timing]) -> list[Timing]:
 
 
 def _chance(timing: Timing) -> str:
-    """What a measurement leaves open, in words."""
+    """The interval of an undecided measurement, in words; empty where it is decided."""
     return f" ({timing.low:.3f} to {timing.high:.3f})" if timing.verdict is Verdict.UNDECIDED else ""

@@ -53,8 +53,8 @@ def grown(original: Model, model: Model) -> str | None:
 
 
 def stored_bytes(model: Model) -> int:
-    """Of weights, of metadata (the C++ of kernels), and of texts in functions (their plans and
-    compiled images)."""
+    """The stored bytes of weights, of metadata (the C++ of kernels), and of texts in functions
+    (their plans and compiled images)."""
     metadata = sum(map(len, model.header.metadata_props.values()))
     nodes = (node for function in model.header.functions.values() for node in function)
     texts = (a.value for node in nodes for a in node.attributes.values() if isinstance(a.value, str | bytes))
@@ -88,12 +88,12 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
 
 
 def _made(step: RewriteStep) -> set[Node]:
-    """What a step has computed ahead."""
+    """The weights that a step computed ahead."""
     return {n for n in topological(step.new) if n.args and is_weight(n)}
 
 
 def _weight_bytes(outputs: Sequence[Node]) -> int:
-    """Of what a graph reads of weights, as they would be computed ahead."""
+    """The bytes of the weights that a graph reads, as they would be computed ahead."""
     order = topological(outputs)
     return _bytes({a for n in order if not is_weight(n) for a in n.args if is_weight(a)})
 

@@ -1,6 +1,5 @@
-"""What is odd about the original itself, which its user should know: results that hang on the
-runtime's optimizations, outputs that no input changes, weights that are stored twice, and weights
-that are inputs."""
+"""Warnings about the original itself: results that depend on the runtime's optimizations, outputs
+that no input changes, weights that are stored twice, and weights that are inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which kinds of rewrites pay: the model runs in turn with itself without some of them, and those
-that it is measured to be faster without are left out."""
+"""Ablation of rewrites: the model runs in turn with itself without some kinds of them, and those
+without which it is measured to be faster are left out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is optimized: the original with its sizes, the rewriter for its target, and the inputs and
-references that check a result."""
+"""The optimization problem: the original with its sizes, the rewriter for its target, and the
+inputs and references that check a result."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Problem:
     def without(
         self, candidate: ModelCandidate, steps: Sequence[RewriteStep], left_out: Container[int], name: str
     ) -> ModelCandidate:
-        """What a candidate of these steps is without some of them, given by number."""
+        """A candidate without some of its steps, given by number."""
         model, rest = self.after(steps_without(self.model.graph.outputs, steps, left_out))
         model, folded = fold_weights(model, self.weights)
         self.weights.update(model.weights)

@@ -51,15 +51,14 @@ WRITING = 1 << 29
 
 
 def finishing_seconds(config: Config, reading: float, bytes: int) -> float:
-    """What is kept for all that follows on the result: an explanation, and to write it, which takes
-    about as long as the file took to read (`reading`), or longer where its weights were not yet
-    read."""
+    """Seconds kept for work after the result: an explanation, and writing, which takes about as
+    long as the file took to read (`reading`), or longer where its weights were not yet read."""
     explaining = min(EXPLAINING * config.budget, MEASURED) if config.explain else 0.0
     return reading + bytes / WRITING + explaining
 
 
 def comparison_seconds(job: Job) -> float:
-    """Of one comparison of whole models."""
+    """Seconds of one comparison of whole models."""
     share = COMPARISON * (1.0 if job.config.kernels == OFF else AFTER)
     return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
 
@@ -71,17 +70,17 @@ def next_comparison_seconds(job: Job, left: float) -> float:
 
 
 def slow_seconds(job: Job) -> float:
-    """What a comparison takes at least: a slow model has few rounds in it, in more time."""
+    """The least seconds of a comparison: a slow model has few rounds in it, in more time."""
     return FEW * RUNS * job.running
 
 
 def compared_seconds(job: Job) -> float:
-    """What a comparison takes."""
+    """Seconds that a comparison takes."""
     return max(comparison_seconds(job), slow_seconds(job))
 
 
 def load_seconds(job: Job) -> float:
-    """Of an optimized model's way into the runtime, which takes less than the original's: the
+    """Seconds to load an optimized model into the runtime: fewer than for the original, since the
     weights are there."""
     first = job.seconds.get("load the original", 0.0)
     return AGAIN * first if job.loading is None else job.loading
@@ -95,31 +94,30 @@ def large(job: Job) -> bool:
 
 
 def measuring_seconds(job: Job) -> float:
-    """What is kept for the choice among the candidates."""
+    """Seconds kept for the choice among the candidates."""
     return compared_seconds(job) + LOADS * load_seconds(job) if job.config.measure else 0.0
 
 
 def parts_seconds(job: Job, left: float) -> float:
-    """What the look for parts that do not pay may take where so many seconds are `left`: a
-    comparison follows."""
+    """Seconds for the ablation of rewrites where `left` seconds are left: a comparison follows."""
     return max(min(left - comparison_seconds(job), PARTS * job.config.budget), 0.0)
 
 
 def _checked_kernels(job: Job) -> float:
-    """What follows on kernels in a model: a comparison and a check of the original and of the model
-    with its kernels and without."""
+    """Seconds of the work after kernels are in a model: a comparison and a check of the original
+    and of the model with its kernels and without."""
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 
 
 def _first_kernels(job: Job) -> float:
-    """What one kernel takes until it is in a result: it is made, and tried in the model."""
+    """Seconds until one kernel is in a result: it is made, and tried in the model."""
     return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _checked_kernels(job)
 
 
 def _kept_for_kernels(job: Job, left: float) -> float:
-    """Of the seconds that are `left` after all else that must follow, those that are kept for the
-    first kernels: none where they would not be enough."""
+    """The part of the `left` seconds that is kept for the first kernels: none where they would not
+    be enough."""
     if job.config.kernels == OFF:
         return 0.0
     wanted = _first_kernels(job)
@@ -127,14 +125,14 @@ def _kept_for_kernels(job: Job, left: float) -> float:
 
 
 def after_choice(job: Job) -> float:
-    """What is kept for all that follows on the choice: the check, and the first kernels."""
+    """Seconds kept for the work after the choice: the check, and the first kernels."""
     must = job.checking + job.regions
     return must + _kept_for_kernels(job, job.deadline.left() - must)
 
 
 def search_seconds(job: Job) -> float:
-    """What passes, mutants and search may take from now on: all but what must follow on them, and
-    where kernels come after them half of it. What they leave is for the kernels."""
+    """Seconds that passes, mutants and search may take from now on: all except those of the work
+    after them, and half of these where kernels follow. Unused seconds are for the kernels."""
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
@@ -150,13 +148,13 @@ def measures_search(job: Job) -> bool:
 
 
 def ahead_seconds(job: Job) -> float:
-    """What the short search by predicted costs may take: only the check and the shortest comparison
-    must follow on it."""
+    """Seconds that the short search by predicted costs may take: only the check and the shortest
+    comparison must follow it."""
     must = job.checking + job.regions + load_seconds(job) + slow_seconds(job)
     return AHEAD * max(job.deadline.left() - must, 0.0)
 
 
 def kernel_seconds(job: Job) -> float:
-    """What the search of kernels may take: all but what follows on them."""
+    """Seconds that the search of kernels may take: all except those of the work after it."""
     left = job.deadline.left()
     return left - min(_checked_kernels(job), HALF * left)

@@ -145,7 +145,7 @@ def nonnegative(p: Poly) -> bool:
 
 
 def surely_nonnegative(algebra: ScalarAlgebra, p: Poly) -> bool:
-    """The same, with what is known of ranges."""
+    """Whether a scalar is surely >= 0, by the criteria of `nonnegative` or by known ranges."""
     if nonnegative(p):
         return True
     p = algebra.factored(p)

@@ -128,7 +128,7 @@ class Scalars:
         return Poly(total)
 
     def _parts(self, m: Monomial) -> Poly | None:
-        """What a product becomes whose factors have a form together; None where they have none."""
+        """The form of a product whose factors have one together; None where they have none."""
         root = next((a for a, power in m if power > 1 and a in self.squares), None)
         if root is not None:
             return self.mul(self.squares[root], Poly({quotients.without_factor(m, root, 2): 1}))

@@ -21,7 +21,8 @@ Same = Callable[[Poly, Poly], bool]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known: `of` has a sign (1, -1 or 0), and an atom is replaced by what it is then."""
+    """The assumptions of a case: `of` has a sign (1, -1 or 0), and an atom is replaced by its value
+    then."""
 
     of: Poly
     sign: int

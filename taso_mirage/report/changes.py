@@ -1,4 +1,4 @@
-"""What an optimization changed: every step as two small graphs over common operands, equal ones
+"""Changes of an optimization: every step as two small graphs over common operands, equal ones
 counted once."""
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
 
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
-    """What a step replaced, each region free of the context that only carries it on."""
+    """The regions that a step replaced, each without the context that only carries it on."""
     if step.equations == (BODIES,):  # what happened inside is a result of its own
         return
     pairs = tuple(step.table.items())
@@ -248,7 +248,7 @@ def _opaque(node: Node) -> bool:
 
 
 def _canonical(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
-    """Both sides over leaves that are named in the order in which they are met."""
+    """The two sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
     weights = 0

@@ -18,8 +18,8 @@ MALFORMED_DATA = (TasoMirageError, LookupError, TypeError, ValueError, Arithmeti
 
 
 def _constant(node: Node) -> Node:
-    """What a term without operands is (a range, say), if no size that only the run fixes is in
-    it."""
+    """The constant for a term without operands (a range, say), if it contains no size that only the
+    run fixes."""
     try:
         return constant(np.asarray(interpret_term(node, REALS, []), numpy_dtype(node.dtype)))
     except MALFORMED_DATA:

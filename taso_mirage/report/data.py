@@ -87,7 +87,7 @@ class CheckData(TypedDict):
 
 
 class AllowedData(TypedDict):
-    """What `--allow-rounding` allowed."""
+    """The rounding that `--allow-rounding` allowed."""
 
     steps: float
     rules: list[str]
@@ -114,7 +114,7 @@ class LetThroughData(TypedDict):
 
 
 class ExtractionData(TypedDict):
-    """What `--strategy saturate` took from its e-graphs."""
+    """The extractions by `--strategy saturate` from its e-graphs."""
 
     parts: int
     exact: int
@@ -123,7 +123,7 @@ class ExtractionData(TypedDict):
 
 
 class SearchData(TypedDict):
-    """What the search looked at."""
+    """The counts of the search."""
 
     parts: int
     distinct_parts: int
@@ -165,7 +165,7 @@ class LeftRegionData(TypedDict):
 
 
 class LeftoverData(TypedDict):
-    """What the search of kernels had no time for."""
+    """The regions for which the search of kernels had no time."""
 
     said: str
     """In one line."""
@@ -188,8 +188,7 @@ class StageSpendingData(TypedDict):
 
 
 class SpendingData(TypedDict):
-    """What the seconds of a command were spent on: each second is in one stage, and for one
-    purpose."""
+    """The seconds of a command by use: each second is in one stage, and for one purpose."""
 
     seconds: float
     """All: from the start of the process to the last file."""
@@ -200,7 +199,7 @@ class SpendingData(TypedDict):
 
 
 class ResultData(TypedDict):
-    """What `optimize` did with a model."""
+    """The result of `optimize` for a model."""
 
     model: str
     written: list[str]
@@ -344,7 +343,8 @@ def _extraction_data(statistics: SearchStatistics) -> ExtractionData | None:
 
 
 def _mutants_data(result: Result) -> MutantsData:
-    """What mutants were looked at, those that pay on their own, and how often each was taken."""
+    """The counts of mutants that were tried, those that pay on their own, and how often each was
+    taken."""
     made = result.mutations
     return {
         "programs": made.programs,

@@ -85,7 +85,7 @@ class Drawing:
 
     @property
     def shapes(self) -> list[_Box]:
-        """Those that are seen."""
+        """The boxes that are visible."""
         return [b for b in self.boxes if b.lines]
 
     @property
@@ -110,7 +110,8 @@ def draw_change(before: Graph, after: Graph, name: str) -> str:
 
 
 def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "") -> str:
-    """Both with their name above, a sign between them, and a note below."""
+    """Two drawings beside each other, with their name above, a sign between them, and a note
+    below."""
     high, middle = max(left.height, right.height), 90.0
     columns = int((left.width + right.width + middle) / LETTER)
     notes = textwrap.wrap(note, max(columns, 40), subsequent_indent="      ")

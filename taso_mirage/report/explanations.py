@@ -66,7 +66,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
-    """What a change stands on: the verdict on its case (docs/soundness.md)."""
+    """The ground of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))

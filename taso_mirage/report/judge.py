@@ -1,4 +1,4 @@
-"""What an equality of a certificate stands on: the checker, else the prover, else numbers.
+"""The ground of an equality of a certificate: the checker, else the prover, else numbers.
 
 What a certificate says of its own proofs decides nothing: it only says what is tried.
 """
@@ -45,7 +45,7 @@ def undecided(lhs: str, rhs: str) -> str:
 
 
 class CaseJudge:
-    """What an equality stands on.
+    """The judge that finds the ground of an equality.
 
     `strict`: only what the checker accepts. `numbers`: what has no proof may stand on a few random
     inputs, which show no difference at single numbers, or below rounding.

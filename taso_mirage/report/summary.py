@@ -1,5 +1,5 @@
-"""What users see: the progress of the stages, and the results as tables; `data.py` has them as
-data."""
+"""The texts that users see: the progress of the stages, and the results as tables; `data.py` has
+them as data."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Stages:
         return self.clock() - self.began
 
     def asked(self, said: str) -> bool:
-        """What a user answers to whether that is well, with no progress in between."""
+        """The user's answer to the question whether to write a model, with no progress display in
+        between."""
         self.progress.stop()
         try:
             return typer.confirm(f"{one_line(said)}. Write it?", default=False, err=True)
@@ -102,7 +103,7 @@ class Stages:
 
 
 def search_facts(result: Result) -> dict[str, str]:
-    """What the search did, by its name."""
+    """The counts of the search, by name."""
     statistics = result.statistics
     facts = {
         "parts": f"{statistics.parts}, {statistics.distinct} of them different",

@@ -24,7 +24,7 @@ MOVES = COPIES - frozenset("choice scalar constant pad window take take_along".s
 
 
 class _Primitives(Typed[None]):
-    """Which primitives a definition uses."""
+    """A meaning that collects the primitives that a definition uses."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()

@@ -1,4 +1,5 @@
-"""What a rewrite at a term depends on: the term down to a few levels, over canonical leaves.
+"""A key of all that a rewrite at a term depends on: the term down to a few levels, over canonical
+leaves.
 
 Equal surroundings have equal keys, so what was found at one term is found at all that look like it:
 in equal layers, and above a rewrite, where every term is a new one.

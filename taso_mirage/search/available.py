@@ -1,5 +1,5 @@
-"""Which operators the target's runtime implements: asked once for each kind of operands, and kept
-on disk."""
+"""The operators that the target's runtime implements: asked once for each kind of operands, and
+kept on disk."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Available:
         return True in found
 
     def _found(self, key: str) -> bool | None:
-        """What is known; None if nothing is."""
+        """The known answer for a key; None if there is none."""
         if key not in self.known:
             found = self.cache.get(self._device, key)
             if found is None:

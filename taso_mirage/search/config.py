@@ -133,7 +133,7 @@ class Stop:
 
     @property
     def deadline(self) -> Deadline | None:
-        """Of the whole command."""
+        """The deadline of the whole command."""
         return self._deadline
 
     @deadline.setter
@@ -144,7 +144,7 @@ class Stop:
 
     @property
     def budget(self) -> Budget | None:
-        """Of the stage that runs; None between stages."""
+        """The budget of the stage that runs; None between stages."""
         return self._budget
 
     @budget.setter

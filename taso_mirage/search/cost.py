@@ -68,7 +68,7 @@ class TermCost(Protocol):
     """Seconds of terms, given their sizes."""
 
     def seconds(self, setting: FusionContext) -> float:
-        """What the setting's term adds to its producers."""
+        """The seconds that the setting's term adds to its producers."""
         ...
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
@@ -121,8 +121,8 @@ class Cost:
     def _asked(
         self, node: Node, near: Sequence[FusionContext], to: Mapping[Node, Node]
     ) -> tuple[tuple[int, ...], float]:
-        """Which of the producers the runtime joins with a term, and the seconds that it adds, over
-        canonical terms."""
+        """The indices of the producers that the runtime joins with a term, and the seconds that it
+        adds, over canonical terms."""
         producers = [s.over(to) for s in near]
         joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
         return joined, self.term.seconds(FusionContext(to[node], tuple(producers[i] for i in joined)))
@@ -373,8 +373,8 @@ class Weighted:
         return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
 
     def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest: the first of those that none is faster
-        than by GAIN."""
+        """The index of the graph that is measured fastest among equal ones: the first of those that
+        none is faster than by GAIN."""
         times = self.in_turn(states) or [1.0]
         return next(i for i, each in enumerate(times) if each <= GAIN * min(times))
 

@@ -136,8 +136,8 @@ def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[N
 
 
 class _Boundary:
-    """What a part does not look below: it gives every term outside a canonical leaf, in the order
-    of the first visit."""
+    """The boundary of a part: a term outside becomes a canonical leaf, in the order of the first
+    visit."""
 
     def __init__(self, inside: set[Node], done: dict[Node, Node], inputs: list[Node]) -> None:
         self.inside, self.done, self.inputs = inside, done, inputs

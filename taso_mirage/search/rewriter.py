@@ -1,4 +1,4 @@
-"""What the passes and the search make of a model for one target: candidates, each with the steps
+"""The candidates that the passes and the search make of a model for one target, each with the steps
 that lead to it."""
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Rewriter:
         return ModelCandidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
 
     def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
-        """Which state of a part is the fastest as it will be written."""
+        """The index of the state of a part that is the fastest as it will be written."""
         for rules in finish:
             states = [simplify(state, rules, self.context)[0] for state in states]
         return self.term.fastest(states)

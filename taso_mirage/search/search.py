@@ -62,7 +62,7 @@ class StateRewrite:
 
 @dataclass
 class Budget:
-    """What a search may still spend; `stop` is set by an interrupt.
+    """The resources that a search may still spend; `stop` is set by an interrupt.
 
     Either way the best found so far is kept.
 
@@ -120,8 +120,8 @@ class Strategy(Protocol):
 
 @dataclass
 class SearchStatistics:
-    """What a search of a model looked at, how many distinct parts ended by what, and the gap of
-    every extraction."""
+    """The counts of a search of a model, the number of distinct parts by the reason for their end,
+    and the gap of every extraction."""
 
     parts: int = 0
     distinct: int = 0
@@ -227,7 +227,7 @@ def _searched(
 
 
 def _weights(prices: Mapping[Graph, float], places: Mapping[Graph, int]) -> dict[Graph, float]:
-    """What each part costs in all its places, beside the one that costs most."""
+    """The cost of each part in all its places, relative to the largest such cost."""
     costs = {graph: prices[graph] * count for graph, count in places.items()}
     most = max(costs.values(), default=0.0)
     return {graph: cost / most if most > 0 else 1.0 for graph, cost in costs.items()}
@@ -386,8 +386,8 @@ def rewrites(
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
-    """Of the permutations of several outputs under one operator, only the one in the graph's order
-    is taken."""
+    """Whether an application has its outputs in the graph's order: of the permutations of several
+    outputs under one operator, only this one is taken."""
     if len(set(application.equation.roots)) > 1:
         return True
     places = [position[o] for o in application.found.outputs]

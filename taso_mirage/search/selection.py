@@ -176,7 +176,8 @@ class _Rebased:
         self.partial = replay(self.partial, taken)
 
     def _carry(self, group: Sequence[RewriteStep], taken: Sequence[RewriteStep]) -> None:
-        """What was kept stands for terms over operands that the group rewrote, too."""
+        """Replay a group of steps on the keys of `kept`, so that it also has terms over operands
+        that the group rewrote."""
         moved = replay((*self.full, *self.kept), group)
         values = replay(tuple(self.kept.values()), taken)
         self.full = moved[: len(self.full)]

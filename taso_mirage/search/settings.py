@@ -80,7 +80,7 @@ def description(setting: FusionContext, context: Context) -> str:
 
 
 def described_terms(terms: Sequence[Node], outputs: Sequence[Node], context: Context) -> str:
-    """The same of several terms, in topological order."""
+    """The description of several terms in topological order, as `described` gives it for one."""
     inside = set(terms)
     numbers: dict[Node, int] = {}
     rows: list[Any] = []

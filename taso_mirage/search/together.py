@@ -27,7 +27,7 @@ _SWEEPS = count(-1, -1)
 
 
 def laws_together(equations: Iterable[Equation]) -> list[Equation]:
-    """Those that are stated so, larger patterns first."""
+    """The equations that are marked so, larger patterns first."""
     return sorted((e for e in equations if e.together), key=lambda e: -len(e.lhs_terms))
 
 

@@ -54,7 +54,8 @@ def shared_weights(model: Model) -> Model:
 
 
 def _moved(known: Mapping[Node, Any], gone: Mapping[Node, Node], new: Mapping[Node, Node]) -> dict[Node, Any]:
-    """What is known of terms, for what they have become; of two that are one now, the first."""
+    """Facts about terms, moved to the terms that they have become; if two terms are one now, those
+    about the first."""
     found: dict[Node, Any] = {}
     for node, value in known.items():
         if node not in gone:

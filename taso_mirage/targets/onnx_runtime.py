@@ -116,7 +116,8 @@ def resting_options() -> Any:
 
 
 def ort_values(arrays: Arrays) -> dict[str, Any]:
-    """As the runtime takes them: they stay where they are, for as long as a session has these."""
+    """The arrays as values of the runtime: they stay at their addresses for as long as a session
+    has these values."""
     return {name: ort_value(array) for name, array in arrays.items()}
 
 
@@ -161,7 +162,7 @@ def bind_there(binding: Any, name: str, array: Any, out: bool = False) -> Any:
 
 
 def _array(value: Any, dtype: str) -> Any:
-    """What a run gave as an array: from its bytes, where the runtime makes none of its dtype."""
+    """A run's output as an array: from its bytes, where the runtime makes none of its dtype."""
     if not hasattr(value, "data_ptr"):
         return value
     if dtype not in EXTENSIONS:

@@ -46,7 +46,7 @@ TRAINING = (
 def backend(
     captured: Captured, example: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """What dynamo calls for every graph that it captures.
+    """The function that dynamo calls for every graph that it captures.
 
     Nothing is compiled before the first call, where the real inputs are.
     """
@@ -119,7 +119,7 @@ class CapturedGraph:
 
     @property
     def results(self) -> list[Result]:
-        """What the optimizer made of each of its programs, and of each part of one."""
+        """The optimizer's results for each of its programs, and for each part of one."""
         own = [result for program in self._programs for result in program.results]
         return own + [result for piece in self._pieces for result in piece.results]
 
@@ -172,7 +172,7 @@ class CapturedGraph:
         return next(fitting, None)
 
     def _let_go(self) -> None:
-        """What was made for weights that have changed since."""
+        """Drop the programs for weights that have changed since."""
         left = [program for program in self._programs if not program.stale()]
         if len(left) < len(self._programs):
             self._programs = left
@@ -208,7 +208,8 @@ class CapturedGraph:
         warnings.warn(f"taso_mirage: {what} {runs} {where}: {why}", stacklevel=2)
 
     def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes the arguments of the graph, of what takes random numbers, too."""
+        """A call that takes the arguments of the graph, made of one that takes random numbers,
+        too."""
         drawn = self._drawn
         return call if drawn.draws is None else lambda *arguments: call(*drawn.arguments(arguments))
 
@@ -227,5 +228,5 @@ class CapturedGraph:
 
 
 def operations(captured: Captured) -> int:
-    """Those of a captured graph."""
+    """The number of operations of a captured graph."""
     return sum(node.op in CALLS for node in captured.graph.nodes)

@@ -173,9 +173,8 @@ def _pool(stream: Any) -> Any:
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """What products use in a captured graph is of the graph's own memory, and nobody else's:
-    PyTorch would let its own go where it captures graphs itself, and a replay would read where
-    nothing is."""
+    """Give the products of a captured graph workspaces of the graph's own memory: PyTorch would
+    free its own where it captures graphs itself, and a replay would read freed memory."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield

@@ -48,7 +48,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
 
 
 def memory(tensor: Any) -> int:
-    """What tells whether two tensors share memory, those without elements too."""
+    """A key that is equal for tensors that share memory, also for those without elements."""
     return int(tensor.untyped_storage()._cdata)
 
 

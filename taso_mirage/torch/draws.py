@@ -26,7 +26,7 @@ class DrawnApart:
     draws: Any
 
     def arguments(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Those of `rest` for these of the graph."""
+        """The arguments of `rest`, given those of the graph."""
         return given if self.draws is None else [*given, *self.draws.forward(*given)]
 
 
@@ -105,8 +105,8 @@ def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
 
 
 def _dropped_ones(graph: Any, node: Any) -> Any:
-    """What a dropout multiplies its operand by: it draws as many numbers, in the same order, for
-    ones that lie as that does."""
+    """The factor of a dropout: the dropout of ones with the strides of its operand, which draws as
+    many numbers in the same order."""
     value = value_of(node.args[0])
     options = {"dtype": value.dtype, "device": value.device}
     empty = graph.call_function(torch.empty_strided, (tuple(value.shape), tuple(value.stride())), options)
@@ -131,7 +131,7 @@ def restore_random_state(state: RandomState) -> None:
 
 
 def drawing(call: Callable[[], Any], cuda: bool) -> tuple[Any, bool]:
-    """What a call gives, and whether it draws random numbers; the generators are then as they
+    """The result of a call, and whether it draws random numbers; the generators are then as they
     were."""
     with torch.random.fork_rng([0] if cuda else []):
         before = random_state(cuda)

@@ -42,7 +42,7 @@ class ChangesInPlace(Exception):
 
 @dataclass
 class SizesHeld:
-    """Which sizes of the inputs a model holds for: dims are numbers or expressions of symbols,
+    """The sizes of the inputs for which a model holds: dims are numbers or expressions of symbols,
     `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names,
     `relations` expressions of the symbols."""
 
@@ -160,7 +160,8 @@ def _fold(model: Any) -> None:
 
 
 def _refused(reason: str) -> Unsupported:
-    """What the exporter refused for that reason: an operator that it names, or the whole."""
+    """The error for a reason of the exporter: it concerns an operator that the reason names, or the
+    whole graph."""
     named = re.search(r"<OpOverload\(op='([^']+)', overload='([^']+)'\)>", reason)
     if named is None:
         return Unsupported(f"PyTorch cannot export it: {reason}")
@@ -221,7 +222,7 @@ def _convert_subtracted(program: Any) -> None:
 
 
 def _shapes(program: Any) -> Any:
-    """What PyTorch knows of the free sizes of a program (its ShapeEnv); None where all are fixed.
+    """PyTorch's ShapeEnv of a program, which knows its free sizes; None where all are fixed.
 
     To write an operator in parts may take a size to be what it is, without a word: only the guards
     that are added there tell.

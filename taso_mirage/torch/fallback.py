@@ -1,5 +1,4 @@
-"""What PyTorch itself makes of a captured graph: it runs so where it cannot be compiled here, or is
-no faster.
+"""A captured graph run by PyTorch itself: where it cannot be compiled here, or is no faster.
 
 Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
 whole graphs, not halves. Its results are compared with eager's, as all others are.
@@ -148,8 +147,8 @@ class Fallback:
         return [_copy(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
-        """What is changed in place and shares memory with another argument is left to eager: the
-        code was made for arguments that do not."""
+        """Leave calls to eager where an argument that is changed in place shares memory with
+        another: the compiled code was made for arguments that do not."""
         eager, changed = self._captured.forward, self._changed
 
         def call(*given: Any) -> Any:

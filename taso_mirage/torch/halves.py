@@ -130,7 +130,7 @@ def _results(captured: Captured) -> list[Any]:
 
 
 def value_of(node: Any) -> Any:
-    """What stands for the node's value while the graph is captured: a tensor without elements, or a
+    """The stand-in for a node's value while the graph is captured: a tensor without elements, or a
     symbol."""
     return node.meta.get("example_value")
 
@@ -229,7 +229,7 @@ def _check_views(stays: Sequence[Any]) -> None:
 
 
 def _memory(node: Any) -> Any:
-    """What tells whether two tensors share memory; None for a number."""
+    """A key that is equal for tensors that share memory; None for a number."""
     value = value_of(node)
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 

@@ -39,7 +39,7 @@ class Precedent:
     fused: bool
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `optimize` for a graph that is alike.
+        """The options of `optimize` for a graph that is alike.
 
         Rules that a user allows to round by name have to be there, applied or not.
         """

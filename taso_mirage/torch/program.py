@@ -205,7 +205,7 @@ class Program:
             raise TooSlow(f"it takes {found:.2f} times as long here", self.results)
 
     def _reference(self, given: Sequence[Any]) -> Any:
-        """What eager PyTorch gives.
+        """The outputs of eager PyTorch.
 
         A graph that draws random numbers is refused.
         """
@@ -262,7 +262,7 @@ def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> 
 
 
 def _state(weights: Sequence[Any]) -> tuple[Any, ...]:
-    """What differs when one of them was changed in place."""
+    """A value that changes when a weight is changed in place."""
     try:
         return tuple(map(_VERSION, weights)), tuple(map(torch.Tensor.data_ptr, weights))
     except RuntimeError:

@@ -75,7 +75,7 @@ class Sessions:
             return whole
 
     def optimized(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
-        """What the optimizer made of each part, measured and checked on these inputs too, and calls
+        """The optimizer's result for each part, measured and checked on these inputs too, and calls
         of sessions on them with their kernels.
 
         Raises InvalidOption, and Unsupported with the reason.

@@ -1,4 +1,4 @@
-"""Which of several programs with free sizes runs at which sizes."""
+"""The choice of a program by the sizes of a run, where several programs have free sizes."""
 
 from __future__ import annotations
 

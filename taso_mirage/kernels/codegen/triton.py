@@ -120,7 +120,8 @@ def _in_groups(block: TritonBlock | ByHand) -> Specialized:
 
 
 def _specialized(blocks: Sequence[ProgramBlock], chosen: Sequence[LaunchSchedule | None]) -> list[ProgramBlock]:
-    """Those that have such a form in it. Raises Unsupported where none has."""
+    """The blocks, with specialized forms in place of those that have one. Raises Unsupported where
+    none has."""
     found, reasons = list(blocks), list[str]()
     for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
         if schedule is None and not isinstance(block, Specialized):

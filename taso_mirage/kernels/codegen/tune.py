@@ -77,7 +77,7 @@ def compilers(count: int) -> Workers:
 
 
 class Cache(Protocol):
-    """What keeps measurements (`optimize.cache.CostCache` is one)."""
+    """A store of measurements (`optimize.cache.CostCache` is one)."""
 
     def get(self, target: str, signature: str) -> float | None: ...
     def put(self, target: str, signature: str, seconds: float) -> None: ...
@@ -286,7 +286,7 @@ class _Bench:
 
 
 def job(program: TritonProgram) -> dict[str, Any]:
-    """What compiling a program takes, as JSON has it."""
+    """The compiler's job for a program, as JSON."""
     launches = [
         [
             x.name,
@@ -306,7 +306,8 @@ def first_job() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, str]:
-    """What Triton's cache tells apart of this process: PyTorch sets some of it when it compiles."""
+    """The settings of this process that Triton's cache distinguishes: PyTorch sets some of them
+    when it compiles."""
     import triton
 
     found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
@@ -345,7 +346,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
 
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """What is tried for a launch: its own first."""
+    """The schedules that are tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
     if launch.schedule.specialized and not launch.maps:  # what fits is its own
         return [launch.schedule]
@@ -367,8 +368,8 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same with other ways to multiply in single precision; none where
-    operands are rounded, which is always faster."""
+    """The launch's own schedule, and its variants that multiply in single precision otherwise; no
+    variants where operands are rounded, which is always faster."""
     own = launch.schedule
     ways = [each for each in launch.precisions if each != TF32_ROUNDED] if own.precision != TF32_ROUNDED else []
     others = [replace(own, precision=each) for each in ways]
@@ -376,8 +377,8 @@ def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedu
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same that lets the next kernel in when it has waited itself, later,
-    or without a loop before that."""
+    """The launch's own schedule, and its variants that let the next kernel start after this one's
+    wait, at its end, or (without a loop) before its wait."""
     own = launch.schedule
     plain = replace(own, late=False, early=False)
     others = [plain, replace(plain, late=True), *([replace(plain, early=True)] if launch.loop == 1 else [])]
@@ -445,5 +446,6 @@ def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def _is_triton(error: Exception) -> bool:
-    """Its errors have no common base, and some are plain RuntimeErrors of its passes."""
+    """Whether Triton raised an error: its errors have no common base, and some are plain
+    RuntimeErrors of its passes."""
     return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)

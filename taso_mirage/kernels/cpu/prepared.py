@@ -37,13 +37,13 @@ def _members(node: Node, users: Users, wanted: Callable[[Node], bool], sizes: Ma
 
 
 def read_goal(goal: Graph) -> Convolution | WeightProducts | None:
-    """What such a goal is; None for others."""
+    """Read a goal of a prepacked-weight kernel; None for other goals."""
     return convolution(goal) or weight_products(goal)
 
 
 def prepared(goal: Graph, given: Sequence[Node]) -> Convolution | WeightProducts | None:
-    """What such a goal is whose inputs are these terms of a model, of which the weights are known
-    and large enough; None for others."""
+    """Read a goal of a prepacked-weight kernel whose inputs are these terms of a model; None for
+    other goals, and where weights are unknown or too small."""
     made = read_goal(goal)
     terms = dict(zip(goal.inputs, given, strict=True))
     known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)

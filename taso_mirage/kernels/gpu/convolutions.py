@@ -80,11 +80,11 @@ class ChannelsLastConvolution:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Those of the convolution but for its groups."""
+        """The attributes of the convolution without its groups."""
         return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
 
     def goal(self) -> Node:
-        """As a model has it."""
+        """The convolution as a model writes it."""
         return self.mugraph(self.merged, BLOCK)
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
@@ -93,8 +93,8 @@ class ChannelsLastConvolution:
         return term("implicit_gemm", self.x, self.w, self.b, self.z, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
-        """The same with few channels, groups and pixels, the last of which are cut as here; and its
-        goal, in operators of ONNX."""
+        """This convolution with few channels, groups and pixels, whose last pixels are cut in the
+        same way; and its goal, in operators of ONNX."""
         group = min(self.group // merged, 2) * merged
         own = 1 if self.merged == 1 else group
         *kernel, c, o = (int(n) for n in self.w.shape)
@@ -175,7 +175,7 @@ def candidates(
 
 
 def read_convolution(goal: Graph) -> ChannelsLastConvolution | FollowedConvolution | None:
-    """What a goal is that is such a convolution; None for others."""
+    """Read a goal of a convolution with channels last; None for other goals."""
     if len(goal.outputs) != 1:
         return None
     (node,) = goal.outputs
@@ -189,7 +189,8 @@ def read_convolution(goal: Graph) -> ChannelsLastConvolution | FollowedConvoluti
 
 
 def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | FollowedConvolution | None:
-    """The same where its inputs are these terms of a model, and its weights are known."""
+    """Read a goal of a convolution with channels last whose inputs are these terms of a model, with
+    known weights; None for other goals."""
     made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
     return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None
 

@@ -48,7 +48,7 @@ class Models:
 
 
 def models(path: Path, shapes: _Shapes) -> Models:
-    """Both models of an optimized one. `shapes` are the sizes of its inputs, by name.
+    """The two models of an optimized one. `shapes` are the sizes of its inputs, by name.
 
     Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a
     plugin.

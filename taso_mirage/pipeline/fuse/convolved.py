@@ -46,8 +46,8 @@ class ConvolvedModel:
     """The biases of convolutions, by what is added in their place."""
 
     def without_rest(self, model: Model) -> Model:
-        """This model, parts of which are kernels now, with the others as they were: two
-        transpositions that do nothing together are left out, and weights are the original's."""
+        """This model, some parts of which are kernels now, with the other parts as they were: pairs
+        of transpositions that cancel are left out, and weights are the original's."""
         outputs = in_operators(model.graph.outputs)
         done: dict[Node, Node] = dict(self.originals)
         for node in topological(outputs):
@@ -66,7 +66,7 @@ class ConvolvedModel:
 
 
 def _once_turned(node: Node) -> Node:
-    """What is between two transpositions of an image that do nothing together."""
+    """The term between two transpositions of an image that cancel; other terms as they are."""
     for first, second in ((TO_LAST, TO_FIRST), (TO_FIRST, TO_LAST)):
         outer = second.match(node)
         inner = None if outer is None else first.match(outer["y"])
@@ -112,7 +112,8 @@ def _ends(model: Model) -> dict[Node, list[Node]]:
 
 
 def _is_convolution(node: Node) -> bool:
-    """Of images in half precision, with stored weights and channels of fixed sizes."""
+    """Whether a term is a convolution of images in half precision, with stored weights and channels
+    of fixed sizes."""
     found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
     if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
         return False

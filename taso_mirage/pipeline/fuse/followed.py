@@ -63,7 +63,7 @@ def known_bias(b: Node) -> Node | None:
 
 
 def stored_array(node: Node, weights: Mapping[str, Weight]) -> NDArray[np.generic]:
-    """What is stored for a weight, or in a constant."""
+    """The stored array of a weight or a constant."""
     value: NDArray[np.generic] = node.attr("value").numpy() if is_constant(node) else weights[node.attr("name")].numpy()
     return value
 
@@ -180,7 +180,7 @@ def other_form(
     weights: dict[str, Weight],
     stands_for: Callable[[Node], Node | None],
 ) -> Node:
-    """Another form of a weight, by a name that no other has: the model may have any, and one weight
+    """A weight in another form, under an unused name: the model may have any names, and one weight
     may have two forms."""
     name = of.op if is_constant(of) else of.attr("name")
     made = weight(f"{what}_{name}", Tensor(of.dtype, array.shape))

@@ -1,5 +1,5 @@
-"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries in
-the model those that were made, whichever is expected to gain more for each second."""
+"""The order of work of the kernel stage: it makes the kernel of another kind of regions, or it
+tries made kernels in the model, whichever is expected to gain more per second."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class KernelOrder:
         self.schedule.add([ScheduledWork(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
 
     def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
-        """What kinds save, if the model is faster with those of them that are not in it."""
+        """The seconds that some kinds save, if the model is faster with those of them that are not
+        in it."""
         kinds = [each for each in kinds if each in self.made]
         if not kinds or not self.place(kinds):
             return 0.0

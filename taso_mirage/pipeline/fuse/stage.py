@@ -99,7 +99,7 @@ def fused(
 
 
 def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """Those of a lane's sizes."""
+    """The free sizes of a lane."""
     return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
 
 
@@ -189,7 +189,8 @@ class _Stage:
         return self.lanes[goal]
 
     def _report(self, what: str, error: Exception) -> None:
-        """What has no type at these sizes, or a bug, which costs nothing that was found."""
+        """Note an error with a region: it has no type at these sizes, or a bug stopped it. The
+        results so far are kept."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
@@ -206,7 +207,7 @@ class _Stage:
         return False
 
     def _left(self, spent: float) -> Leftover | None:
-        """What there was no time for."""
+        """The kinds of regions that there was no time for."""
         estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
         untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)

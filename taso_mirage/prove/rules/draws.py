@@ -114,7 +114,7 @@ class EquationDraws:
 
 
 def _number(dtype: str, rng: Random) -> float:
-    """What a constant is: of an integer dtype also its least and its largest number."""
+    """A random value for a constant; for an integer dtype also its least or its largest number."""
     return rng.choice(NUMBERS if is_float(dtype) else (*integer_limits(dtype), 0, 3))
 
 

@@ -52,8 +52,8 @@ def enumerated(statement: RuleStatement, seed: int = 0) -> Iterator[Typing]:
 
 
 def typing_structure(statement: RuleStatement, typing: Typing) -> tuple[Any, ...]:
-    """What typings of one case have in common, found without a proof: sizes of which nothing is
-    read stand for each other."""
+    """A key that is equal for typings of one case, found without a proof: sizes that the rule does
+    not read are interchangeable."""
     literal = reads_sizes(statement.equation)
     told = {0, 1, *stated_sizes(statement.equation)}
     order: dict[int, int] = {}

@@ -151,7 +151,7 @@ def application(statement: RuleStatement, typing: Typing) -> Application:
 
 
 class _Divided(Reals):
-    """As `Reals`, where an integer divided by zero is `by_zero`.
+    """The meaning `Reals`, except that an integer divided by zero is `by_zero`.
 
     None raises ZeroDivisionError. (Of numpy it is a number as any other.)
     """

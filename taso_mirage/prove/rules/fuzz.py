@@ -276,8 +276,8 @@ def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _resizing(rng: np.random.Generator) -> dict[int, int]:
-    """As it is; a one-to-one change of sizes, so that equal dims stay equal and different ones
-    different; or all alike."""
+    """A random change of sizes: none; a one-to-one change, so that equal dims stay equal and
+    different ones different; or one size for all."""
     sizes = [2, 3, 4, 5, 6, 7]
     kind = rng.random()
     if kind < 0.4:

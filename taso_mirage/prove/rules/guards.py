@@ -120,7 +120,8 @@ class Sample:
 
     @property
     def counterexample(self) -> Counterexample | None:
-        """Of the smallest typing that failed, with values if one of the smaller ones has them."""
+        """A counterexample from the smallest typing that failed, with values if one of the smaller
+        ones has them."""
         found = None
         for typing, refuted in sorted(self.failing, key=lambda f: f[0].elements)[:4]:
             found = find_counterexample(typing.lhs, typing.rhs, refuted)

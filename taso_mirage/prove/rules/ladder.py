@@ -61,7 +61,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
 
 
 def evidence(found: Examined, proofs: Proofs) -> Evidence:
-    """What was proved, in words."""
+    """The evidence of an examination, in words."""
     every, bounded = len(found.of("proved")), len(found.of("bounded"))
     bound = f"every size of {every} case{'s' if every != 1 else ''}"
     if bounded:

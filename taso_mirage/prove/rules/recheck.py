@@ -40,7 +40,7 @@ class RuleVerdict:
 
     @property
     def evidence(self) -> Evidence:
-        """What is known of it; nothing where it failed."""
+        """The evidence for the rule; empty where the recheck failed."""
         return NO_EVIDENCE if isinstance(self.found, Failure) else self.found
 
     @property

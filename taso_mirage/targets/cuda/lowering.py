@@ -267,7 +267,7 @@ def _rounds_always(program: TritonProgram) -> bool:
 
 
 def _at(record: Record, most: int | None) -> Record:
-    """What a record has for runs up to a limit, or for those above all."""
+    """The part of a record for runs up to a limit, or for those above all limits."""
     before = record.get("before", ()) if most is not None else ()
     return next((each for each in before if most is not None and most <= each["most"]), record)
 
@@ -308,8 +308,8 @@ def _form(record: Record, capability: int) -> TritonProgram:
 
 
 def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., Any]:
-    """What runs a record's kernels on tensors of these shapes, on the GPU that is there: Triton
-    compiles them at the first call."""
+    """The function that runs a record's kernels on tensors of these shapes, on this machine's GPU:
+    Triton compiles them at the first call."""
     sizes: dict[str, int] = {}
     for x, shape in zip(from_json(record["mugraph"]).inputs, shapes, strict=True):
         learn(x.shape, shape, sizes)
@@ -340,8 +340,8 @@ def here() -> CudaLowering:
 
 
 def _functions(program: TritonProgram) -> str:
-    """What no schedule changes of its source: the kernels, and how they are launched. Several
-    muGraphs may have the same."""
+    """The part of a program's source that no schedule changes: the kernels, and how they are
+    launched. Several muGraphs may have the same."""
     head, _, launched = program.source.partition(tune.OPTIONS)
     return head[head.index(triton.IMPORTS) :] + launched[launched.index("\ndef launch(") :]
 

@@ -82,7 +82,8 @@ def _of_blocks(node: Node) -> tuple[Any, ...]:
 
 
 def _digits(node: Node) -> tuple[Dim, int, int]:
-    """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
+    """The rows of x that become digits where integers are multiplied, the bytes of a row's digits,
+    and their bits: see `BlockLinear`."""
     size, most = node.attr("block_size"), node.attr("block")[1]
     bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
     return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
@@ -160,8 +161,8 @@ class PreparedInstance:
 
     @property
     def prepare(self) -> str:
-        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where
-        they go."""
+        """C++ that prepares the weights among the kernel's inputs: {0} is the first one, {at} the
+        place of the result."""
         given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
         given += ["nullptr"] * (len(self.kind.weights) - len(given))
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
@@ -194,8 +195,8 @@ class PreparedInstance:
 
     @property
     def operands(self) -> list[Node | None]:
-        """What a block reads behind the data and the prepared weights, a bias and what is added;
-        None for what it has not."""
+        """The operands of a block after the data and the prepared weights: a bias and a summand;
+        None where it has none."""
         return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
 
 
@@ -211,7 +212,7 @@ def _kind(node: Node) -> InstanceClass:
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
     return tuple([(node.op, *_kind(node).layout(node)) for node in graph if prepares(node)])
 
 

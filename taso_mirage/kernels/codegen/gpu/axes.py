@@ -83,7 +83,7 @@ class TileAxes:
         return self._size[self.find(axis)]
 
     def largest(self, axis: int) -> int:
-        """Its size; of a part that of whole ones."""
+        """The size of an axis; the full tile's size where the axis is cut into tiles."""
         return int(largest_size(self.size(axis)))
 
     def lanes(self, axis: int) -> int:

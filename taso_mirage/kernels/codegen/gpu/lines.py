@@ -92,6 +92,6 @@ class Lines:
 
 
 def _outside(expression: str) -> str:
-    """What of an expression is in no parentheses."""
+    """The text of an expression outside of all parentheses."""
     inner = re.sub(r"\([^()]*\)", "", expression)
     return expression if inner == expression else _outside(inner)

@@ -280,8 +280,8 @@ class SpecializedBlock:
         return offset, [s for s, n in zip(strides, self.body.outputs[o].shape, strict=True) if n != 1]
 
     def _stores(self) -> str:
-        """What of the accumulators is stored, and where: vectors of rows in the order of scores,
-        matrices in that of products."""
+        """Lines that store the accumulators: vectors of rows in the layout of the scores, matrices
+        in that of the products."""
         axes, lines, found = TileAxes(), Lines(RESERVED | NAMES, False), list[str]()
         tiles = Tiles(axes, lines, tile_product)
         row, column = axes.fresh(self.rows), axes.fresh(self.width)
@@ -312,8 +312,8 @@ class SpecializedBlock:
 
     @property
     def registers(self) -> int:
-        """Of a thread when the kernel starts: those of all are shared out after it. 24 is what a
-        warp has at least, 48 what it takes to divide keys."""
+        """Registers of a thread when the kernel starts; the kernel divides all of them anew
+        afterwards. A warp has at least 24; dividing keys takes 48."""
         least = 24 if self.found.keys.divisor is None else 48
         return (GROUPS * REGISTERS + least) // (GROUPS + 1) // 8 * 8
 
@@ -324,7 +324,7 @@ class SpecializedBlock:
         return "\n\n".join(part for part in parts if part)
 
     def _values(self, flags: str) -> dict[str, object]:
-        """What stands in the templates."""
+        """Values for the fields of the templates."""
         body, (queries, keys, values) = self.found, self.operands
         names = {queries: "queries", keys: "keys", values: "values"}
         results = [f"result_{o}" for o in range(len(self.body.outputs))]

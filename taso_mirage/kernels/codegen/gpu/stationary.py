@@ -134,7 +134,7 @@ class StationaryBlock:
 
     @property
     def tiles(self) -> int:
-        """Of a plane of one phase."""
+        """The tiles of a plane of one phase."""
         return -(-self.outer[-1].positions * self.pitch // (4 * self.kept))
 
     @property
@@ -180,7 +180,7 @@ class StationaryBlock:
         return {shift for phase in self.shifts for _, shift in phase if shift}
 
     def _values(self) -> dict[str, object]:
-        """What stands in the templates."""
+        """Values for the fields of the templates."""
         block, high, sums = self.block, self.outer[1], range(self.sums)
         return {
             **self._sizes(),

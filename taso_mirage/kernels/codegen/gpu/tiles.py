@@ -406,7 +406,7 @@ class Tiles(Meaning[Tile]):
 
     @staticmethod
     def _place(axes: Sequence[int | None], axis: int) -> int:
-        """Which of a tile's axes in registers a dim is."""
+        """The axis of a tile in registers that a dim is."""
         return sum(x is not None for x in axes[:axis])
 
     def slice(self, a: Tile, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tile:
