@@ -195,7 +195,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def summary(found: Sequence[Sample]) -> dict[str, Any]:
-    """What the samples say together."""
+    """Statistics of all samples together."""
     groups: dict[tuple[str, int], list[Sample]] = {}
     for s in found:
         groups.setdefault((s.model, s.part), []).append(s)

@@ -70,7 +70,7 @@ class Table:
 
     @property
     def joined(self) -> dict[str, float]:
-        """Of labels with enough votes, the part of them that says that it is run as one."""
+        """For each label with enough votes, the share of votes that it runs as one."""
         both = {name: (self.votes[name, True], self.votes[name, False]) for name, _ in self.votes}
         return {name: round(one / (one + two), 2) for name, (one, two) in both.items() if one + two >= VOTES}
 
@@ -145,7 +145,7 @@ def measure(name: str, small: bool, device: str, table: Table, seen: set[str], e
 
 
 def errors(rows: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """Of every model left out, |log(predicted / measured)| of its rows: by the roofline, by the
+    """For each model left out, |log(predicted / measured)| of its rows: by the roofline, by the
     roofline times the model's own median, and by the correction."""
     found: dict[str, list[list[float]]] = {}
     for name in sorted({r.model for r in rows}):

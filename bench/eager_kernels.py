@@ -1,5 +1,5 @@
-"""What the rows of `kernels_h100.py` compute, in PyTorch: in eager, and by SDPA in the layout that
-it likes."""
+"""The goals of `kernels_h100.py` in PyTorch: in eager, and by SDPA in the layout that it
+prefers."""
 
 from __future__ import annotations
 

@@ -182,8 +182,8 @@ def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
 
 
 def shares(events: list[tuple[str, float, int]], taken: float) -> dict[str, Any]:
-    """Of the kernels' names, microseconds and counts in all runs together, the shares of a run that
-    takes `taken`."""
+    """The shares of a run that takes `taken`, from the kernels' names, microseconds and counts in
+    all runs together."""
     spent: Counter[str] = Counter()
     for name, microseconds, _ in events:
         spent[named(name)] += microseconds

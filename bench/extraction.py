@@ -95,7 +95,7 @@ def _recorded(case: str, work: Callable[[], object]) -> list[Problem]:
 
 
 def solved(solve: Callable[[], Extraction]) -> dict[str, Any]:
-    """What one of both finds, and what it takes."""
+    """The result of one solver, and its seconds."""
     start, processor = time.perf_counter(), time.process_time()
     found = solve()
     spent, used = time.perf_counter() - start, time.process_time() - processor
@@ -112,7 +112,7 @@ def solved(solve: Callable[[], Extraction]) -> dict[str, Any]:
 
 
 def row(problem: Problem, slack: float, limit: float) -> dict[str, Any]:
-    """Both on one problem."""
+    """The row of one problem: both solvers."""
     given = problem.options, problem.roots, problem.known, saturate.CANDIDATES, slack
     end = time.monotonic() + limit
     ours = solved(lambda: extract(*given, saturate.STEPS, lambda: time.monotonic() > end))

@@ -39,8 +39,8 @@ def extract(
     slack: float = 1.0,
     seconds: float = math.inf,
 ) -> Extraction:
-    """What `taso_mirage.search.extract.extract` gives, within some seconds; its steps are the
-    integer programs solved."""
+    """Solve as `taso_mirage.search.extract.extract`, within some seconds; the steps are the integer
+    programs solved."""
     end = time.monotonic() + seconds
     prices = tree_costs(options)
     if any(root not in prices for root in roots):
@@ -175,7 +175,8 @@ class _Program:
 
 
 def _reached(options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float]) -> dict[int, dict[int, Option]]:
-    """What the roots may need, without options that another one of the class replaces."""
+    """The classes and options that the roots may need, without options that another one of the
+    class replaces."""
     found: dict[int, dict[int, Option]] = {}
     waiting = list(roots)
     while waiting:

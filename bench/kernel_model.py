@@ -62,7 +62,8 @@ class Trials:
 
     @staticmethod
     def of(rows: Sequence[Sequence[Any]]) -> Trials:
-        """Of lines of the file: a goal, microseconds, whether the schedule is guessed, kernels."""
+        """Trials from lines of the file: a goal, microseconds, whether the schedule is guessed,
+        kernels."""
         places = []
         for i in range(max(len(kernels) for *_, kernels in rows)):
             there = np.array([len(kernels) > i for *_, kernels in rows])
@@ -155,7 +156,7 @@ def left_out(trials: Trials, start: Coefficients) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Of one goal."""
+    """The quality of the ranking of one goal."""
 
     goal: str
     correlation: float
@@ -164,7 +165,8 @@ class Ranking:
 
 
 def rankings(trials: Trials, predicted: Numbers) -> list[Ranking]:
-    """Of each goal with enough programs whose schedules were guessed, as the search ranks them."""
+    """The rankings of the goals with enough programs whose schedules were guessed, as the search
+    ranks them."""
     found = []
     for goal in dict.fromkeys(trials.goals):
         here = (trials.goals == goal) & trials.guessed

@@ -163,8 +163,8 @@ def matching(model: Model, every: Rules, timed: Timer) -> dict[str, Any]:
 
 
 def matched(outputs: tuple[Node, ...], every: Rules, timed: Callable[[Callable[[], int]], int]) -> dict[str, int]:
-    """What matching a graph finds, and what it looks at that it did not know yet; equations with
-    several outputs apart."""
+    """The matches of a graph, and the terms that were not known yet; equations with several outputs
+    separately."""
     order = topological(outputs)
     used_by = users(order)
     terms, surroundings, trials = *every.matched, every.trials

@@ -1,4 +1,4 @@
-"""What partially equivalent mutants with corrections gain (PET, OSDI'21, section 8): the paper's
+"""The gains of partially equivalent mutants with corrections (PET, OSDI'21, section 8): the paper's
 programs, and whole models.
 
     python bench/partial.py [NAME ...] [--target cpu] [--dtype float32] [--batch 1 16] [--models

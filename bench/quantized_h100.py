@@ -85,7 +85,7 @@ class Product:
         return self.inner // self.block
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Of x, the weights, the scales and the zeros."""
+        """The shapes of x, the weights, the scales and the zeros."""
         packed = (self.columns, self.blocks, self.block * self.bits // 8)
         found = [
             ("float16", (self.rows, self.inner)),

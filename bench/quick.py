@@ -129,7 +129,7 @@ def files(corpus: Path | None, place: Path) -> dict[str, Path]:
 
 
 def nodes(graph: onnx.GraphProto) -> int:
-    """Those of a graph and of all inside of it, but for constants."""
+    """The number of nodes of a graph and of all graphs inside of it, without constants."""
     inner = [a.g for n in graph.node for a in n.attribute if a.HasField("g")]
     return sum(n.op_type != "Constant" for n in graph.node) + sum(map(nodes, inner))
 

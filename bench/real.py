@@ -186,7 +186,7 @@ def last_line(output: str) -> dict[str, Any]:
 
 
 def told(done: Run) -> dict[str, Any]:
-    """What the run says of itself."""
+    """The run's own report."""
     if done.code != 0:
         lines = [line for line in done.errors.strip().splitlines() if line.strip()]
         ended = TOO_SLOW if done.code is None else f"exit {done.code}"

@@ -194,7 +194,7 @@ def _where_negative(xp, x, yes, no):
 
 
 def _exp_minus_one(xp, x):
-    """Of a negative x; the minimum keeps the unused half of a `where` finite."""
+    """e^x - 1 for a negative x; the minimum keeps the unused half of a `where` finite."""
     return xp.sub(xp.map(np.exp, xp.map(np.minimum, real(xp, x), xp.literal(0, x))), xp.literal(1, x))
 
 

@@ -59,8 +59,8 @@ def _plus(xs: Ints, ys: Ints) -> Ints:
 
 
 def pool_attributes(call: Call) -> dict[str, Ints]:
-    """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches
-    beyond the padding."""
+    """The attributes of all windows; `extra` is how far the last window, which ceil_mode adds,
+    reaches beyond the padding."""
     kernel = tuple(call.attrs["kernel_shape"])
     sizes = call.arg(0).shape[2:]
     attrs = {"kernel": kernel, **windows(call, sizes, kernel)}

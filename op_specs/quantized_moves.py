@@ -1,4 +1,5 @@
-"""What quantizing and its way back move through, bit by bit, and what of both cancels.
+"""Laws that move quantizing and dequantizing through other operators, bit by bit, and cancel the
+two.
 
 A law stands here only if both sides have the same bits in single precision: elements that only
 move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. What

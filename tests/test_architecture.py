@@ -169,7 +169,7 @@ def imports(file: Path) -> set[str]:
 
 
 def room(module: str) -> str:
-    """What `LAYERS` calls the room of a module."""
+    """The name of a module's room in `LAYERS`."""
     parts = module.split(".")[1:]
     if parts[0] != "targets":
         inner = ".".join(parts[:2])
@@ -399,7 +399,8 @@ def test_the_checker_shares_no_code_with_the_prover() -> None:
 
 
 def test_code_generators_name_no_operator() -> None:
-    """What they know of one is a trait of it; leaves of a graph, and `item`, are no operators."""
+    """Code generators read traits of an operator; leaves of a graph, and `item`, are no
+    operators."""
     leaves = {"input", "weight", "constant", "extents", "absent", "opaque", "item"}
     wrong = []
     for file in (PACKAGE / "kernels" / "codegen").rglob("*.py"):

@@ -48,7 +48,7 @@ def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
 
 
 def verified(proto: onnx.ModelProto, result: Result) -> Session:
-    """What a model became is judged; a session on it."""
+    """Judge an optimized model, and open a session on it."""
     assert result.failure is None, result.notes
     assert all(d.passed for d in result.differences)
     assert result.differences or (not result.changed and result.model.graph == from_ir(from_proto(proto)).graph)

@@ -299,7 +299,7 @@ class Scripted:
 
 
 def test_what_may_be_chance_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of small models that run in turn: the end of the interval next to 1 counts."""
+    """Small models run in turn: the end of the interval next to 1 counts."""
     monkeypatch.setattr(measure, "_settle", lambda run: None)
     noisy = [1.0] * measure.BLOCK + [0.8] * measure.BLOCK
     target = Scripted([1.0], [0.5], noisy, [2.0] * measure.BLOCK + [3.0] * measure.BLOCK)
@@ -449,7 +449,7 @@ def test_a_scheduler_that_is_not_there_is_an_error() -> None:
 
 
 def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gives its thread ten seconds and fails an assertion then, which was seen on a
+    """Dask's client gives its thread ten seconds and fails an assertion then, which was seen on a
     machine of CI."""
     client, calls = distributed.Client, []
 

@@ -209,7 +209,7 @@ def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Grap
 
 
 def test_a_number_may_be_a_scale_and_something_else() -> None:
-    """It stands beside no sum of what it scales where it is something else."""
+    """The number stands beside no sum of what it scales where it is something else."""
     graph = attention(number=0.5)
     (output,) = graph.outputs
     shifted = Graph(graph.inputs, (term("add", output, constant(0.5, "float16")),))

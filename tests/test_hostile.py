@@ -299,7 +299,7 @@ def _at(type: Tensor, sizes: dict[str, int]) -> Tensor:
 
 
 def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, context: Context) -> str:
-    """Which equations lead to a state."""
+    """The equations that lead to a state."""
     for state in states:
         for rewrite in rewrites(state, rules, Rules(()), context):
             if rewrite.outputs == bad:

@@ -64,7 +64,7 @@ def searched(output: Node, target: Target = CHANNELS_FIRST) -> SearchState:
 
 
 def ops(outputs: SearchState) -> list[str]:
-    """Of what runs."""
+    """The operators that run."""
     return sorted(n.op for n in topological(outputs) if n.args and not is_weight(n))
 
 

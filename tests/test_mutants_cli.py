@@ -70,7 +70,7 @@ def invoked(*arguments: object) -> Result:
 
 
 def lines(*arguments: object) -> list[str]:
-    """What the command prints."""
+    """The lines that the command prints."""
     done = invoked(*arguments)
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()

@@ -100,7 +100,7 @@ def parted(f: Head, n: Numbers) -> str:
 
 
 def softmax(f: Head, z: str) -> str:
-    """Of the classes but the first, as detectors leave the background out."""
+    """The softmax of the classes except the first, as detectors leave the background out."""
     return f("Slice", f("Softmax", z, axis=1), [1], [CLASSES], [1])
 
 
@@ -267,7 +267,7 @@ def test_wrong_heads_fail(name: str, dtype: str, seeds: range) -> None:
 
 
 def resolution(op: str, values: list[float], dtype: str = "float32") -> float:
-    """That of an operator's result on these values."""
+    """The resolution of an operator's result on these values."""
     x = variable("x", Tensor(dtype, (len(values),)))
     asked = standalone(Graph((x,), (term(op, x),)), {"": 18})
     name = asked.graph.inputs[0].attr("name")

@@ -1,4 +1,4 @@
-"""What `optimize` says of the original itself, weights that are stored twice, and files that would
+"""Remarks of `optimize` on the original itself, weights that are stored twice, and files that would
 grow."""
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def test_what_is_stored_is_counted() -> None:
 
 
 def grown_by(laws: list[str], outputs: tuple[Node, ...], config: Config) -> tuple[Job, Model, Model]:
-    """What is measured of a model to which laws were applied, and the model as it was."""
+    """The job of a model to which laws were applied, the changed model, and the model as it was."""
     job, made = Job(config, quiet, Stop(), CostCache(None)), model((x(1, 256, 8, 8),), outputs)
     problem, steps = pose(job, made), list[RewriteStep]()
     for law in laws:

@@ -135,7 +135,7 @@ KINDS = change_kinds(MADE.graph.outputs, STEPS)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(gone=st.sets(st.integers(0, len(STEPS) - 1)))
 def test_the_model_is_equal_without_any_steps(gone: set[int]) -> None:
-    """Also where a step stays whose operands would have been made by one that does not."""
+    """A step may stay whose operands would have been made by one that does not."""
     outputs = MADE.graph.outputs
     made = replay(outputs, steps_without(outputs, STEPS, gone))
     expected = values(MADE, outputs, REWRITER.weights)
@@ -196,7 +196,7 @@ def test_several_kinds_that_are_slow_are_all_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_are_taken_apart_only_where_a_look_is_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That walks over the whole model for many of its steps."""
+    """A look walks over the whole model for many of its steps."""
     asked: list[int] = []
 
     def noted(outputs: Sequence[Any], steps: Sequence[RewriteStep]) -> list[RewriteStep]:

@@ -188,7 +188,7 @@ def mini() -> Result:
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What `optimize --no-measure --explain --report --json` prints, and the page."""
+    """The output of `optimize --no-measure --explain --report --json`, and the page."""
     folder = tmp_path_factory.mktemp("report")
     options = ["--no-measure", "--explain", "--json", "--report", folder / "out.html"]
     done = run("optimize", MINI, "-o", folder / "out.onnx", *options)
@@ -405,7 +405,7 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
 
 @needs_browser
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """What the test above relies on: an error of the page is printed, the page allows no script,
+    """The test above relies on this: an error of the page is printed, the page allows no script,
     and a blank picture is seen."""
     bad = tmp_path / "bad.html"
     bad.write_text(written[1].read_text().replace("<main>", "<script>document.title = 'owned'</script><main hidden>"))

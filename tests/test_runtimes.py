@@ -83,7 +83,7 @@ class Runtime:
         return subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=600)
 
     def run(self, place: Path, kernels: Path | None = None) -> dict[str, Any]:
-        """What each model of a folder gave on its inputs: the outputs, or the error."""
+        """The outputs or the error of each model of a folder on its inputs."""
         shipped = [] if kernels is None else [str(kernels)]
         done = self.python("-c", RUNS, str(place), *shipped)
         assert done.returncode == 0, done.stderr

@@ -336,7 +336,7 @@ def test_it_has_mutants_that_are_made_whole(turned: Op) -> None:
 
 
 def test_its_kernel_is_computed_before_the_run(turned: Op) -> None:
-    """Whatever that stores: a kernel that is one number everywhere."""
+    """The kernel is stored in any way: here it is one number everywhere."""
     one = weight("w", Tensor("float32", (1,)))
     output = turned.term(image(1, 256, 4, 4), term("expand", one, shape=(256, 256, 3, 3)), **{**ATTRIBUTES, "group": 1})
     model = standalone(graph(output), {"": 20}, {"w": StoredWeight(np.ones(1, np.float32))})

@@ -1,4 +1,5 @@
-"""What users read: plain words, and nothing that looks like a gain where there is none."""
+"""The texts that users read: plain words, and nothing that looks like a gain where there is
+none."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ package."""
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the
-    list of all that is."""
+    """The outcome of a case of `job` ("kind", "seed", "folder"): "code" in words, and "wrong", the
+    list of all errors."""
     if not _watch:
         _watch.append(Watch())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
