@@ -59,7 +59,7 @@ PREPARE: dict[str, Function] = {
     "qknorm": lambda q, k, v: (rms(q), rms(k), v),
     "rotary_attention": lambda q, r, cos, sin, k, v: (q * cos + r * sin, k, v),
 }
-"""What is computed before the attention."""
+"""Functions that run before the attention."""
 SDPA: dict[str, Function] = {
     "gqa": sdpa,
     "long_attention": sdpa,

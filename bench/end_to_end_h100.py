@@ -68,8 +68,8 @@ REAL = {
         *("unet", "dit", "vae_decoder"),
     )
 }
-"""Of the corpus (`python -m models.real --list`), at their real sizes; only those that are named
-run."""
+"""Models of the corpus (`python -m models.real --list`), at their real sizes; they run only if they
+are named."""
 IMAGES = {name: (name, {}) for name in ("resnet50", "resnext50", "mobilenet_v2")}
 """Convolutional networks of ours, which run where they are named, too."""
 TENSORRT = "tensorrt"

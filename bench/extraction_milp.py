@@ -25,9 +25,9 @@ from taso_mirage.search.bounds import ClassOptions, Option, tree_costs, undomina
 from taso_mirage.search.extract import ChosenOptions, Extraction, _cheapest_trees, _Kept, _restricted
 
 SCALE = 1e4
-"""What the prize is counted as, so that the solver's absolute tolerances are small beside it."""
+"""The scale of the prize, so that the solver's absolute tolerances are small beside it."""
 LEAST = 1e-5
-"""What a graph must save at least to count, in that scale."""
+"""The least saving of a graph that counts, in that scale."""
 OPTIMAL = 0
 
 

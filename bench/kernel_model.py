@@ -42,9 +42,10 @@ H200 = described(Gpu("NVIDIA H200", 90, 132, 227 * 1024, 2 * 3.201e9 * 6144 / 8)
 FOLDS, FIRST, LEAST = 10, 8, 8
 """Groups of kinds that are left out in turn; how many are looked at, and of how many at least."""
 STEPS, NEAR, FAR = 40, 1e-5, 3.0
-"""Of the fit: steps, and where it ends; logarithms of ratios count up to FAR."""
+"""Parameters of the fit: steps, and where it ends; logarithms of ratios count up to FAR."""
 PRIOR, WHOLE = 0.02, 0.3
-"""What a coefficient weighs that moves, and the mean error of a goal beside what is in it."""
+"""The weight of a coefficient that moves, and of the mean error of a goal beside the errors in
+it."""
 
 Numbers = NDArray[np.float64]
 

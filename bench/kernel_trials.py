@@ -47,7 +47,7 @@ from taso_mirage.system.workers import Workers  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 SLOWER, SLOWEST = 6.0, 2e-3
-"""Of what is drawn: so many times as slow as the first by the model, and so many seconds."""
+"""The limits of drawn programs: the ratio to the first by the model, and the seconds."""
 LIMIT = 20.0
 """Seconds for compiling a program."""
 STUCK = 20

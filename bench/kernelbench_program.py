@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 FLUSHED = 32 * 2**20
 """Integers that the benchmark writes before each run on a GPU, so that its cache is cold."""
 NEAR = 2.0
-"""So many times as far from float64 as eager PyTorch what is `near` may be."""
+"""The largest distance from float64 of a `near` result, relative to eager PyTorch's."""
 PIECE = 1 << 24
 """Elements that are compared at a time."""
 CALLS = ("eager", "inductor", "ours")

@@ -58,7 +58,7 @@ from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.device import Device  # noqa: E402
 
 TOLERANCE = 4e-3
-"""Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
+"""The norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
 
 
 # ---------------------------------------------------------------- rows

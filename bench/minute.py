@@ -48,7 +48,7 @@ from taso_mirage.onnx_io import load
 from taso_mirage.targets.stamp import read_stamp
 
 MODES = ("default", "max-autotune")
-"""Of torch.compile; the second has CUDA graphs."""
+"""Modes of torch.compile; the second has CUDA graphs."""
 CACHES = ("TASO_MIRAGE_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 """Variables that name folders of caches: each process has fresh ones."""
 BUILDING, RACING = 300.0, 600.0

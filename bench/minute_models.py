@@ -387,7 +387,7 @@ STAGES = (
     (6, 192, 4, 5, 2),
     (6, 320, 1, 3, 1),
 )
-"""Of EfficientNet-B0: factor, width, blocks, kernel, stride."""
+"""Stages of EfficientNet-B0: factor, width, blocks, kernel, stride."""
 
 
 def efficientnet(batch: int = 1, side: int = 224, scale: float = 1.0, deeper: int = 0, head: int = 1280) -> Built:

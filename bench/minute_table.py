@@ -38,7 +38,7 @@ def _ratios(us: Mapping[str, float]) -> tuple[str, str]:
 
 
 GOOD, SOON = 0.9, 30.0
-"""Of the gain of the longest budget, what this many seconds are to have."""
+"""The share of the gain of the longest budget that this many seconds should have."""
 
 
 def curve(found: dict[str, Any]) -> list[str]:

@@ -52,7 +52,7 @@ BURN = "while True: sum(i * i for i in range(10000))"
 LATE = 30
 """Seconds that a run may take longer than twice its budget."""
 SECONDS = 4.0
-"""Of the comparison by CPU time."""
+"""The seconds of the comparison by CPU time."""
 
 
 def structure(model: Model, ordered: bool = True) -> str:

@@ -23,7 +23,7 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Dims, Ints, Maps, op
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
-"""What an accumulator takes, and its second operand."""
+"""The folds of an accumulator, and the second operand of each."""
 
 
 @op(lowering=Lowering.ACCUMULATE)

@@ -291,7 +291,7 @@ max_pool.laws("""
 """)
 ALL = "expand(1, shape=(1, 1) + k)"
 SHARE = f"div(1, conv({ALL}, {ALL}, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1))"
-"""Of one element in a window of k: shape (1,1,1,1)."""
+"""The share of one element in a window of k: shape (1,1,1,1)."""
 
 average_pool.laws(f"""
     average_pool(add(x, y), **a) == add(average_pool(x, **a), average_pool(y, **a))  where shape(x) == shape(y)

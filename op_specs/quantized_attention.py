@@ -11,7 +11,7 @@ from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.ops import Call, op
 
 FILTER = -10000.0
-"""What is added to the scores of keys that are masked."""
+"""The summand of the scores of keys that are masked."""
 
 
 @op(onnx="QAttention", domain="com.microsoft", since=1, quantized=True)

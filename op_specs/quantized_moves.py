@@ -11,7 +11,7 @@ from op_specs.families import each
 from op_specs.quantize import quantize
 
 PARTS = 3
-"""So many parts of a split have laws."""
+"""The number of parts of a split up to which there are laws."""
 _ONE = "size(s) == 1 and size(z) == 1"
 _AXIS = "size(s) > 1 and rank(s) == 1"
 _UP = "value(s) > 0"

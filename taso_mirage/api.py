@@ -90,7 +90,7 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
 FILE = 0.04
-"""Of the budget, for the report, and for the certificate."""
+"""Share of the budget for the report, and for the certificate."""
 NO_KERNELS = (
     "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
 )
@@ -117,9 +117,9 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("command", Sequence, "a list of texts"),
     ("began", float | None, "a time of time.monotonic"),
 )
-"""What an option is, and how it is said."""
+"""The type of each option that is no list, and its name in an error."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
-"""What those are that stand in lists, or one of them without a list."""
+"""The types of the elements of list options; one element may also stand without a list."""
 
 
 @dataclass(frozen=True, slots=True)

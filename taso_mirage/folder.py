@@ -63,7 +63,7 @@ class ModelRow(TypedDict):
     error: str | None
     exit_code: int
     seconds: float
-    """That it took."""
+    """The seconds spent on the model."""
     options: str
     """The digest of the options and of the version."""
     read: dict[str, str]

@@ -14,15 +14,17 @@ class FailureKind(Enum):
     NO_MATCH = "no match"
     """An equation does not apply there, or operands and types differ."""
     REFUTED = "refuted"
-    """They differ: in numbers, or in a finite field."""
+    """The two sides differ: in numbers, or in a finite field."""
     INACCURATE = "inaccurate"
-    """They are equal over the reals at most: on a machine one overflows or is too far off."""
+    """The two sides are equal over the reals at most: on a machine one overflows or is too far
+    off."""
     UNDECIDED = "undecided"
-    """What was tried shows nothing: each trial divides by zero, for example."""
+    """The trials show nothing: each divides by zero, for example."""
     UNPROVED = "unproved"
     """No proof was found."""
     EXCLUDED = "excluded"
-    """It is outside of what can be judged (a division of integers, say), or is not worth it."""
+    """The question is outside of the judge's domain (a division of integers, say), or is not worth
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

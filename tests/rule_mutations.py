@@ -64,7 +64,7 @@ SIMILAR = {
 """Operators that take the same operands and attributes, and compute something else."""
 
 Made = tuple[Graph, Graph, str | None, tuple[tuple[str, Tensor], ...]]
-"""Both sides, the guard and the typing of a mutant."""
+"""The two sides, the guard and the typing of a mutant."""
 Site = tuple[str, Callable[[], Made]]
 
 

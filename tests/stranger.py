@@ -56,7 +56,7 @@ ILLEGAL = (
     *(TasoMirageError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError),
     *(RecursionError, MemoryError),
 )
-"""What building or running raises where a draw is no typing."""
+"""Errors of building or running a draw that is no typing."""
 FLOATS = ("float32", "float16", "float64", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 ELEMENTS = 200

@@ -52,7 +52,7 @@ CASES = (
     ((1, 64), 16, 4, 32, "floating, level 4"),
 )
 BLOCKS = ((16, 8, 1), (64, 2, 2), (32, 6, 1), (48, 9, 3))
-"""Of few rows and of many."""
+"""Blocks of few rows and of many."""
 
 
 def bytes_(name: str, *shape: int) -> Node:

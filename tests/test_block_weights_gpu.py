@@ -97,9 +97,9 @@ CASES = {
     "float_zeros": (1, 4, 128, "float", 1024, 16),
 }
 OF_BLOCKS = {"whole_blocks", "whole_blocks_zeros", "whole_blocks_bytes", "long_blocks"}
-"""Those of which all blocks of a group are multiplied with each other (`gpu/block_products.py`)."""
+"""Cases in which all blocks of a group are multiplied with each other (`gpu/block_products.py`)."""
 LEFT = "left = tl.reshape("
-"""What such a program has."""
+"""The text of such a program."""
 FEW = 80
 """Candidates among which there is such a program, if there is any."""
 

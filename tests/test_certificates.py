@@ -42,7 +42,7 @@ from taso_mirage.search.rulesets import rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 SIZES = {"g": (8,), "m": (8, 8)}
-"""Of two weights."""
+"""The sizes of two weights."""
 Case = tuple[Model, Model, dict[str, Any]]
 
 

@@ -439,7 +439,7 @@ def labelled(*outputs: Node) -> bool:
 
 SAMPLE = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE = settings(SAMPLE, max_examples=150)
-"""What the slow tests draw."""
+"""The settings of the slow tests."""
 
 
 def equal_where_normal_forms_are(pool: list[Node]) -> None:

@@ -35,7 +35,7 @@ from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Failure
 
 TESTED = 32
-"""So many different kernels of a goal are verified."""
+"""The number of different kernels of a goal that are verified."""
 CLUSTERS, ALONE = replace(H100, cluster=8), replace(H100, cluster=1)
 
 

@@ -66,7 +66,7 @@ class Start:
 
 
 IMPLEMENTED = CostCache(None)
-"""What ONNX Runtime was asked for already: it is the same for all cases."""
+"""Answers of ONNX Runtime: they are the same for all cases."""
 
 
 def optimized(start: Start) -> Rewritten:
@@ -104,10 +104,7 @@ TRANSFORMATIONS: dict[str, Callable[[Start], Rewritten]] = {
     "rewrite": rewritten,
     "optimize": optimized,
 }
-"""What happens between import and export, and the steps of it.
-
-Structure is compared for `import` only.
-"""
+"""The steps between import and export. Structure is compared for `import` only."""
 
 CHUNKS, EIGHTH = 24, 8
 CASES = 1884
@@ -384,7 +381,8 @@ def _cause(error: Exception) -> str:
 
 
 NEWEST_IR = 12
-"""What ONNX Runtime reads; cases of a newer IR version run as this one, before and after."""
+"""The newest IR version that ONNX Runtime reads; cases of a newer one run as this one, before and
+after."""
 os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime then tries operators of opsets to come
 
 

@@ -266,7 +266,7 @@ def bert(shared: Path) -> Path:
 
 
 WEIGHTS = "dequantize(quantize(softmax({}, axis=i), u, k, **a), u, {}, **b)"
-"""Of an attention, in QDQ."""
+"""The weights of an attention, in QDQ."""
 COARSE = WEIGHTS.format("add(s, 65536)", "k")
 """Right in float64; in single precision the sum has lost all digits below 1 / 128."""
 OFF = WEIGHTS.format("s", "cast(sub(cast(k, to='int32'), 1), to='int8')")

@@ -212,7 +212,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--depth": ("--depth", "2"),
     "--limit": ("--limit", "2"),
 }
-"""What an option that takes a value is given; the others are flags."""
+"""Arguments for the options that take a value; the others are flags."""
 TRUSTS = "--trust-kernels"
 TRUSTING = {("optimize", TRUSTS), ("diff", TRUSTS)}
 """Where the user says that the model's kernels may run."""
@@ -396,7 +396,7 @@ def test_the_interface_for_python(place: Place) -> None:
 
 
 Opening = Callable[[Any], object]
-"""What is given a model in a file, its bytes, or a Model, and opens it."""
+"""A function that opens a model, given as a file, its bytes, or a Model."""
 
 
 def opening() -> dict[str, tuple[bool, Opening]]:
@@ -427,7 +427,7 @@ def opening() -> dict[str, tuple[bool, Opening]]:
 
 
 GIVEN = ("Source", "bytes", "Model", "bytes | str", "Source | _Source")
-"""What a parameter is that may be a model."""
+"""The types of parameters that may be a model."""
 
 
 def models_given(*modules: ModuleType) -> Iterator[str]:
@@ -524,7 +524,7 @@ ONLY = {
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
     "CDLL": {"kernels/codegen/cpu/native.py", "system/memory.py", "targets/cuda/device.py"},
 }
-"""Who may call what opens a model, registers the library, compiles, loads code, or gives trust."""
+"""The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}
 """Names that methods of others have too."""
 

@@ -155,9 +155,10 @@ def test_generated_code_computes_the_product(name: str, end: str, interpreted: P
 
 
 OLDER = ("tensor", "other_format", "attention", "gated")
-"""What is compiled by default for a GPU without such floats, too."""
+"""Cases that are compiled by default for a GPU without such floats, too."""
 NEWER = (*OLDER, "rows_as_stored", "blocks", "weights_alone_bfloat16", "single", "one_row")
-"""What is compiled by default for one with them: the interpreter runs the others by default."""
+"""Cases that are compiled by default for a GPU with them: the interpreter runs the others by
+default."""
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ from taso_mirage.search.weights import fold_weights
 LARGEST = 600
 """Elements of a term."""
 STATES, SECONDS = 12, 5.0
-"""So many states of a search are expanded; it never comes to the seconds but on a machine that
-stands still."""
+"""The number of states of a search that are expanded; the seconds are reached only on a machine
+that stands still."""
 SIZES = (1, 2, 5)
-"""Of the dynamic dim; the search is told 3."""
+"""The sizes of the dynamic dim; the search is told 3."""
 SANE = 1e3
 """Where a value of the evaluation in float64 is larger, rounding may turn what is compared, and
 only the field decides."""

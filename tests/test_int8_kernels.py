@@ -209,7 +209,8 @@ INSTRUCTION = re.compile(r"(wgmma\.mma_async|mma)\.sync\.\S*s32\.s8\.s8")
 
 
 COMPILED = ("zero", "long_unsigned", "batched", "turned")
-"""What is compiled for tensor cores by default: zeros of each kind, signs, shapes and layouts."""
+"""Cases that are compiled for tensor cores by default: zeros of each kind, signs, shapes and
+layouts."""
 
 
 @pytest.mark.parametrize(

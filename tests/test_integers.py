@@ -295,7 +295,7 @@ def test_extreme_integers_are_left_out_where_they_are_ids_or_divided() -> None:
 
 
 def test_extreme_integers_never_reach_a_node_whose_work_hangs_on_them() -> None:
-    """These integers would be the turns of a loop, or the sizes of a tensor."""
+    """The integers would be the turns of a loop, or the sizes of a tensor."""
     nodes = [h.make_node("Range", ["zero", "n", "one"], ["r"]), h.make_node("ReduceMax", ["r"], ["y"], keepdims=0)]
     made = h.make_model(
         h.make_graph(

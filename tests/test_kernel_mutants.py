@@ -362,7 +362,7 @@ MANY = (
     "attention",
     "lora",
 )
-"""Whose kinds of mutants others have too."""
+"""Graphs whose kinds of mutants others have too."""
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(1000, marks=pytest.mark.slow)], ids=["of each kind", "every"])

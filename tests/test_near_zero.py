@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Build, Build]] = {
     "softmax scaled by 1.0001": (softmax_head, lambda f, n: f("Mul", softmax_head(f, n), 1.0001)),
 }
 FINE = {"scale of 1.001", "scale of 0.999", "result of 1.01", "softmax of 1.001", "softmax scaled by 1.0001"}
-"""Of these half precision sees nothing: they change less than some of its roundings."""
+"""Changes that half precision does not see: they are smaller than some of its roundings."""
 
 
 def read(made: onnx.ModelProto) -> Model:

@@ -278,8 +278,8 @@ WITHOUT_RULE = (
     "conv_transpose cumsum depthwise_conv einsum eye_like gather implicit_gemm kernel matmul_nbits one_hot resample "
     "shifted_conv trilu winograd"
 ).split()
-"""Of the operators that may be linear those that have none; and products with vectors, and pads
-that mirror."""
+"""The operators that have no mutants among those that may be linear; and products with vectors, and
+pads that mirror."""
 
 
 @pytest.mark.parametrize(("op", "i"), uses())

@@ -64,8 +64,8 @@ for file in sorted(Path(sys.argv[1]).glob("*.onnx")):
     found[file.stem] = "ran"
 print(json.dumps({"version": onnxruntime.__version__, "models": found}))
 """
-"""What a machine does that has nothing but ONNX Runtime and numpy: the models of a folder, and the
-folder of shipped kernels where there is one."""
+"""The script of a machine that has nothing but ONNX Runtime and numpy: it runs the models of a
+folder, with the folder of shipped kernels where there is one."""
 SHAPES = {"bert_torchscript": {"batch": 1, "sequence": 16}, "llama_decode_torchscript": {"past": 7, "total": 8}}
 """Sizes of exports; `models.inputs` has the others."""
 

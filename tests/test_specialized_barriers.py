@@ -30,7 +30,7 @@ from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgra
 TILE = 64
 """Keys."""
 THREADS = 128
-"""Of a group."""
+"""The threads of a group."""
 
 
 @cache
@@ -63,7 +63,7 @@ def test_no_order_of_the_groups_hangs_or_races(normed: bool, loop: int) -> None:
 
 KEYS_FREE = "gl_mbarrier.wait(k_free.index(t % STAGES), (n // STAGES) & 1)"
 WRONG = "has tile|more arrivals|for ever"
-"""What is seen first hangs on the order."""
+"""The possible errors: the order decides which one is seen first."""
 SCALES = "gl_mbarrier.wait(s_full.index(slot), phase)"
 BROKEN = {
     "no wait for a slot of keys": (False, KEYS_FREE, "pass", WRONG),

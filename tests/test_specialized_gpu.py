@@ -38,7 +38,7 @@ from taso_mirage.targets.cuda.device import SPECIALIZED, gpu
 
 LIMIT = 120.0
 TOLERANCE = 4e-3
-"""Of the norm of the difference, as `bench/kernels_h100.py` has it."""
+"""The norm of the difference, as in `bench/kernels_h100.py`."""
 TOOL = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
 PROGRAM = """
 import importlib.util, sys, numpy, torch

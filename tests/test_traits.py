@@ -121,8 +121,8 @@ OWN = {
     "report/leftover.py": {"conv", "gemm", "matmul"},
     "targets/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
 }
-"""What a muGraph's body is made of besides operators, as `KINDS` is for a term; words of a report;
-what is known of a runtime's kernels, each by its operator."""
+"""The parts of a muGraph's body besides operators, as `KINDS` has them for a term; words of a
+report; facts about a runtime's kernels, each by its operator."""
 
 
 def test_no_module_names_an_operator() -> None:

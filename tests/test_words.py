@@ -3,6 +3,7 @@ none."""
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,12 @@ from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.search import Budget, SearchStatistics, _limit
 
 HOME = Path(__file__).parents[1]
+CODE = ("taso_mirage", "op_specs", "bench", "models", "tests")
+LEANS = re.compile(
+    r"(Of|Those|These|That|The same|It|Its|What|Whatever|As|Both|Which|Whose|Who|Whether the same|They|Their|Them|Such"
+    r"|Also|Else|So|And|But|Or|Nor|Neither|There|Others)\b"
+)
+"""Beginnings of a docstring that a reader understands only beside the code or another docstring."""
 FASTER, SLOWER = Timing(1.07, 1.0, 1.07, 1.06, 1.08, 40), Timing(1.0, 1.25, 0.8, 0.7, 0.9, 40)
 
 
@@ -137,3 +144,24 @@ def test_a_search_that_saw_nothing_does_not_say_that_nothing_applies(budget: flo
     save(standalone(Graph((x,), (term("softmax", x, axis=1),)), {"": 20}), tmp_path / "m.onnx")
     found = optimize_model(load(tmp_path / "m.onnx"), Config(budget=budget, measure=False))
     assert found.kept == f"{said}: the original's graph is kept"
+
+
+def leaning(source: str) -> list[tuple[int, str]]:
+    """The docstrings, those of values included, that begin without their subject: line and text."""
+    statements = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
+    texts = ((n.lineno, n.value.value) for n in statements if isinstance(n.value, ast.Constant))
+    return sorted((line, text.strip()) for line, text in texts if isinstance(text, str) and LEANS.match(text.strip()))
+
+
+def test_a_docstring_begins_with_its_subject() -> None:
+    files = [file for folder in CODE for file in sorted((HOME / folder).rglob("*.py"))]
+    wrong = [
+        f"{file.relative_to(HOME)}:{line}: {text[:60]}" for file in files for line, text in leaning(file.read_text())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("text", ["What it costs.", "The same for a GPU.", "Of a block.", "Its height."])
+def test_a_docstring_without_a_subject_is_found(text: str) -> None:
+    assert leaning(f'def f():\n    """{text}"""\n\n\nX = 1\n"""{text}"""\n') == [(2, text), (6, text)]
+    assert leaning('"""The costs of a block."""\n') == []

@@ -225,7 +225,7 @@ def spelled_out(p: Poly, dtype: str) -> bool:
 
 
 FEW = 12
-"""So many positions are looked at one after the other."""
+"""The largest number of positions that are examined one after the other."""
 
 
 def summands(p: Poly) -> Poly:

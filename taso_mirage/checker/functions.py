@@ -86,7 +86,7 @@ def inverse(p: Poly) -> Poly:
 IDEMPOTENT = ("abs", "ceil", "floor", "round", "sign", "as")
 """Functions that are the identity on their own results; names may have a dtype behind them."""
 MONOTONE = ("as", "atan", "ceil", "erf", "floor", "log", "round", "sign", "sinh", "sqrt", "tanh")
-"""Those that keep order."""
+"""Functions that keep order."""
 TO_WHOLE = ("ceil", "floor", "round")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taso_mirage.rewriting.equation import Equation
 
 PLACES = 3
-"""So many places of a region are named."""
+"""The number of places of a region that are named."""
 
 
 def kernels_command(

@@ -97,7 +97,7 @@ class ErrorLine(TypedDict):
     model: str
     message: str
     exit_code: int
-    """That of the command, or of this model of a folder."""
+    """The exit code of the command, or of this model of a folder."""
 
 
 class FolderLine(FolderReport):

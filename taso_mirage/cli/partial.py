@@ -37,7 +37,7 @@ MADE = 0.2
 SEARCHED = 0.7
 """The share of the budget after which no more mutants are tried, and those found are verified."""
 PLACES = 3
-"""So many equal parts are named."""
+"""The number of equal parts that are named."""
 
 
 def mutants_command(

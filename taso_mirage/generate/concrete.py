@@ -22,7 +22,7 @@ from taso_mirage.rewriting.patterns import REST
 Spot = tuple[Node, str]
 """One attribute of one pattern term."""
 Forms = Mapping[Spot, Any]
-"""What stands at the attributes: values, names and expressions."""
+"""The values at the attributes: numbers, names and expressions."""
 
 LETTERS = {
     **{"axis": "ij", "axes": "ij", "perm": "pq", "strides": "s", "pads": "pq", "dilations": "d", "group": "g"},
@@ -39,9 +39,9 @@ LETTERS = {
 }
 """The names that attributes get, those first that no variable has."""
 CHANNELS = 4
-"""What a letter that counts groups is in the rule's own typing."""
+"""The value of a letter that counts groups in the rule's own typing."""
 TOGETHER = 3
-"""So many dims at most get a new letter at once."""
+"""The largest number of dims that get a new letter at once."""
 KEPT = frozenset({"index", "to", "stash_type", "mode", "approximate"})
 """Attributes that keep their values: parts, dtypes and modes."""
 

@@ -46,7 +46,7 @@ class OperatorEntry(TypedDict):
     """Calls, as in a rule: `transpose(a, perm=(0, 1, 3, 2))`; letters that are no operands are
     sizes."""
     symbol: NotRequired[str]
-    """Its name where kinds are forgotten; the operator's own if left out."""
+    """The operator's name where kinds are forgotten; its own name if left out."""
     kinds: NotRequired[dict[str, str]]
     """The labels that operands must have."""
     where: NotRequired[str]

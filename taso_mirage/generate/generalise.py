@@ -22,11 +22,11 @@ from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 DRAWN, QUICK = 800, 24
-"""So many draws are made, and so many typings of them tested, to decide whether a more general form
-is worth settling."""
+"""The draws that decide whether a more general form is worth settling, and the typings of them that
+are tested."""
 VARIED = 3
-"""So many of them must have another value of the attribute than the given one, or it is no more
-general."""
+"""The least number of tested typings with another value of the attribute than the given one: with
+fewer the form is no more general."""
 
 
 class Reach(NamedTuple):

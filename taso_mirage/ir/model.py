@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
 
 DRAWN = 1 << 16
-"""So many numbers of an array that is only for measuring are drawn, at most."""
+"""The largest number of random numbers that are drawn for an array that is only for measuring."""
 
 
 class Weight(Protocol):

@@ -42,7 +42,7 @@ class Lowering(Enum):
 
 
 SIGN = 128
-"""What an unsigned number of 8 bits is more than the signed one of `Lowering.WHOLE`."""
+"""The difference between an unsigned number of 8 bits and the signed one of `Lowering.WHOLE`."""
 
 
 def natural_weights(spatial: int, transposed: bool) -> _Ints:
@@ -56,12 +56,12 @@ class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
     INVARIANT = 0
-    """It hangs on no operand that the loop cuts (Mirage wants every path through the loop; this is
-    wider)."""
+    """The term depends on no operand that the loop cuts (Mirage wants every path through the loop;
+    this is wider)."""
     LOOP = 1
     """Another value in every iteration."""
     AFTER = 2
-    """It hangs on an accumulator."""
+    """The term depends on an accumulator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term, traits
 
 ALONG = (*BYTES, "float32")
-"""What is better stored along its sum."""
+"""Dtypes of weights that are better stored along their sum."""
 MANY = 64
 """A weight in single precision is multiplied with so many rows at least, else memory is what takes
 the time."""

@@ -28,7 +28,7 @@ class FactorForm(IntEnum):
     SIZE = 3
     """n of a label, which no share cancels."""
     EXP = 4
-    """Of a product."""
+    """The exponential of a product."""
     FUNCTION = 5
     """Opaque; without a name it is the exp of what has an exp inside it."""
     POLY = 6

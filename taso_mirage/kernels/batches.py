@@ -38,11 +38,12 @@ SAMPLES = (2, 3), (5, 2)
 LARGER = 2
 """How many times the usual sizes the largest are at which kernels are compared."""
 CLOSE = 1e-9
-"""Of the largest result, in float64: the same sums in another order."""
+"""The tolerance relative to the largest result, in float64: the same sums in another order."""
 
 
 Known = dict[tuple[Graph, Graph, Batch], bool]
-"""Of a sample, and of some: whether those have nothing to do with each other."""
+"""For a graph of one sample, and one of several: whether the samples are independent of each
+other."""
 
 
 @dataclass(frozen=True, slots=True)

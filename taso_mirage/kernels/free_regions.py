@@ -42,8 +42,8 @@ from taso_mirage.kernels.shrink import resized_goal
 OTHERS = (2, 3, 5), (3, 4, 2), (7, 2, 3)
 """Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
 LEAST, LARGEST = 2, 64
-"""Of any dim there: a label of one element is none. And how many times as large those sizes are, at
-most, where dims are quotients of them."""
+"""The size of a free dim where kernels are tested, at least: a label of one element is none. And
+the largest factor on these sizes, where dims are quotients of them."""
 MANY = 1 << 24
 """Elements of a region's inputs from which on the first two of those have to do: float64 takes
 seconds for each."""

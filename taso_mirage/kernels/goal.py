@@ -131,7 +131,7 @@ class Labelled:
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""What they also load, to compute with the floats, or the integers, that these are."""
+"""Dtypes that products also load, to compute with the floats, or the integers, of these numbers."""
 LOADED = (*COMPUTED, *BYTES, "bool")
 MADE = (*COMPUTED, "float64", "bool", "int32")
 """The dtypes of what operators of a region give."""

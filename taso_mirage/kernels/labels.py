@@ -35,9 +35,9 @@ from taso_mirage.operators.interpret import interpret_term
 __all__ = ["Labelled", "label"]
 
 OPAQUE = (Role.FUNCTION, Role.POINTWISE)
-"""What is an atom of its own."""
+"""Operators that are atoms of their own."""
 SHARED = (ADD_KIND, SUB)
-"""What is one value, where it is used in several places."""
+"""Operators whose result is one value, where it is used in several places."""
 
 
 def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Labelled:

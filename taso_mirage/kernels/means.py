@@ -19,8 +19,8 @@ from taso_mirage.rewriting.derived_traits import exponentiates, multiplies
 NARROW = 2
 """Bytes of an element of a type that is narrower than fp32."""
 NONE = 1e-30
-"""What is added to a sum of exponentials: nothing in fp32, for with their maximum it is 1 or more;
-where a mask leaves none of them, the mean is 0."""
+"""The summand of a sum of exponentials: no effect in fp32, for with their maximum the sum is 1 or
+more; where a mask leaves none of them, the mean is 0."""
 
 
 def weights(closure: Closure, targets: Iterable[int], safe: Stabilisation, dtype: str) -> dict[int, int]:

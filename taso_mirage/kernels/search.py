@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 _Ints = tuple[int, ...]
 _Progress = Callable[[str, int, int], None]
 PLANS = 400
-"""So many muGraphs of a closure get sizes: of up to two kernels, and of each longer length."""
+"""The number of muGraphs of a closure that get sizes: of up to two kernels, and of each longer
+length."""
 TILINGS = 20
-"""So many tilings of a muGraph are kept."""
+"""The number of tilings of a muGraph that are kept."""
 TESTED = 32
-"""So many muGraphs are tested at least, even if that takes longer than the budget."""
+"""The least number of muGraphs that are tested, even if that takes longer than the budget."""
 USUAL, FAR = 2, 1.5
 """Kernels of a muGraph; one more is looked at where those take so many times as long as to move the
 bytes."""
@@ -59,8 +60,8 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 DOUBT = 0.05
 """By such a share the model's seconds for a cluster may be too few."""
 SPLITS_OF_LONG = (256, 1024)
-"""And one of so many elements that no block holds them (`tiles.LONG`), where nothing else is for
-the grid."""
+"""The splits of a label of so many elements that no block holds them (`tiles.LONG`), where nothing
+else is for the grid."""
 SPLIT_FROM = 256
 """A shorter reduction is not split."""
 
@@ -118,7 +119,7 @@ class FoundMuGraph:
     warps: tuple[int, ...] = ()
     """How many warps of 32 threads a block may have; none leaves it open."""
     free: Graph | None = None
-    """The same where some sizes are known to a run alone."""
+    """The muGraph where some sizes are known only in a run."""
 
     def as_json(self) -> dict[str, Any]:
         """A value for a checkpoint or a report, from which `of_json` makes the same."""

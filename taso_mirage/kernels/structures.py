@@ -27,13 +27,14 @@ UNDERIVED = 10**6
 CUT = 5
 """Classes that one kernel may hand to the next."""
 LOOPED = 4
-"""So many bodies are looked at for each label that a first kernel may loop over."""
+"""The number of bodies that are considered for each label that a first kernel may loop over."""
 COMBINING = 6
-"""So many more operators a body may have whose blocks are a cluster: two kernels in one."""
+"""The further operators that a body may have whose blocks are a cluster: two kernels in one."""
 ALIKE = 2
-"""So many bodies are looked at that read the same classes of earlier kernels."""
+"""The number of bodies that are considered for the same classes of earlier kernels."""
 TURN = 16
-"""So many muGraphs of two kernels come with one second kernel before those with the next."""
+"""The number of muGraphs of two kernels that come with one second kernel before those with the
+next."""
 _Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 

@@ -22,10 +22,10 @@ STORED = 4
 """Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
 half of that, which is not counted: how blocks are best was measured of fp32."""
 PIECE, WHOLE = 64, 3
-"""What bytes a block of weights of a few bits has to be whole times, and how many values as large
-there are: the bytes, the numbers, and these less a zero."""
+"""The bytes of which a block of weights of a few bits must be a multiple, and the number of values
+as large: the bytes, the numbers, and these less a zero."""
 BYTES, TURNING = 0.5, 1.75
-"""Of the time of a product of half precision, that of one of bytes where both operands lie along
+"""The time of a product of bytes relative to one of half precision: where both operands lie along
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 SINGLE, PARTED = 7.5, 4
 """A product of single precision takes so many times as long as one of half precision, in parts on
@@ -34,7 +34,7 @@ products of an element more."""
 LEAST = 16
 """Rows, columns and terms that a product on tensor cores has at least."""
 BETWEEN = 0.25
-"""Of a product, or of a fold, the part that a step between them takes in a chain."""
+"""The share of a product, or of a fold, that a step between them takes in a chain."""
 ONCE = {
     "looped": "loaded",
     "flying": "held",
@@ -44,7 +44,7 @@ ONCE = {
     "chain": "chain_once",
     "computed": "computed_once",
 }
-"""What is counted in an iteration, and besides."""
+"""Counts within an iteration, and the corresponding counts outside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from taso_mirage.kernels.tile_work import TileSizes
 from taso_mirage.kernels.tiles import ITERATION, Tiled, predicted
 
 SOON, COMPETITIVE = 8, 2.0
-"""Of so many first candidates some are of each form that takes at most so many times as long as the
-first by the model."""
+"""Among the first SOON candidates are some of each form that takes at most COMPETITIVE times as
+long as the first by the model."""
 
 ASSEMBLED = 64
-"""So many candidates with a product of matrices are put together, at most, to find one that can
-be."""
+"""The largest number of candidates with a product of matrices that are put together to find one
+that can be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
 EPS = float(np.finfo(np.float32).eps)
 LARGEST = float(np.finfo(np.float32).max)
-"""What a kernel can give; a goal that is larger in float64 asks for nothing."""
+"""The largest number that a kernel can give; a goal that is larger in float64 requires nothing."""
 SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
 AGAIN = 2

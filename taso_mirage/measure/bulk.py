@@ -69,7 +69,7 @@ def bulk(model: Model, sizes: Mapping[str, int]) -> Bulk:
 
 
 UNTYPED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, NotImplementedError)
-"""What terms raise that have no type at some sizes."""
+"""Errors of terms that have no type at some sizes."""
 RATE, BANDWIDTH = 1.5e10, 1.0e9
 """Operations and bytes that a float64 evaluation does in a second, at least."""
 

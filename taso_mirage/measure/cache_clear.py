@@ -25,7 +25,7 @@ KINDS = {
     "mutants": "mutants",
     "compiled files": r"(runtime|cpp)(-\d+)?",
 }
-"""Of each kind what its entry of the folder is called."""
+"""The name of each kind's entry in the folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 TURNED = 2.0
 UNEXPLAINED = "the original, which float64 does not explain"
-"""What is compared with where the reference is none."""
+"""The other side of the comparison where there is no reference."""
 NUDGES = (1, 2, 3, 4)
 """Seeds of the roundings that may turn a decision."""
 ROUGH = 2.0**-20, 2.0**-16
@@ -94,7 +94,7 @@ class CheckCase:
     allowed: Sequence[float] = ()
     """Errors that are no fault, of every output."""
     against: str = "float64"
-    """What the reference is."""
+    """The name of the reference."""
 
     def own(self) -> list[float]:
         """The error of the original in each output."""

@@ -23,7 +23,7 @@ from taso_mirage.operators.work import size
 from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
-"""What a batch, or a number of rows, is cut to."""
+"""The size to which a batch, or a number of rows, is cut."""
 LIFTING = 1e-3
 """Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
 is not cut."""

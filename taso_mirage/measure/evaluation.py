@@ -27,7 +27,7 @@ from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
-"""What an evaluation may raise because of its inputs."""
+"""Errors that an evaluation may raise because of its inputs."""
 LOOK = 0.1
 """Seconds between two looks at the clock while threads compute."""
 

@@ -268,7 +268,7 @@ class _Compared:
         self.weights = {**model.weights, **optimized.model.weights}
         self.sessions: dict[tuple[Node, ...], Session] = {}
         self.case_there: CheckCase | None = None
-        """That of the last inputs."""
+        """The case of the last inputs."""
 
     def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
         """The differences at the smallest sizes at which the original's side gives in float64 the

@@ -17,8 +17,8 @@ from taso_mirage.measure.child import LOOK, child
 from taso_mirage.measure.target import Target
 
 RESOURCE = "device"
-"""What a worker declares (`dask worker --resources device=1`) so that several clients take turns at
-its device."""
+"""The resource that a worker declares (`dask worker --resources device=1`) so that several clients
+take turns at its device."""
 SECONDS = 10
 """How long to wait for a scheduler."""
 

@@ -32,9 +32,9 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.onnx_io.compared import compared_numbers
 
 SEEDS = (1, 2, 3)
-"""Of the inputs that every check needs."""
+"""The seeds of the inputs that every check needs."""
 TIMED = 0
-"""Of those that are timed."""
+"""The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
 """No trial begins after so many, or so long after the first."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)

@@ -24,11 +24,11 @@ GAIN = 1.01
 LUCK = 1.03
 """How much a pair of sessions may differ by where their memory lies, for as long as they live."""
 PAIRS = 3
-"""Of so many pairs of sessions luck does not make all agree: then GAIN is enough."""
+"""The number of pairs of sessions that do not all agree by luck: with so many, GAIN is enough."""
 CLOSE = 1.03
 """The ends of an interval that is narrow enough to be said."""
 AS_FAST = 0.99
-"""What is at least so many times as fast is no slower."""
+"""A model that is at least this many times as fast is no slower."""
 
 
 class Verdict(Enum):

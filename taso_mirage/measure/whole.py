@@ -20,7 +20,7 @@ from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.session import Session
 
 BY_RUNS = "the original"
-"""What is compared with where there is no float64 evaluation of the whole model."""
+"""The other side of the comparison where the whole model has no float64 evaluation."""
 
 
 def cases_by_runs(

@@ -101,4 +101,4 @@ def _expanded(context: Any, node: ir.Node) -> None:
 
 
 MENDED = {(MICROSOFT, "QGemm", 1): _quantized_product, ("", "Slice", 10): _sliced, ("", "Expand", 8): _expanded}
-"""What is done after the library's own rule, by domain, operator and opset."""
+"""Repairs after the library's own rule, by domain, operator and opset."""

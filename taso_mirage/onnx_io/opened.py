@@ -57,7 +57,7 @@ class Opened:
     names: dict[str, str] = field(default_factory=dict)
     path: tuple[tuple[str, str], ...] = ()
     bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
-    """Those of nodes that were opened, by the node and the attribute."""
+    """The bodies of nodes that were opened, by the node and the attribute."""
     done: dict[Node, Node] = field(default_factory=dict)
 
     def __call__(self, nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -103,7 +103,7 @@ class _Reader:
         self.known_sizes: set[str] = set()
         self.own_symbols: dict[str, Symbolic] = {}
         self.refused: set[Node] = set()
-        """What the runtime does not run, with these ranks."""
+        """Terms that the runtime does not run, with these ranks."""
         self.tried = 0
         """Ifs of which both branches were read."""
 

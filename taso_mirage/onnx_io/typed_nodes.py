@@ -104,7 +104,7 @@ class TypeRules:
 
 
 FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
-"""What a rule raises on a damaged node."""
+"""Errors that a rule raises on a damaged node."""
 
 
 def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -> tuple[TypedOutput, ...] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 
 ADDED = frozenset("law_texts law_typings law_plugins together last moving examples".split())
-"""What a plug-in may add to an operator that is not its own: laws, which are proved, and
+"""Fields that a plug-in may add to an operator that is not its own: laws, which are proved, and
 examples."""
 
 

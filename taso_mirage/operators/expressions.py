@@ -150,7 +150,7 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moves_ones": lambda p, shape: _ascending([i for i in p if shape[i] != 1]),
     "proved": lambda: True,
 }
-"""What an expression may call.
+"""The functions that an expression may call.
 
 Names of functions are reserved: no variable of a rule may be called so. `proved()` says that the
 rule claims no more than its proved cases: the optimizer asks for the proof of each application
@@ -158,8 +158,8 @@ whatever the guard says, so it holds wherever a rule applies.
 """
 
 BITS, ITEMS = 4096, 4096
-"""What a number, and a sequence, in an expression may have: an expression comes from a file, and
-its evaluation is to end."""
+"""The limits of a number, and of a sequence, in an expression: an expression comes from a file, and
+its evaluation must end."""
 
 
 def _bounded(value: Any) -> Any:

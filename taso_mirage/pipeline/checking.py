@@ -37,7 +37,7 @@ from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
 TURNS = 8
-"""So many times rewrites that turn a decision are left out of one candidate."""
+"""The number of times that rewrites that turn a decision are left out of one candidate."""
 LOOKS = 3
 """An equation that turned decisions at places of more looks is left out everywhere."""
 DEEP = 3

@@ -47,9 +47,10 @@ INTERRUPTED = "interrupted: there was no time to measure whether the model gains
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
-"""Of a cost: what is predicted to be less is predicted to be faster."""
+"""The share of a cost below which a predicted cost counts as faster."""
 LIKELY = 2
-"""So many candidates for a large model are loaded for each set of the target's options, at most."""
+"""The largest number of candidates for a large model that are loaded for each set of the target's
+options."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02

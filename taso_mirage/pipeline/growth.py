@@ -21,7 +21,7 @@ from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.twins import shared_weights
 
 GROWTH = 1.2
-"""So many times as large as the original a result may be without a question."""
+"""The growth of a result over the original that needs no question."""
 LITTLE = 1 << 20
 """Bytes that it may be larger in any case."""
 NOT_TRIED = "not tried, as the file would grow"

@@ -30,9 +30,9 @@ from taso_mirage.search.config import OFF, unseen
 from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
 
 LEAST = 0.02
-"""Of the time of a run: what takes less is left as it is."""
+"""The share of the time of a run below which a body is left as it is."""
 MOST = 0.9
-"""Of the searches' time, for all bodies together."""
+"""The share of the searches' time for all bodies together."""
 SHARED = 4096
 """Bytes of a weight from which it is stored once where several bodies have it."""
 

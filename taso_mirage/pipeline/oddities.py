@@ -26,9 +26,10 @@ from taso_mirage.system.deadline import Deadline
 FEW = 3
 """Input sets of one shape, at least, on which an output that is equal may be constant."""
 WASTED = 0.01
-"""Of the bytes of all weights, at least, those that are stored once more must be."""
+"""The least share of the bytes of all weights that weights stored twice must have."""
 SHARE = 0.1
-"""Of the budget, for what the runtime's optimizations change: it may take float64 references."""
+"""The share of the budget for changes by the runtime's optimizations: they may take float64
+references."""
 LARGE, MANY = 1 << 30, 1 << 27
 """Bytes of weights from which the original is not loaded once more to be run without
 optimizations: in no case, and where loading it took longer than that may take."""

@@ -40,7 +40,8 @@ from taso_mirage.system.spending import Purpose, spent
 SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
 NEEDED, LONGEST = 0.5, 2.0
-"""Of the references' share, and seconds in any case, what those that every check needs may take."""
+"""The share of the references' time, and the seconds in any case, for the references that every
+check needs."""
 REGIONAL = (
     "the check has no float64 reference of the whole model, which takes too long: regions that changed were checked in "
     "float64 on what the original gives them, and the whole model against the original's runs"

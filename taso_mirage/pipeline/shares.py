@@ -8,28 +8,29 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
 
 REFERENCE = 0.1
-"""Of the budget, for the float64 references, at most; the first has twice as much."""
+"""The largest share of the budget for the float64 references; the first has twice as much."""
 REGIONS, LEAST_REGIONS = 0.08, 2.0
-"""Of the budget, for the check of regions, and seconds that it has in any case."""
+"""The share of the budget for the check of regions, and its least seconds."""
 COMPARISON, SHORTEST = 0.15, 1.5
-"""Of the budget, for one comparison of whole models, and seconds that it has in any case."""
+"""The share of the budget for one comparison of whole models, and its least seconds."""
 AFTER = 0.5
 """The part of a comparison's time that each has where kernels follow: there are more of them."""
 RUNS = 3
 """Runs in a round of a slow model: of both sessions, with those to warm up."""
 PARTS = 0.15
-"""Of the budget, at most, to look for parts of a candidate that do not pay."""
+"""The largest share of the budget for the ablation of a candidate's parts."""
 HALF = 0.5
-"""Of what is left, for all that must follow, and for the search where kernels come after it."""
+"""The share of the rest of the time for all that must follow, and for the search where kernels come
+after it."""
 BEFORE_KERNELS = 0.25
-"""The same of the search on a GPU, where kernels gain more."""
+"""The share for the search on a GPU, where kernels gain more."""
 AGAIN = 0.5
-"""Of the seconds that the original took to load, what an optimized model takes."""
+"""The time to load an optimized model relative to the original's."""
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
 CHECKED = 2
-"""So many models are loaded to check kernels: with their library and, if the model also goes to
-other machines, without."""
+"""The number of models that are loaded to check kernels: with their library and, if the model also
+goes to other machines, without."""
 MEASURING, MANY = 10.0, 256
 """Seconds below which nothing is measured for a search on a GPU, if kernels follow, and terms of a
 model of which so few seconds would measure no part."""
@@ -38,14 +39,14 @@ REGION = 4.0
 LOOK = 1.0
 """Seconds that a search has at least, if there are so many."""
 DECIDING = 0.5
-"""Of the searches' time, for what the passes ask of the clock."""
+"""The share of the searches' time that the passes reckon with."""
 AHEAD = 0.75
-"""Of what is left, at most, for the short search by predicted costs, which ends by numbers: it
-finds most of what there is, and needs no measurement."""
+"""The largest share of the rest of the time for the short search by predicted costs, which ends by
+numbers: it finds most of the gain, and needs no measurement."""
 LARGE = 0.02
 """The share of the budget from which on a model is large: to load and compare it takes more."""
 EXPLAINING, MEASURED = 0.1, 30.0
-"""Of the budget, to explain changes where that is asked for, and seconds at most."""
+"""The share of the budget to explain changes where that is asked for, and its most seconds."""
 WRITING = 1 << 29
 """Bytes of weights that are written in a second."""
 

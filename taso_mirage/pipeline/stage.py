@@ -20,7 +20,7 @@ from taso_mirage.system.workers import Workers
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
-"""What stages gave so far, by name."""
+"""The results of the stages so far, by name."""
 
 
 class Kept(Exception):

@@ -58,11 +58,11 @@ from taso_mirage.targets.packaging import stamped
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
-"""What all operators may take by the profiler, as a part of a run without it."""
+"""The largest time of all operators by the profiler, relative to a run without it."""
 REGIONS_PER_TERM = 3e-5
 """Seconds for each term of the original, in which regions are found."""
 PROFILE_SHARE = 0.5
-"""Of the seconds for explanations, what the profiler may take."""
+"""The share of the seconds for explanations that the profiler may take."""
 
 
 def conclude(
@@ -210,13 +210,13 @@ A stage that finds that the original has to be kept ends these. Seconds for each
 a chain of 20,000 nodes once the time is over, on one core.
 """
 KERNELS = (Stage("kernels", fuse, ("result", "original"), ("result",)),)
-"""What makes more of it, in the time that is left."""
+"""Stages that improve the result in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
-"""What follows on the result, whatever the time."""
+"""Stages that follow the result, whatever the time."""
 CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences", "let_through")
 
 

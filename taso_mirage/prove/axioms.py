@@ -42,7 +42,7 @@ _ATOMS = [
         "inv", "no factor exp(-x)", "1 / (y + z * exp(x)) == (1 - z * exp(x) / (y + z * exp(x))) / y", "y > 0 and z > 0"
     ),
 ]
-"""Of what is no scalar function: quotients and maxima."""
+"""Axioms of quotients and maxima, which are no scalar functions."""
 
 
 def _named(name: str, facts: Sequence[Fact]) -> list[Axiom]:

@@ -23,7 +23,7 @@ FLAGS = "float32"
 """The dtype of the tensors of 0 and 1."""
 _QUOTIENTS = (DIVIDE, RECIPROCAL)
 _PRODUCTS = (MULTIPLY, SCALAR_FUNCTIONS["negative"])
-"""What is infinite where an operand is, or no number."""
+"""Functions that are infinite where an operand is, or NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 WITNESSES = 200
-"""So many points of a concrete range are tried to show that a window is not empty."""
+"""The number of points of a concrete range that are tried to show that a window is not empty."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:

@@ -37,7 +37,7 @@ from taso_mirage.prove.cases import numeral
 from taso_mirage.prove.folds import inhabited
 
 FLAGS = 4
-"""So many factors of 0 or 1 are told apart when a polynomial is bounded."""
+"""The number of factors of 0 or 1 that are distinguished when a polynomial is bounded."""
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """Integers of at most so many bits are numbers of the float type."""
 _WIDTH = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}

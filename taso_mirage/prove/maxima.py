@@ -50,7 +50,7 @@ def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
 
 
 FEW = 4
-"""Of sums of at most so many terms p the square of |p| is spelled out."""
+"""The largest number of terms of a sum p whose square of |p| is expanded."""
 
 
 def magnitude(a: Atom) -> Poly | None:

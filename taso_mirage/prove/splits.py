@@ -13,7 +13,7 @@ from taso_mirage.prove.machine import is_flag
 from taso_mirage.prove.rewrites import sign_of
 
 DEPTH = 3
-"""So many signs are told apart, one inside the other."""
+"""The number of signs that are distinguished, one inside the other."""
 SMALL = 40
 """Sums of more terms are not split."""
 Same = Callable[[Poly, Poly], bool]

@@ -35,10 +35,10 @@ from taso_mirage.version import __version__
 
 CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
 CHECK = "float check"
-"""What an equality without a proof rests on: the whole model was compared with the original's
+"""The ground of an equality without a proof: the whole model was compared with the original's
 float64 reference."""
 PROOF = "symbolic"
-"""That of a case, for every size of its letters."""
+"""The proof of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 

@@ -14,7 +14,7 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.rewriting.folding import fold_constants
 
 MALFORMED_DATA = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-"""What hostile data may raise where it is read."""
+"""Errors that hostile data may raise where they are read."""
 
 
 def _constant(node: Node) -> Node:

@@ -52,7 +52,7 @@ class Times(TypedDict):
     ratio: float
     """How many times as fast the result is."""
     interval: list[float]
-    """What the rounds leave open of the ratio, by the sequential test."""
+    """The interval of the ratio that the rounds leave open, by the sequential test."""
     runs: int
     clock: str
     """`wall`, or `processor`: CPU time on one thread, where others used the cores."""
@@ -119,7 +119,7 @@ class ExtractionData(TypedDict):
     parts: int
     exact: int
     gap: float
-    """What a better choice could save at most, of a part."""
+    """The largest saving of a better choice, in one part."""
 
 
 class SearchData(TypedDict):
@@ -171,9 +171,9 @@ class LeftoverData(TypedDict):
     """In one line."""
     tuned: int
     kinds: int
-    """Of regions, all together."""
+    """The number of all kinds of regions."""
     seconds: float
-    """That the others would take, about."""
+    """The estimated seconds that the other kinds would take."""
     regions: list[LeftRegionData]
 
 
@@ -184,7 +184,7 @@ class StageSpendingData(TypedDict):
     seconds: float
     spent: dict[str, float]
     loads: int
-    """Of whole models into the runtime."""
+    """The number of loads of whole models into the runtime."""
 
 
 class SpendingData(TypedDict):
@@ -194,7 +194,7 @@ class SpendingData(TypedDict):
     """All: from the start of the process to the last file."""
     spent: dict[str, float]
     loads: int
-    """Of whole models into the runtime."""
+    """The number of loads of whole models into the runtime."""
     stages: list[StageSpendingData]
 
 
@@ -208,7 +208,7 @@ class ResultData(TypedDict):
     changed: bool
     """False where the original's graph was kept."""
     failure: str | None
-    """Which rewrite failed the check; it was left out."""
+    """The rewrite that failed the check; it was left out."""
     target: TargetData
     nodes: Counts
     cost: BeforeAfter
@@ -225,7 +225,7 @@ class ResultData(TypedDict):
     search: SearchData
     partial: MutantsData
     seconds: dict[str, float]
-    """What each stage of the pipeline took."""
+    """The seconds of each stage of the pipeline."""
     spending: SpendingData
     notes: list[str]
     left: LeftoverData | None

@@ -274,7 +274,7 @@ def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
 
 
 APART = 1.5
-"""So many times apart both sums are said to differ."""
+"""The ratio from which two sums are reported as different."""
 
 
 def duration(seconds: float) -> str:

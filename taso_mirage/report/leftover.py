@@ -11,14 +11,13 @@ ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
 LEAST = 1.01
 """A region that may make the model less than so many times as fast is not named."""
 REST = 0.25
-"""Of a model's time, what no kernels take away: what regions may save together is less than all,
-whatever the estimates of each sum up to."""
+"""The share of a model's time that no kernels save: regions together may save less than all,
+whatever the sum of their estimates."""
 EACH = 5.0
 """Seconds that a region takes, where none was tuned to tell."""
 
 RegionEstimate = tuple[tuple[str, ...], int, float]
-"""Of a kind of regions the operators, the places, and the seconds that it may save in all of
-them."""
+"""A kind of regions: the operators, the places, and the seconds that it may save in all of them."""
 
 
 @dataclass(frozen=True, slots=True)

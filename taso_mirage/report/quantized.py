@@ -44,9 +44,9 @@ INTEGERS, IN_FLOATS, CONVERTS, OTHER = "integers", "floats", "conversions", "oth
 NBITS, LEVEL = "MatMulNBits", 4
 """The product with packed weights, and its accuracy level at which it multiplies integers."""
 PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
-"""What quantization is for: named also where the file does not quantize it."""
+"""Operators for which a model is quantized: named also where the file does not quantize them."""
 SECONDS = 0.5
-"""Of the profile."""
+"""The seconds of the profile."""
 LATEST = 21
 """The last opset that a group is tried at."""
 KINDS = (INTEGERS, IN_FLOATS, CONVERTS, OTHER)

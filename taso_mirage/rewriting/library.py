@@ -33,7 +33,7 @@ LIBRARY = "library"
 """The `evidence` of a rule's equation."""
 _NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
 MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
-"""What is raised where a text of a file is read that means nothing."""
+"""Errors that a malformed text of a file raises."""
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 SCHEMA = "$schema"
@@ -51,10 +51,10 @@ class EvidenceEntry(TypedDict):
     bounded: NotRequired[int]
     excluded: NotRequired[int]
     trials: NotRequired[int]
-    """Of version 0.1; it is not read."""
+    """A field of version 0.1; it is not read."""
     proof: NotRequired[ProofKind]
     bound: NotRequired[str]
-    """What the proof covers."""
+    """The range that the proof covers."""
     steps: NotRequired[int]
 
 

@@ -24,7 +24,7 @@ MATCHED_LEVELS = 3
 Most patterns are no deeper.
 """
 PATTERNS = 1 << 14
-"""Of so many patterns the upper parts are kept."""
+"""The number of patterns whose upper parts are kept."""
 
 
 def match_key(node: Node, levels: int) -> tuple[MatchKey, tuple[Node, ...]]:

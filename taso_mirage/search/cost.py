@@ -57,7 +57,7 @@ SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter
 than what a run costs anyway."""
 ENOUGH = 8
-"""So many measured terms tell what rooflines are off by on this machine."""
+"""The number of measured terms that determine the error of rooflines on this machine."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
 one before it."""

@@ -29,7 +29,7 @@ from taso_mirage.search.weights import dtype_holds
 SWEEPS = 8
 LARGE = 4
 FASTER = 1 - 1e-6
-"""Of the time on a roofline: what as many terms may take at most."""
+"""The largest time of as many terms, relative to the time on a roofline."""
 FEW, KERNEL = 1 << 16, 1 << 25
 """Operations of one term on weights in half precision that may be tried out before a rewrite is
 taken, and those on more than a matrix (a kernel of a convolution): there are many large matrices. A

@@ -21,7 +21,7 @@ from taso_mirage.system.store import Store
 from taso_mirage.verdicts import Failure, FailureKind
 
 SEED, TYPINGS = 1, 320
-"""As `taso-mirage substitutions verify` asks by itself."""
+"""The defaults of `taso-mirage substitutions verify`."""
 
 
 def plugin_rules(taken: Container[str] = ()) -> tuple[Rule, ...]:

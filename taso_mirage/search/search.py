@@ -26,7 +26,7 @@ from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
-"""Which of several equal graphs is the fastest; the first is predicted to be."""
+"""The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
 PLAIN = (str, int, float, tuple)
 """Values of attributes that a text tells apart."""
 SEARCHING = 0.8
@@ -38,14 +38,17 @@ TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
 correct that."""
 FINALISTS = 4
-"""So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+"""The number of the cheapest states of a part that are measured as they are, beside the part as it
+was."""
 FULL, LEAST = 1 / 4, 8
-"""Of the cost of the dearest part in all its places: from here on a part has all the patience.
+"""The cost, relative to the dearest part in all its places, from which a part has all the patience;
+and the least number of states of a cheaper part.
 
-Below that it has a part of it, and so many states at least: a border of equal layers, say.
+A cheaper part has a share of the patience: a border of equal layers, say.
 """
 DECISIVE = 1 / 8
-"""The same from which the choice between a part's cheapest states is measured."""
+"""The cost, relative to the same, from which the choice between a part's cheapest states is
+measured."""
 SAME_COST = 1.02
 """Predicted costs that differ by less are one: measured operators vary as much."""
 

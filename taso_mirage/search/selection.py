@@ -144,15 +144,15 @@ def _inside(outputs: Sequence[Node], operands: Container[Node]) -> list[Node]:
 
 
 class _Rebased:
-    """Steps again, over what terms are where some of the steps were left out."""
+    """A replay of steps from which some are left out."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.full = self.partial = tuple(outputs)
         self.steps: list[RewriteStep] = []
         self.done: dict[Node, Node] = {}
-        """What stands for a term; terms over such operands follow."""
+        """For each term, the term that stands in its place; terms over such operands follow."""
         self.kept: dict[Node, Node] = {}
-        """Of these, what would have been replaced for what was not made."""
+        """The terms that left-out steps would have made, with the terms in their place."""
         self._images(outputs)
 
     def add(self, group: Sequence[RewriteStep], left_out: Sequence[bool]) -> None:

@@ -19,7 +19,7 @@ from taso_mirage.search.steps import RewriteStep
 After = Callable[[Sequence[RewriteStep]], tuple[Model, tuple[RewriteStep, ...]]]
 """The original after steps, and these with the folded weights that they need."""
 MOST = 4
-"""So many rewrites that crash are left out of one candidate."""
+"""The number of rewrites that crash that are left out of one candidate."""
 
 
 def surviving(

@@ -21,7 +21,7 @@ from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.steps import RewriteStep
 
 SPREAD = 16
-"""So many times as large as what it comes from a new weight may be."""
+"""The largest size of a new weight, relative to its source."""
 _SWEEPS = count(-1, -1)
 """Numbers that no sweep of the passes has."""
 

@@ -24,7 +24,7 @@ FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
 stays an Expand)."""
 LAST_DIGITS = 4
-"""So many units of its dtype a number may be off by where its declared dtypes count."""
+"""The largest error of a number, in units of its dtype, where its declared dtypes count."""
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22

@@ -28,7 +28,7 @@ class Purpose(StrEnum):
     OWN = "own work"
     """The thread's own: rules, search, and all that has no other purpose."""
     STARTING = "starting"
-    """Of Python, and of the process that has the runtime."""
+    """The start of Python, and of the process that has the runtime."""
     LOADS = "loads"
     """Whole models into sessions of the runtime."""
     REFERENCES = "references"

@@ -28,7 +28,7 @@ from taso_mirage.targets.stamp import Provider
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
-"""Of the operators that it has."""
+"""The domains of the runtime's operators."""
 EXTENSIONS = {
     "bfloat16": (16, np.uint16),
     "float8_e4m3fn": (17, np.uint8),

@@ -31,7 +31,8 @@ graphs."""
 FALLBACK = "fallback"
 """The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
 OURS, COMPOSED = "ours", "composed"
-"""What runs here, beside INDUCTOR and EAGER: by ONNX Runtime, or what it would run by Inductor."""
+"""The ways of this package, beside INDUCTOR and EAGER: by ONNX Runtime, or its graph by
+Inductor."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock

@@ -19,7 +19,8 @@ from taso_mirage.torch.equal import check_equal
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
 SIZES = 16
-"""So many sets of sizes are remembered: each may have a graph, with memory of its own."""
+"""The number of sets of sizes that are remembered: each may have a graph, with memory of its
+own."""
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
 COPIED = 1 << 26

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from taso_mirage.torch.halves import Captured
 
 STATISTICS = frozenset(("running_mean", "running_var"))
-"""What batch norms in training change, though PyTorch's declarations of them do not say it."""
+"""Operands that batch norms in training change, though PyTorch's declarations do not say it."""
 
 
 def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int] | None:

@@ -48,7 +48,7 @@ PRODUCTS = {
 Launch = Callable[..., Any]
 """Runs a kernel on contiguous tensors."""
 LaunchMaker = Callable[[Record, Sequence[Sequence[int]]], Launch]
-"""What launches a kernel for inputs of such shapes."""
+"""A function that makes the launch of a kernel for inputs of given shapes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import torch
 from taso_mirage.torch.halves import Captured, value_of
 
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
-"""What is drawn of sizes alone."""
+"""Random functions of sizes alone."""
 DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
 """Products with factors that are drawn of sizes alone."""
 

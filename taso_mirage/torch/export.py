@@ -29,7 +29,8 @@ SizeGiven = int | tuple[int, ...]
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
 PARTS = {**TRAINING_NORMS, **ENCODERS, **FAITHFUL}
-"""What PyTorch's exporter does not know, or has wrong, in parts that it knows."""
+"""Decompositions of operators that PyTorch's exporter does not know, or has wrong, into those that
+it knows."""
 
 
 class ChangesInPlace(Exception):

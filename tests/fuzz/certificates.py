@@ -371,7 +371,7 @@ WRITTEN: tuple[tuple[str, ...], ...] = (
     ("Mul x x", "Div 0 x"), ("Add x c", "Sub 0 c"), ("Mul x c", "Div 0 c"), ("Log x", "Exp 0"), ("Max x c",), ("Mul x x", "Sqrt 0"),
     ("Less x c", "Where 0 x c"), ("Exp x", "Exp x", "Sub 0 1", "Add x 2"), ("Neg x", "Neg 0"), ("Relu x",), ("Tanh x",),
 )  # fmt: skip
-"""The same in nodes, as what is put in front of a use of a value."""
+"""The changes in nodes: they are put in front of a use of a value."""
 
 
 def _forged(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:

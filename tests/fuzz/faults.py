@@ -24,7 +24,7 @@ COMMANDS = {
     f"optimize m.onnx {QUICK} --in-place": ("m.onnx",),
     f"optimize m.onnx {QUICK} --in-place --certificate c.json": ("m.onnx", "c.json"),
 }
-"""What each of them writes."""
+"""The files that each command writes."""
 
 
 def fault_case(seed: int, folder: Path) -> tuple[str, list[str]]:

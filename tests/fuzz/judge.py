@@ -76,7 +76,7 @@ KINDS = {
     "value": "surfaces:valued",
     "torch": "modules:moduled",
 }
-"""What judges a case of each kind: a function of its seed and of a folder, in a module of this
+"""The judge of each kind of cases: a function of a seed and of a folder, in a module of this
 package."""
 
 

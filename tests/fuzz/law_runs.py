@@ -13,7 +13,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.targets.onnx_runtime import run_session
 
 Ran = list[Any] | str
-"""What a run gave, or why it gave nothing."""
+"""The outputs of a run, or the reason why it has none."""
 
 
 def side(content: bytes, feeds: Sequence[Mapping[str, Any]], optimized: bool) -> list[Ran] | str:

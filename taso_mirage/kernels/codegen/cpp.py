@@ -128,7 +128,7 @@ class CppProgram:
     prepared: list[PreparedInstance] = field(default_factory=list)
     """The terms that read prepared weights, which lie one behind the other."""
     waiting: list[PreparedInstance] = field(default_factory=list)
-    """Those of them whose results nothing has read yet: they run together."""
+    """The prepared instances whose results nothing has read yet: they run together."""
 
     def source(self) -> str:
         """The program's functions; code that all programs share stands above them."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isqrt, prod
 
 CLEARLY = 0.95
-"""What takes at most such a part of the time of the usual program has a range of sizes."""
+"""A program whose time is at most this share of the usual program's has a range of sizes."""
 
 
 def ranges(

@@ -45,11 +45,11 @@ BY_HAND: Mapping[Lowering | None, type[ByHand]] = {
     Lowering.SHIFTED: ShiftedBlock,
     Lowering.DEPTHWISE: DepthwiseBlock,
 }
-"""What has its own text."""
+"""Operators with a program of their own."""
 Specialized: TypeAlias = SpecializedBlock | StationaryBlock
-"""What is in Gluon."""
+"""Blocks in Gluon."""
 ProgramBlock: TypeAlias = TritonBlock | Specialized | ByHand
-"""What is written as one function."""
+"""A block that is written as one function."""
 
 
 def program(

@@ -39,13 +39,14 @@ from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 
 FINALISTS = 4
-"""So many programs, of different grids, loops or forms, get other schedules."""
+"""The number of programs, of different grids, loops or forms, that get other schedules."""
 DEEPEST = 8
 """Iterations whose loads are in flight, at most."""
 DEPTHS = 5
-"""So many numbers of stages are tried for a launch, the deepest that fit."""
+"""The number of pipeline depths that are tried for a launch, the deepest that fit."""
 BEHIND = 1.2
-"""Of a slow program that takes so many times as long as the best so far one round is measured."""
+"""A program that takes longer than this factor times the best so far is measured in one round
+only."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""

@@ -177,8 +177,8 @@ class DerivationKind:
     keeps_signs: ClassVar[bool] = False
     """Whether it is positive, and far from 0, where its operand is."""
     harm: ClassVar[str | None] = None
-    """What is wrong with it if an operand overflows; "" for nothing, None where it is to be
-    relative to its maximum."""
+    """The reason why the derivation is refused if an operand overflows; "" for none, None where it
+    is to be relative to its maximum."""
 
     def __repr__(self) -> str:
         return self.name

@@ -34,15 +34,15 @@ from taso_mirage.verdicts import Evidence, Failure
 
 HALF_FLOATS = ("float16", "bfloat16")
 BLOCK = (64, 64, 64, 0)
-"""Of a goal, which is launched with none."""
+"""The block of a goal, which is launched with none."""
 PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)
-"""Of a block: pixels, output channels, and channels of a step of its sum."""
+"""The sizes of a block: pixels, output channels, and channels of a step of its sum."""
 DIAGONALS = 16, 32, 64
 """Channels of groups that are one matrix, at most."""
 WRITTEN = 9
 """Steps of a sum that may be written one by one."""
 BEST = 16
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 BOUND = 8.0
 """How many times as long as memory the operations of one group may take: libraries are good at
 more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
@@ -68,7 +68,7 @@ class ChannelsLastConvolution:
     dilations: tuple[int, ...]
     group: int
     merged: int
-    """So many groups are one in the model, whose weights have zeros for them."""
+    """The number of groups that are one in the model, whose weights have zeros for them."""
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""

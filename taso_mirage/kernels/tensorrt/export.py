@@ -31,7 +31,7 @@ from taso_mirage.system.files import write_file
 
 CHECKER = Path(__file__).parent / "check_samples.py"
 SEED = 1
-"""Of the sample inputs."""
+"""The seed of the sample inputs."""
 
 
 @dataclass(frozen=True, slots=True)

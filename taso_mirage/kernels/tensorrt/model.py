@@ -21,7 +21,7 @@ from taso_mirage.onnx_io.files import EXTERNAL_ABOVE, save_proto
 
 _Shapes = Mapping[str, Sequence[int]]
 VERSION = "1"
-"""Of the plugins, as TensorRT's registry asks for it."""
+"""The version of the plugins, as TensorRT's registry requires it."""
 TRITON = f"{NAMESPACE}.triton."
 """Before the name of a kernel in the metadata that has its source."""
 

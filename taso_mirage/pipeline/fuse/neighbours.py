@@ -33,9 +33,9 @@ class Neighbours:
     model: Model
     kinds: Sequence[Fused]
     kind: dict[RegionSite, Fused] = field(init=False)
-    """That of each place."""
+    """The kind of each place."""
     graphs: dict[RegionSite, Graph] = field(init=False)
-    """Its muGraph."""
+    """The muGraph of each place."""
     order: dict[Node, int] = field(init=False)
     readers: Mapping[Node, Sequence[Node]] = field(init=False)
 

@@ -16,8 +16,8 @@ before it correct that."""
 LEAST = 0.5
 """Seconds without which no kernel is begun."""
 PART = 1 / 3
-"""Of what is left, at most, for one kind of regions: to tune it longer gains less than the next one
-does."""
+"""The largest share of the rest of the time for one kind of regions: longer tuning gains less than
+the next kind does."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 

@@ -56,7 +56,7 @@ from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 SHARE = 1 / 32
-"""Of the original's rounding of operands to few digits, what kernels may round."""
+"""The share of the original's rounding of operands that kernels may round."""
 
 
 def fused(

@@ -36,7 +36,7 @@ ENOUGH = 24
 WORK = 400_000
 """Steps of proofs after which cases are compared in numbers alone."""
 COMPARED = 3
-"""So many typings are enumerated for each one that is judged."""
+"""The number of typings that are enumerated for each one that is judged."""
 GLANCES = ((-3.0, 3.0), (0.5, 4.0), (-100.0, 100.0), (-0.05, 0.05))
 """Where the floats lie in which every enumerated typing is compared."""
 APART = 1e-6

@@ -28,7 +28,7 @@ from taso_mirage.rewriting.text import parse_type
 from taso_mirage.verdicts import Failure
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
-"""What typing raises where a drawn typing is none."""
+"""Errors of typing for a drawn typing that is illegal."""
 
 
 @dataclass(frozen=True, slots=True)

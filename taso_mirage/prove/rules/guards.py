@@ -72,13 +72,13 @@ POOL: tuple[tuple[str, str], ...] = (
     ("nxi", "{n} == dim({x}, {i})"),
     ("xytn", "prod(shape({x})[{n}:]) == prod(shape({y}))"),
 )
-"""What a guard may say, the plainer the earlier: the names that a predicate ranges over (x, y
+"""The predicates of guards, the plainer the earlier: the names that a predicate ranges over (x, y
 tensors; i, j axes of x and of the last tensor; n, m numbers; t, u tuples), and its text. `value`,
-`rank`, ... are what they are at the given typing."""
+`rank`, ... have their values at the given typing."""
 
 TYPINGS, TRIALS, ROUNDS, TRIES = 500, 4, 10, 16
 FAILURES = 40
-"""So many failing typings are gathered before a guard is sought."""
+"""The number of failing typings that are gathered before a guard is sought."""
 DEPTH, BREADTH = 4, 8
 
 

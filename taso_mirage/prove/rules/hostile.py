@@ -35,9 +35,9 @@ from taso_mirage.rewriting.equation import Equation, instantiate
 OTHER_FLOATS = ("float16", "float64", "bfloat16")
 INTEGER_DTYPES = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
 STARTS = 8
-"""So many seeds are tried for a first typing of a law that states none."""
+"""The number of seeds that are tried for a first typing of a law that states none."""
 TURNS = 6
-"""So many changes are tried for each typing that is wanted."""
+"""The number of changes that are tried for each typing that is wanted."""
 Names = dict[str, Any]
 
 

@@ -31,13 +31,13 @@ from taso_mirage.verdicts import Counterexample, Evidence, Failure, FailureKind,
 WANTED = 320
 """Typings that are drawn of a rule; `substitutions verify` asks for as many."""
 CHOSEN = 32
-"""So many structurally different typings are proved."""
+"""The number of structurally different typings that are proved."""
 KINDS = ("symbolic", "bounded")
 """From the strongest to the weakest; a rule has the weakest that one of its cases needed."""
 KEPT = 0.9
 """A guard that excludes more of the proved cases is none."""
 GUARDS = 3
-"""So often a guard is sought that excludes the cases that failed."""
+"""The number of times that a guard is sought that excludes the cases that failed."""
 EquationSides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 

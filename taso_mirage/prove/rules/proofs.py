@@ -141,7 +141,7 @@ class Proofs:
 
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
-"""What was proved in this process, whoever asked: a verdict hangs on the case alone."""
+"""Proofs of this process, whoever asked: a verdict depends on the case alone."""
 MOST = 1 << 12
 """Verdicts that stay in memory."""
 

@@ -165,7 +165,7 @@ def problem(rule: Rule, found: Examined) -> str:
 
 
 CLASSES = 6
-"""So many classes of cases are shown, the smallest case of each."""
+"""The number of classes of cases that are shown, the smallest case of each."""
 
 
 def law_rules() -> list[Rule]:

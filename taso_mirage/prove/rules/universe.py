@@ -28,7 +28,7 @@ ELEMENTS = 1024
 LARGE = 4096
 """Elements of one operand where a number that the rule states is a size."""
 GUARD_TRIES = 400
-"""So many numbers are tried for the constants that a guard reads."""
+"""The number of numbers that are tried for the constants that a guard reads."""
 FIRST_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 
 

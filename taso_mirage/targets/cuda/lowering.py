@@ -55,16 +55,17 @@ SHIPPED = (80, 86, 89, 90, 100, 120)
 """A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was
 made on."""
 PORTABLE = 80
-"""And PTX for this one: the driver of a later GPU compiles it when a session is created
-(`cuModuleLoadData` takes both), and keeps that."""
+"""The capability of the PTX: the driver of a later GPU compiles it when a session is created
+(`cuModuleLoadData` takes both), and keeps the result."""
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 """KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical
 specifications)."""
 LEAST = 99
 """KiB that it can have everywhere from PORTABLE on."""
 BESIDE = 4
-"""So many programs, by the model the fastest, are tuned beside one whose weights stay: on an H100
-it was the fastest one in most rows, and each of the others takes a second of a compiler."""
+"""The number of programs, by the model the fastest, that are tuned beside one whose weights stay:
+on an H100 it was the fastest one in most rows, and each of the others takes a second of a
+compiler."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
 
@@ -83,8 +84,9 @@ class CudaLowering:
     arranged: bool = True
     batched: bool = True
     free: bool = True
-    """What has no such kernel keeps its operators, or has one of samples: a model that told sizes
-    apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
+    """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has
+    one of samples: a model that distinguished sizes would have an `If`, of which ONNX Runtime
+    captures no CUDA graph."""
 
     @property
     def searching(self) -> int:

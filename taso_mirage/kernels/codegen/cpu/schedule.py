@@ -57,7 +57,8 @@ class StoreNest:
     axes: Strides = ()
     update: bool = False
     memory: Mapping[LoopValue, CppBuffer] | None = None
-    """What lay in memory when the store found its place among the others; it computes the rest."""
+    """The memory at the time when the store found its place among the others; the store computes
+    all other values."""
 
     @property
     def space(self) -> BufferSizes:

@@ -37,8 +37,8 @@ TURN = 5
 RANGED = 8
 """Programs with free sizes that are compiled: each is compiled for whole tiles and for others."""
 CLOSE = 1.2
-"""What takes longer than so many times the fastest is not measured in the second half of the
-time."""
+"""A program that takes longer than this factor times the fastest is not measured in the second half
+of the time."""
 LARGE, COLD = 1 << 23, 1 << 27
 """Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the
 bytes that no cache holds."""

@@ -32,7 +32,7 @@ PIECES, WORDS, COLUMNS = 4, 4, 8
 """Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
 LANE_WORDS = PIECES * WORDS
 WARPS = 32
-"""Of a block, at most."""
+"""The largest number of warps of a block."""
 
 
 @dataclass(frozen=True, slots=True)

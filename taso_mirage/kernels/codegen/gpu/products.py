@@ -35,9 +35,9 @@ operands, and not past a branch. (One latent head on an H200: 22.6 to 21.4 us.)"
 Letters = dict[str, int]
 """The axis of every letter that a tile has one for, in the tile's order."""
 LAYOUT = frozenset({Lowering.TRANSPOSE, Lowering.RESHAPE})
-"""What moves elements, and computes nothing."""
+"""Operators that move elements, and compute nothing."""
 LEAST = 16
-"""What a dot wants of each of its three sides."""
+"""The least size of each of a dot's three sides."""
 DEFERRED = 8192
 """Elements of a tile, at most, that are accumulated as they are to be folded once, after the
 loop."""

@@ -158,8 +158,8 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
-    `registers` when it starts."""
+    """The tensor maps of the first buffers, where warps are specialized (`specialized.py`); a
+    thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
 

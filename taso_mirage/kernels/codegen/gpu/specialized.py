@@ -39,7 +39,7 @@ from taso_mirage.operators.interpret import interpret
 GROUPS, ROWS = 2, 64
 """Groups that compute, and the rows of each: what one product of the tensor cores has."""
 WIDTHS, KEYS = (64,), (64, 128)
-"""Of heads and of tiles: what was measured."""
+"""The measured widths of heads, and of tiles of keys."""
 REGISTERS = 144
 """A thread of a group that computes has so many; those that load have what is left."""
 DEPTHS = (3, 2, 4)
@@ -92,7 +92,7 @@ def here(x):
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
 NAMES = frozenset("total m acc out_total out_m rows matrix_rows matrix_columns first q k v out mma".split())
-"""Of a group, beside what is stored."""
+"""Names of a group besides those of stored values."""
 MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):

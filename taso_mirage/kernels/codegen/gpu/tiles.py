@@ -27,8 +27,8 @@ from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WH
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
-"""What a running maximum starts with: finite, so that of a row that is masked so far nothing is
-NaN, and no more than any finite element."""
+"""The start of a running maximum: finite, so that a row that is masked so far has no NaN, and not
+above any finite element."""
 
 
 @dataclass(frozen=True, slots=True)
