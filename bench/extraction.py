@@ -12,7 +12,7 @@ bench/results/extraction-cpu2.json after each row, for ours, for `milp`, and for
 program for the cheapest graph alone: the cheapest graph's cost, whether it is known to be the
 cheapest, what share of its cost a better one might save, how many graphs are found, and seconds of
 the clock and of the processor (on a machine that others use the clock says more about them).
-E-graphs hang on the clock: `--graphs` keeps them, and reads them where they were kept.
+E-graphs depend on the clock: `--graphs` keeps them, and reads them where they were kept.
 """
 
 from __future__ import annotations

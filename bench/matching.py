@@ -47,7 +47,7 @@ from taso_mirage.search.weights import fold_weights, split_halves  # noqa: E402
 T = TypeVar("T")
 TINY = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 32}
 SECONDS = 600.0
-"""The budget of a search: more than it needs, so that counts do not hang on the clock."""
+"""The budget of a search: more than it needs, so that counts do not depend on the clock."""
 
 
 def built(name: str, layers: int) -> onnx.ModelProto:

@@ -114,7 +114,7 @@ def program(name: str, batch: int, dtype: str) -> Graph:
 
 
 def model_of(graph: Graph, arrays: dict[str, StoredWeight]) -> Model:
-    """A program as a model, with what hangs on weights computed ahead."""
+    """A program as a model, with what depends on weights computed ahead."""
     return fold_weights(standalone(graph, {"": 20}, arrays))[0]
 
 

@@ -69,7 +69,7 @@ def structure(model: Model, ordered: bool = True) -> str:
 
 
 def _said(value: Any) -> str:
-    """An attribute without places in memory, and without the name of a kernel, which hangs on its
+    """An attribute without places in memory, and without the name of a kernel, which depends on its
     schedule."""
     array = value.numpy() if hasattr(value, "numpy") else value
     if isinstance(array, np.ndarray):

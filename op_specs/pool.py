@@ -336,8 +336,8 @@ average_pool.laws(f"""
         | p: (1, 1, 0, 1), a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
         b: {{dilations: (1, 1), group: 2}}
 
-    # the part of each window that is in the image does not hang on the image; the sum itself could
-    # overflow in half precision
+    # the part of each window that is in the image does not depend on the image; the sum itself
+    # could overflow in half precision
     average_pool(x, kernel=k, strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) \
         == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \
             div(1, conv(expand(1, shape=(1, 1) + shape(x)[2:]), expand({SHARE}, shape=(1, 1) + k), strides=s, pads=p, \

@@ -79,8 +79,8 @@ def assert_boxes(output: Node, values: dict[Node, Any]) -> int:
 
 @pytest.mark.parametrize(("op", "i"), [use for use in uses() if use.values[0].name != "winograd"])
 def test_every_operator(op: Op, i: int) -> None:
-    """All but winograd, which no model has: its sums cancel what a result does not hang on, but for
-    rounding."""
+    """All but winograd, which no model has: its sums cancel what a result does not depend on, but
+    for rounding."""
     use = build(op, i)
     for output in use.outputs:
         try:

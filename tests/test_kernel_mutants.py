@@ -166,8 +166,8 @@ def _rescaled(x: Node, top: Node, degree: int) -> Node:
 
 
 def _rewired(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
-    """One operand replaced by another term of the same type that does not hang on the node: a stale
-    maximum, gate for up..."""
+    """One operand replaced by another term of the same type that does not depend on the node: a
+    stale maximum, gate for up..."""
     above = {node}
     for each in body:
         if not above.isdisjoint(each.args):

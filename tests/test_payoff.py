@@ -252,7 +252,7 @@ def test_a_result_keeps_what_pays_and_names_what_does_not(tmp_path: Path) -> Non
     assert "BiasGelu" in there
     assert result.timing is not None
     before = nodes(serialize(result.original))
-    assert result.timing.ratio == pytest.approx(len(before) / len(there))  # how many fewer hangs on measured costs
+    assert result.timing.ratio == pytest.approx(len(before) / len(there))  # how many fewer depends on measured costs
     assert len(there) < len(before)
     assert all(d.passed for d in result.differences)
     (said,) = (note for note in result.notes if note.startswith("left out, as the model was measured faster without"))

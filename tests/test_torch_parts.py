@@ -89,7 +89,7 @@ class InTurn(N.Module):
 
 
 class Beside(N.Module):
-    """A product and a convolution that do not hang on each other, and results of both."""
+    """A product and a convolution that do not depend on each other, and results of both."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ FREE = {
     "StringSplit": "the most parts of a text",
     "Unique": "the elements that differ",
 }
-"""Operators whose results have a size that hangs on values, and what it counts."""
+"""Operators whose results have a size that depends on values, and what it counts."""
 
 
 def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

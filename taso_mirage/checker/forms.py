@@ -405,7 +405,7 @@ def floor(p: Poly, d: Poly) -> Poly:
         return p
     whole, rest = apart(p, d)
     for _ in range(TURNS):
-        if not variables(rest) or not holds(rest - d, facts):  # of sizes alone it hangs on no facts
+        if not variables(rest) or not holds(rest - d, facts):  # of sizes alone it depends on no facts
             break
         whole, rest = whole + 1, rest - d
     if holds(rest, facts) and holds(d - 1 - rest, facts):

@@ -210,7 +210,7 @@ def value_of(dtype: str, p: Poly) -> Poly | None:
 
 
 def unbound(bound: Bound, powers: Powers) -> frozenset[tuple[Term, Number]]:
-    """The terms of a member of a bag that do not hang on its bound variables."""
+    """The terms of a member of a bag that do not depend on its bound variables."""
     p = next(a[1] for a, _ in powers if a[0] == "val")
     return frozenset((t, c) for t, c in p.terms if variables(t).isdisjoint(bound))
 

@@ -123,7 +123,7 @@ def recheck_equations(
 
 
 class _Again:
-    """Fingerprints of chosen candidates at one more assignment; only what they hang on is
+    """Fingerprints of chosen candidates at one more assignment; only what they depend on is
     computed."""
 
     def __init__(self, table: Table, values: TermValues) -> None:
@@ -148,7 +148,7 @@ class _Again:
         return result[back]
 
     def _value(self, group: Group | None, chosen: _Ints) -> NDArray[np.integer]:
-        """Inputs that others hang on have their residues already."""
+        """Inputs that others depend on have their residues already."""
         rows = self.rows[self.table.all.kept[chosen]]
         if group is not None or (rows < 0).any():
             return self._compute(group, chosen)
@@ -158,7 +158,7 @@ class _Again:
         return self.table.kinds[int(self.table.all.kind[chosen[0]])]
 
     def _below(self, candidates: _Ints) -> _Ints:
-        """The kept terms that candidates hang on."""
+        """The kept terms that candidates depend on."""
         found = np.zeros(len(self.table.candidate), bool)
         front = candidates
         while len(front):

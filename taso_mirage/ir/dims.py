@@ -362,8 +362,8 @@ def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> 
 
 
 def refuse_free(attrs: Mapping[str, object]) -> None:
-    """Raises Unsupported where an attribute hangs on a size that a run gives: it has no place in a
-    model."""
+    """Raises Unsupported where an attribute depends on a size that a run gives: it has no place in
+    a model."""
     for name, value in attrs.items():
         if any(isinstance(each, Symbolic) for each in (value if isinstance(value, tuple) else (value,))):
             raise Unsupported(f"the attribute {name} is {value}, which a run gives")

@@ -110,11 +110,11 @@ class Algebra:
         return self.single(((self._atom(atom) * ROOT_LEVELS, 1),))
 
     def free(self, p: AbstractExpression) -> LabelSet:
-        """The labels that a term hangs on."""
+        """The labels that a term depends on."""
         return self._of_poly[p].free
 
     def free_of(self, factor: int) -> LabelSet:
-        """The labels that a factor hangs on."""
+        """The labels that a factor depends on."""
         return self._of_atom[factor // ROOT_LEVELS].free
 
     # ------------------------------------------------------------ leaves and functions

@@ -60,7 +60,8 @@ def free_regions(
     report: ErrorReport = raised,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
-    whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
+    whose kernel would depend on its sizes is at `sizes`, or with `batched` one of a single
+    sample."""
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: FreeKnown = {}

@@ -168,7 +168,7 @@ def refuse(goal: Graph) -> None:
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):
-            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
+            raise Unsupported(f"output {i} depends on no input; leave it out of the graph")
 
 
 def moves(labelled: Labelled) -> bool:

@@ -47,7 +47,7 @@ def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Lab
     A sum that is used in several places is one value, which products do not distribute over.
 
     Raises Unsupported, which names the term, where an operator moves elements between axes or a
-    result does not hang on its axes.
+    result does not depend on its axes.
     """
     outputs = of_integers_or_floats(inlined(graph.outputs))
     for ours, wanted in zip(outputs, graph.outputs, strict=True):

@@ -11,7 +11,7 @@ results of other labels are lanes (`horizontal.py`), of which no two compute the
 counts is what operators compute, not how many they are: a fused operator of a runtime is a region
 alone, and one of several results is in it with all that reads them. What has kernels that prepare
 weights is a region first, where a back end has those (`prepared.py`). What only repeats elements
-(the heads that queries share) is in it where something hangs on all of them.
+(the heads that queries share) is in it where something depends on all of them.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Growing:
                 self._take(members[::-1])
 
     def _prepares(self, members: Sequence[Node], kinds: PreparedKinds) -> bool:
-        """Whether terms are a goal of such a kernel, at fixed sizes: some hang on the data."""
+        """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
         try:
             goal = self.fragment(members)
             return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
@@ -264,7 +264,7 @@ class _Growing:
 
     def _repeating(self, graph: Graph) -> Labelled | None:
         """The labels of one that only repeats elements, which its result has where something else
-        hangs on all of them."""
+        depends on all of them."""
         result, *more = graph.outputs
         other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
         return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
@@ -400,8 +400,8 @@ class _Growing:
         return True
 
     def _merge(self, members: Sequence[Node]) -> None:
-        """Give the terms of a new region one rank: between its first and its last, what hangs on it
-        comes after it, all else before. The terms of a region have the same rank, operands lower
+        """Give the terms of a new region one rank: between its first and its last, what depends on
+        it comes after it, all else before. The terms of a region have the same rank, operands lower
         ones; `ranked` has a term of each rank that is in use."""
         ranks = [self.rank[n] for n in members]
         first, last = min(ranks), max(ranks)

@@ -58,7 +58,7 @@ class TiledPlan:
 
     def free(self, names: Mapping[str, Dim]) -> Graph | None:
         """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
-        where it hangs on the sizes that the search had."""
+        where it depends on the sizes that the search had."""
         found = free_goal(self.closure.goal, self.sizes, names)
         plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
         if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):

@@ -33,7 +33,7 @@ SMALL, HALVINGS = 16, 6
 
 def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
     """Says which node makes a tensor that is too large at these sizes, with its dims and bytes;
-    None where none does. Types that hang on other sizes are not asked."""
+    None where none does. Types that depend on other sizes are not asked."""
     for node in model.nodes():
         for type in _types(node) if node.op != "weight" else ():
             if (count := _type_bytes(type, sizes)) > LARGEST_TENSOR and isinstance(type, Tensor):

@@ -62,7 +62,7 @@ def plain_attributes(node: ir.Node) -> dict[str, Any]:
 
 
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
-"""Domains whose operators hang on nothing but their operands and attributes, if not in DRAWS."""
+"""Domains whose operators depend on nothing but their operands and attributes, if not in DRAWS."""
 DRAWS = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 """Standard operators that give something else at every run."""
 

@@ -90,7 +90,7 @@ def _sliced(context: Any, node: ir.Node) -> None:
 
 def _expanded(context: Any, node: ir.Node) -> None:
     """An Expand to a shape that is computed has the rank that the shape's length tells; the library
-    says nothing (0.4.0), and all that hangs on it stays without a rank."""
+    says nothing (0.4.0), and all that depends on it stays without a rank."""
     data, target = node.inputs[:2]
     if node.outputs[0].shape is not None or data is None or data.shape is None:
         return

@@ -42,8 +42,8 @@ class Expr(Opaque):
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a term is computed before the model runs: it hangs on weights and constants only, and
-    on nothing quantized.
+    """Whether a term is computed before the model runs: it depends on weights and constants only,
+    and on nothing quantized.
 
     Memoised: one visit a term.
     """

@@ -92,10 +92,10 @@ class _Known(runtime.Session):
 
 
 def _constant(model: Model, cases: Sequence[CheckCase]) -> Iterator[str]:
-    """Outputs that hang on no input, or were the same on all."""
+    """Outputs that depend on no input, or were the same on all."""
     for i, (name, node) in enumerate(zip(model.output_names, model.graph.outputs, strict=True)):
         if all(n.op not in ("input", "opaque") for n in topological([node])):
-            yield f"the output {name!r} is constant: it hangs on no input"
+            yield f"the output {name!r} is constant: it depends on no input"
         elif count := _equal_outputs(cases, i):
             yield f"the output {name!r} was the same on {count} different inputs: it may be constant"
 

@@ -218,7 +218,7 @@ def _positive(a: Atom) -> bool:
 
 
 def _shift(branches: list[Branch]) -> Poly:
-    """The terms that all branches share and that hang on nothing bound."""
+    """The terms that all branches share and that depend on nothing bound."""
     bound = {n for b in branches for n in b[0]}
     first = branches[0][2].terms
     return Poly(

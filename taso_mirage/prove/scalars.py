@@ -291,7 +291,7 @@ class Scalars:
 
     def position(self, p: Poly, extent: Dim) -> Dim:
         """The index that a number is: a plain integer that is surely within 0..extent-1, or an
-        unknown one there that hangs on the number; those below 0 count from the end."""
+        unknown one there that depends on the number; those below 0 count from the end."""
         e = self.as_dim(p)
         if isinstance(e, int):
             return e + extent if e < 0 else e

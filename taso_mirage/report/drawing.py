@@ -274,7 +274,7 @@ def _bends(boxes: Iterable[_Box]) -> list[_Box]:
 
 
 def _order(layers: list[list[_Box]], downwards: bool) -> None:
-    """Sort every layer by the mean place of what its boxes hang on, operands in their order; ties
+    """Sort every layer by the mean place of what its boxes depend on, operands in their order; ties
     keep theirs."""
     for k in range(len(layers)) if downwards else reversed(range(len(layers))):
         other = layers[k - 1] if downwards and k else layers[k + 1] if not downwards and k + 1 < len(layers) else []

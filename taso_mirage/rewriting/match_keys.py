@@ -31,8 +31,8 @@ def match_key(node: Node, levels: int) -> tuple[MatchKey, tuple[Node, ...]]:
     """The terms down to `levels` below a term, each once, nearest first; and all about them that a
     rewrite may ask for.
 
-    Operators, attributes, which operands are the same, types, whether a term hangs on weights only,
-    and the values of constants.
+    Operators, attributes, which operands are the same, types, whether a term depends on weights
+    only, and the values of constants.
     """
     place = {node: 0}
     rows: list[Hashable] = []

@@ -79,7 +79,7 @@ class TermCost(Protocol):
 
 @dataclass
 class Cost:
-    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once,
+    """Seconds of a graph: the sum over its terms; what depends on weights only is computed once,
     ahead, and costs nothing."""
 
     term: TermCost
@@ -209,7 +209,7 @@ class MeasuredCost:
         return sum(w.bytes for w in counted if w is not None)
 
     def _measured(self, what: str, setting: FusionContext, copies: int) -> float | None:
-        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime
+        """A measurement by what it depends on: in memory, on disk, or now; None where the runtime
         does not take the setting."""
         if (described := self._description(setting)) is None:
             return None

@@ -38,8 +38,8 @@ class ModelPart:
 def model_parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[ModelPart]:
     """The parts of a model, in topological order.
 
-    Opaque terms, and terms that hang on weights only, are in none. No part ends near one of `cuts`,
-    the last outputs of the parts of an earlier look.
+    Opaque terms, and terms that depend on weights only, are in none. No part ends near one of
+    `cuts`, the last outputs of the parts of an earlier look.
     """
     order = topological(outputs)
     used_by = users(order)

@@ -63,7 +63,7 @@ class FusionContext:
 
 
 class Running:
-    """The terms of a graph that run: no leaves, and nothing that hangs on weights only."""
+    """The terms of a graph that run: no leaves, and nothing that depends on weights only."""
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, Node) and bool(node.args) and not is_weight(node)
@@ -74,8 +74,8 @@ def running(outputs: Sequence[Node]) -> list[Node]:
 
 
 def description(setting: FusionContext, context: Context) -> str:
-    """All that the time of a setting hangs on: operators, attributes and sizes, and which operands
-    are weights or the same."""
+    """All that the time of a setting depends on: operators, attributes and sizes, and which
+    operands are weights or the same."""
     return described_terms(topological([setting.node], stop=_Outside(setting.terms)), (), context)
 
 

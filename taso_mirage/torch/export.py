@@ -148,7 +148,8 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
 
 
 def _fold(model: Any) -> None:
-    """Compute in a model what hangs on no input, and write functions in the places of their calls.
+    """Compute in a model what depends on no input, and write functions in the places of their
+    calls.
 
     Nothing more: the exporter's optimizer takes numbers to be equal that are near, so that 1e-9 is
     0, and leaves it out of a sum.

@@ -35,7 +35,7 @@ GraphCall = Callable[..., Any]
 
 
 def checked_fallback(options: Mapping[str, Any]) -> str | None:
-    """The option, None where it hangs on the device.
+    """The option, None where it depends on the device.
 
     Raises InvalidOption.
     """

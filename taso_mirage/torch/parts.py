@@ -136,7 +136,7 @@ def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes that hang on inputs alone, or give integers, as sizes are: what they are computed
+    """The nodes that depend on inputs alone, or give integers, as sizes are: what they are computed
     from goes from part to part, not they."""
     found: set[ir.Node] = set()
     for node in graph:

@@ -45,8 +45,7 @@ DEEPEST = 8
 DEPTHS = 5
 """The number of pipeline depths that are tried for a launch, the deepest that fit."""
 BEHIND = 1.2
-"""A program that takes longer than this factor times the best so far is measured in one round
-only."""
+"""A program that takes this many times as long as the best so far is measured in one round."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
@@ -150,7 +149,7 @@ def _tuned(
     finalists += _simplest(finalists, different.values())
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
-    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
+    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in depends on that one
     for i, tries in orders + again if count > 1 else orders:
         if late():
             break
@@ -307,8 +306,7 @@ def first_job() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, str]:
-    """The settings of this process that Triton's cache distinguishes: PyTorch sets some of them
-    when it compiles."""
+    """The settings in the key of Triton's cache: PyTorch sets some of them when it compiles."""
     import triton
 
     found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
@@ -398,7 +396,7 @@ def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> Trito
 
 
 def gpu_and_versions() -> str:
-    """The name of the GPU and the versions that a measurement hangs on.
+    """The name of the GPU and the versions that a measurement depends on.
 
     Raises RuntimeUnavailable where there is none.
     """

@@ -2,7 +2,7 @@
 relu that follow.
 
 What they have in common with other goals is the evidence: a muGraph is verified against its goal,
-at small sizes, as its algebra hangs on neither the channels nor how many tiles there are.
+at small sizes, as its algebra depends on neither the channels nor how many tiles there are.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _multiplied(node: Node, sizes: Mapping[str, int]) -> WeightProduct | None:
     made = WeightProduct(**operands, form=names.get("a", ()), biased="b" in names)
     try:
         rows = prod(fixed(made.x.shape, sizes)[:-1])
-    except (LookupError, TasoMirageError):  # a size that hangs on the data
+    except (LookupError, TasoMirageError):  # a size that depends on the data
         return None
     matrix = len(made.w.shape) == (3 if made.form else 2) and all(isinstance(n, int) for n in made.w.shape)
     return made if len(made.x.shape) > 1 and matrix and rows > 0 else None
@@ -279,6 +279,6 @@ def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
 
 @lru_cache(maxsize=64)
 def _evidence(made: WeightProduct) -> Evidence | Failure:
-    """At small sizes: the algebra hangs on none of them."""
+    """At small sizes: the algebra depends on none of them."""
     leaves = tuple([each for each in (made.x, *made.known, made.b, made.z) if each is not ABSENT])
     return verified_mugraph(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 Degree = Mapping[int, Fraction]
-"""The degree of a value in exp of each class that it hangs on; 0 is left out."""
+"""The degree of a value in exp of each class that it depends on; 0 is left out."""
 NO_DEGREE: Degree = {}
 PRODUCT = (
     "an exponential that may overflow is multiplied with, or divided by, another: write it relative to its maximum"

@@ -72,7 +72,7 @@ class Fold:
 
 
 class Linear(Enum):
-    """How a result's degree hangs on those of the operands (PET)."""
+    """How a result's degree depends on those of the operands (PET)."""
 
     SUM = "that of the largest"
     PRODUCT = "their sum"

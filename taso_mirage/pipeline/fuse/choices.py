@@ -55,7 +55,7 @@ class Choices:
         _sign(path, record)
 
     def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
-        """The file of a choice; its name is what it hangs on: the region's structure and shapes,
+        """The file of a choice; its name is what it depends on: the region's structure and shapes,
         the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         names = [] if free is None else [str(free), str(measured)]

@@ -184,6 +184,6 @@ def grouped_weights(array: NDArray[np.generic], group: int, whole: int) -> NDArr
 
 
 def _kept(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]) -> Model:
-    """The model with other outputs and the weights that these hang on."""
+    """The model with other outputs and the weights that these depend on."""
     used = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     return model.with_graph(outputs, {name: each for name, each in weights.items() if name in used})

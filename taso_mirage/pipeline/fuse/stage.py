@@ -189,8 +189,7 @@ class _Stage:
         return self.lanes[goal]
 
     def _report(self, what: str, error: Exception) -> None:
-        """Note an error with a region: it has no type at these sizes, or a bug stopped it. The
-        results so far are kept."""
+        """Note an error with a region, which has no type at these sizes, or met a bug."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []

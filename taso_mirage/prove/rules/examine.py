@@ -171,7 +171,7 @@ class _Divided(Reals):
 
 DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
 STANDING = (_Divided(37), _Divided(90))
-"""Two numbers that stand for what has no value: what hangs on which of them has none either."""
+"""Two numbers that stand for what has no value: what depends on which of them has none either."""
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:

@@ -23,8 +23,8 @@ LANES = 16
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
     """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
-    powers of two."""
+    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
+    are powers of two."""
 
     headers: tuple[str, ...]
     name: str
@@ -43,7 +43,7 @@ class InstanceClass:
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
     """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they hang on."""
+    else they depend on."""
 
 
 def _winograd(node: Node) -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they hang on."""
+        what else they depend on."""
         return self.kind.first(self.node)
 
     @property

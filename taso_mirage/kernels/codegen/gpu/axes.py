@@ -36,7 +36,7 @@ class TileAxes:
     """A body is read twice: the first reading joins axes and learns what dots demand, the second
     finds every axis where it was.
 
-    So numbers are given in the order of asking, and nothing that a reading does may hang on how
+    So numbers are given in the order of asking, and nothing that a reading does may depend on how
     many lanes an axis has.
     """
 

@@ -80,7 +80,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
 
 def stored_by_first(node: Node) -> set[Node]:
     """The terms of a kernel's body that only the first block of a cluster needs: it alone stores,
-    and no block combines what hangs on them."""
+    and no block combines what depends on them."""
     body = node.attr("body")
     if any(axes[-1] >= 0 for axes in node.attr("omap")):
         return set()
