@@ -319,7 +319,7 @@ def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]
     assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
     assert data[1]["ended"] == {"saturated": 2, "time": 1}
     assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]
-    text = "exact in 2 of 3, a better one could save at most 25.0% of a part"
+    text = "optimal in 2 of 3 subgraphs, elsewhere at most 25.0% could be saved"
     assert f"<td>{text}</td>" in html.page(saturated, [], Path("m.onnx"), [], ["taso-mirage"], {})
     for each, words in ((saturated, ("e-nodes", "saturated (2), time (1)", text)), (mini, ("states", "matches"))):
         summary.show(each, Path("m.onnx"), [])

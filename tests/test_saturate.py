@@ -368,7 +368,7 @@ def test_both_strategies_say_what_ended_them(monkeypatch: pytest.MonkeyPatch) ->
     assert ended(Rules(()), Budget(60)) == "nothing left to try"
     assert ended(rules(), Budget(0.0)) == "time"
     assert ended(rules(), Budget(60, states_per_part=1)) == "number of states"
-    assert ended(rules(), Budget(60, patience=-1)) == "nothing better found in a while"
+    assert ended(rules(), Budget(60, patience=-1)) == "no recent improvement"
     assert ended(rules(), Budget(60), Budget(60, stop=True)) == "interrupt"
     found, done, _ = saturated(products("ab"), Rules(()))
     assert (found.ended, found.gap, found.states) == ("saturated", 0.0, done.nodes)

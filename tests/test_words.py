@@ -79,7 +79,7 @@ def test_only_a_gain_that_passed_the_check_is_green(result: Result) -> None:
 
 def test_the_table_and_the_data_say_that_the_check_failed(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(result, failure=CheckFailed("the check failed"))
-    for each, head in ((result, "optimized"), (failed, "without what failed")):
+    for each, head in ((result, "optimized"), (failed, "without the failed rewrite")):
         summary.show(each, Path("m.onnx"), [])
         assert head in capsys.readouterr().out
     assert result_data(failed, Path("m.onnx"), [])["failure"] == "the check failed"
@@ -92,9 +92,9 @@ def test_the_line_of_the_search_is_plain(result: Result, capsys: pytest.CaptureF
     looked = Mutations(programs=7, mutants=12, seconds=1.5)
     summary.show(replace(result, statistics=statistics, mutations=looked), Path("m.onnx"), [])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "search: parts: 3, 2 of them different; states: 7; matches: 9; seconds:" in printed
-    assert "ended: nothing better found in a while (2)" in printed
-    assert "mutants: 12 looked at, of 7 costly programs, 0 faster on their own, 1.50 seconds" in printed
+    assert "search: 3 subgraphs (2 distinct), 7 states explored, 9 matches in " in printed
+    assert "ended by: no recent improvement (2)" in printed
+    assert "mutants: 12 tried for 7 costly programs, 0 faster alone, 1.50 s" in printed
 
 
 def test_a_kernels_gain_says_against_what() -> None:

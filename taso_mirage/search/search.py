@@ -327,7 +327,7 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: 
         return "number of states"
     if tried >= budget.matches:
         return "number of matches"
-    return "nothing better found in a while" if idle > budget.patience else ""
+    return "no recent improvement" if idle > budget.patience else ""
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
