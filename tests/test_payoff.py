@@ -27,8 +27,8 @@ from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize_model, payoff
-from taso_mirage.pipeline.payoff import WIDE, Payoff, split
+from taso_mirage.pipeline import ablation, optimize_model
+from taso_mirage.pipeline.ablation import WIDE, Ablation, split
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.certificate import certificate
@@ -174,7 +174,7 @@ def looked(tmp_path: Path, seconds: float = 1000.0, **clocks: float) -> tuple[Mo
     with measuring(config) as (cache, executor):
         problem = pose(Job(config, quiet, Stop(), cache, executor), made)
         candidate = problem.rewriter.passes()[2]
-        found = Payoff(problem, candidate, clock(**clocks), seconds, 0.1)
+        found = Ablation(problem, candidate, clock(**clocks), seconds, 0.1)
         return found.run(), found.left_out
 
 
@@ -203,7 +203,7 @@ def test_steps_are_taken_apart_only_where_a_look_is_in_time(tmp_path: Path, monk
         asked.append(len(steps))
         return single_steps(outputs, steps)
 
-    monkeypatch.setattr(payoff, "single_steps", noted)
+    monkeypatch.setattr(ablation, "single_steps", noted)
     assert looked(tmp_path, 0.5) == (None, [])
     assert not asked
     assert looked(tmp_path) == (None, [])

@@ -19,9 +19,9 @@ from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
+from taso_mirage.pipeline.ablation import Ablation
 from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
-from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import (
     after_choice,
@@ -249,14 +249,14 @@ class Choosing:
         `pace`: how many seconds a session took for a round."""
         if self.job.stop.asked or not best.steps:
             return best, timing
-        payoff = Payoff(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
-        rest = payoff.run()
+        ablation = Ablation(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
+        rest = ablation.run()
         if rest is None:
             return best, timing
         again = self._confirmed(rest, [], target)
         if not again.faster:
             return best, timing
-        said = "; ".join(map(str, payoff.left_out))
+        said = "; ".join(map(str, ablation.left_out))
         self.job.remarks.append(f"left out, as the model was measured faster without: {said}")
         return rest, again
 

@@ -27,7 +27,7 @@ BYTES = 1 << 30
 """The largest number of bytes of the weights of all models of one comparison."""
 
 
-class Payoff:
+class Ablation:
     """The search for what does not pay in one candidate, within `seconds`; `pace` is how long one
     model takes for one round at first, opening included."""
 
