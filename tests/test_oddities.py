@@ -33,10 +33,10 @@ from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.duplicate_weights import duplicate_weights, shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.search.twins import shared_weights, twins
 
 QUICK = Config(budget=0.0, measure=False)
 
@@ -136,10 +136,12 @@ def test_one_bit_makes_two_weights() -> None:
     made = tied()
     other = made.weights["b"].numpy().copy()
     other.reshape(-1).view(np.uint8)[1] ^= 1
-    assert twins(made)
+    assert duplicate_weights(made)
     for array in (other, np.where(np.arange(64 * 64).reshape(64, 64) == 1, np.float32(-0.0), np.float32(0.0))):
         arrays = {"a": np.zeros((64, 64), np.float32) if array is not other else made.weights["a"].numpy(), "b": array}
-        assert not twins(Model(**{**vars(made), "weights": {n: StoredWeight(a) for n, a in arrays.items()}}))
+        assert not duplicate_weights(
+            Model(**{**vars(made), "weights": {n: StoredWeight(a) for n, a in arrays.items()}})
+        )
 
 
 def test_weights_that_are_inputs_stay() -> None:

@@ -15,10 +15,10 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
+from taso_mirage.search.duplicate_weights import shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.search.twins import shared_weights
 
 GROWTH = 1.2
 """The growth of a result over the original that needs no question."""

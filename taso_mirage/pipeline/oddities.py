@@ -20,7 +20,7 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import load_seconds
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.twins import twins
+from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.system.deadline import Deadline
 
 FEW = 3
@@ -113,13 +113,13 @@ def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
 
 
 def _stored_twice(model: Model) -> Iterator[str]:
-    found = twins(model)
+    found = duplicate_weights(model)
     wasted = sum(size(node.tensor) for node in found)
     if wasted >= WASTED * runtime.weight_bytes(model) and found:
-        twin, first = max(found.items(), key=lambda each: size(each[0].tensor))
+        duplicate, first = max(found.items(), key=lambda each: size(each[0].tensor))
         count = f"{len(found)} weights are" if len(found) > 1 else "a weight is"
         yield (
-            f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {twin.attr('name')!r} is {first.attr('name')!r}; "
+            f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {duplicate.attr('name')!r} is {first.attr('name')!r}; "
             "a changed model has each once"
         )
 
