@@ -33,10 +33,10 @@ from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context, merge, simplify
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, SearchState, directions, rewrites, search_part
-from taso_mirage.search.settings import FusionContext
 from taso_mirage.search.weights import fold_weights
 
 LARGEST = 600
@@ -211,8 +211,8 @@ class Whim(Roofline):
         super().__init__(context)
         self.rng, self.prices = rng, dict[str, float]()
 
-    def seconds(self, setting: FusionContext) -> float:
-        return self.prices.setdefault(setting.node.op, self.rng.random())
+    def seconds(self, fusion: FusionContext) -> float:
+        return self.prices.setdefault(fusion.node.op, self.rng.random())
 
 
 def _explored(

@@ -15,8 +15,8 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.search.cost import FREE, UNMEASURABLE
+from taso_mirage.search.fusion_context import FusionContext, context_model, description
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import FusionContext, context_model, description
 
 
 class Available:

@@ -165,8 +165,8 @@ class Rewriter:
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost
-        of each in its setting, and then, as these sums vary, as models of their own that run in
-        turn. Asked once for each pair. Once the time for measurements is over, new ones are
+        of each in its fusion context, and then, as these sums vary, as models of their own that run
+        in turn. Asked once for each pair. Once the time for measurements is over, new ones are
         predicted.
         """
         key = tuple(before), tuple(after)
