@@ -111,7 +111,7 @@ HEAVY = {
         "torch/export.py",
         "torch/faithful.py",
         "torch/fallback.py",
-        "torch/halves.py",
+        "torch/functionalization.py",
         "torch/masks.py",
         "torch/meaning.py",
         "torch/modules.py",

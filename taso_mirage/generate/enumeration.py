@@ -233,7 +233,7 @@ class Table:
     def node_sets(self, columns: Columns, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """The operator nodes of candidates, descending, at most four; -1 for none.
 
-        Halves of one split are one node.
+        FunctionalSplit of one split are one node.
         """
         below = columns.args[chosen]
         sets = [self.nodes[column] * (column >= 0)[:, None] - (column < 0)[:, None] for column in below.T]

@@ -19,7 +19,14 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.effort import effort_named
 from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
-from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
+from taso_mirage.torch.functionalization import (
+    CALLS,
+    Captured,
+    functional_split,
+    is_trained,
+    only_looks,
+    states_of_norms,
+)
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
 
@@ -96,7 +103,7 @@ class CapturedGraph:
         self._way = None if self._stays else Way(OURS, operations(captured))
         try:
             self._drawn = drawn_before(captured)
-            self._halves = halves(self._drawn.rest, states_of_norms(captured))
+            self._split = functional_split(self._drawn.rest, states_of_norms(captured))
         except Unsupported as refused:
             self._refused = refused  # until there are arguments
         self._fallback = Fallback(self._drawn.rest, checked_fallback(options))
@@ -153,7 +160,7 @@ class CapturedGraph:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
             options = {name: each for name, each in self._options.items() if name != FALLBACK}
             composing = self._fallback.measures(arguments)
-            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding, composing)
+            made = Program(self._drawn.rest, self._split, arguments, options, self._rounding, composing)
             if self._measured:
                 self._check_beside_inductor(made, arguments)
             self._programs.append(made)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taso_mirage.torch.halves import Captured
+from taso_mirage.torch.functionalization import Captured
 
 STATISTICS = frozenset(("running_mean", "running_var"))
 """Operands that batch norms in training change, though PyTorch's declarations do not say it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.halves import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, value_of
 
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
 """Random functions of sizes alone."""

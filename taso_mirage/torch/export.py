@@ -19,7 +19,7 @@ import torch
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.encoder import ENCODERS
 from taso_mirage.torch.faithful import ALONE, FAITHFUL
-from taso_mirage.torch.halves import FreeDims
+from taso_mirage.torch.functionalization import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
 from taso_mirage.torch.pieces import StaysInPart

@@ -1,7 +1,7 @@
 """A captured graph run by PyTorch itself: where it cannot be compiled here, or is no faster.
 
 Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
-whole graphs, not halves. Its results are compared with eager's, as all others are.
+whole graphs, not the parts of a split. Its results are compared with eager's, as all others are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.draws import drawing, random_state, restore_random_state
 from taso_mirage.torch.equal import check_equal, in_float64
-from taso_mirage.torch.halves import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
 
 EAGER, INDUCTOR = "eager", "inductor"

@@ -12,7 +12,7 @@ import torch
 
 from taso_mirage.report.result import Result
 from taso_mirage.torch.backend import CapturedGraph, Way, checked_options
-from taso_mirage.torch.halves import Captured
+from taso_mirage.torch.functionalization import Captured
 
 
 class Optimized(torch.nn.Module):  # type: ignore[misc]

@@ -13,7 +13,7 @@ import torch
 from taso_mirage.api import Options
 from taso_mirage.report.result import Result
 from taso_mirage.search.rulesets import RuleSet
-from taso_mirage.torch.halves import CALLS, Captured, value_of
+from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 
 SHARE = 0.25
 """The share of the budget for a graph like one that got kernels: those are made for its own
