@@ -105,7 +105,7 @@ HEAVY = {
         "torch/captured.py",
         "torch/changes.py",
         "torch/composed.py",
-        "torch/draws.py",
+        "torch/random_ops.py",
         "torch/encoder.py",
         "torch/equal.py",
         "torch/export.py",

@@ -17,7 +17,6 @@ from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.search.effort import effort_named
-from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.functionalization import (
     CALLS,
@@ -29,6 +28,7 @@ from taso_mirage.torch.functionalization import (
 )
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
+from taso_mirage.torch.random_ops import RandomSplit, random_state, restore_random_state, split_random
 
 GIVEN = frozenset(
     ("began", "command", "elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels")
@@ -98,11 +98,11 @@ class CapturedGraph:
         self._plain: Callable[..., Any] = captured.forward
         self._stays, self._rounding = only_looks(captured), True
         self._trained = not piece and is_trained(captured)
-        self._drawn = DrawnApart(captured, None)
+        self._drawn = RandomSplit(captured, None)
         self._refused: Unsupported | None = None
         self._way = None if self._stays else Way(OURS, operations(captured))
         try:
-            self._drawn = drawn_before(captured)
+            self._drawn = split_random(captured)
             self._split = functional_split(self._drawn.rest, states_of_norms(captured))
         except Unsupported as refused:
             self._refused = refused  # until there are arguments

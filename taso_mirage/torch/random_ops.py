@@ -14,13 +14,13 @@ from taso_mirage.torch.functionalization import Captured, value_of
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
 """Random functions of sizes alone."""
 DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
-"""Products with factors that are drawn of sizes alone."""
+"""Products with random factors that depend on sizes alone."""
 
 
 @dataclass(frozen=True)
-class DrawnApart:
-    """`rest` takes the arguments of the graph and what `draws` gives for these; without random
-    numbers it is the graph."""
+class RandomSplit:
+    """A graph split into random numbers and a rest: `draws` takes the arguments of the graph, and
+    `rest` these and the results of `draws`. Without random numbers `rest` is the graph."""
 
     rest: Captured
     draws: Any
@@ -30,11 +30,11 @@ class DrawnApart:
         return given if self.draws is None else [*given, *self.draws.forward(*given)]
 
 
-def drawn_before(captured: Captured) -> DrawnApart:
-    """A graph without the random numbers that sizes alone tell."""
+def split_random(captured: Captured) -> RandomSplit:
+    """Split off the random numbers that depend on sizes alone."""
     found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
     if not found:
-        return DrawnApart(captured, None)
+        return RandomSplit(captured, None)
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
     there = {node: draws.node_copy(node) for node in placeholders}
@@ -58,7 +58,7 @@ def drawn_before(captured: Captured) -> DrawnApart:
             here[node].meta = dict(node.meta)
         else:
             here[node] = taken[node]
-    return DrawnApart(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
+    return RandomSplit(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
 
 
 def _name(node: Any) -> str:
