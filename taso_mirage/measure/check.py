@@ -50,7 +50,7 @@ import numpy as np
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.measure.draws import InputDraws
+from taso_mirage.measure.check_inputs import CheckInputs
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import epsilon, equal_values, least, least_normal, magnitudes, most_of, rounds
@@ -140,7 +140,7 @@ def check_cases(
     seconds: float = math.inf,
     most: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """The cases of `draws.InputDraws` that the original runs on, with its outputs there and the
+    """The cases of `check_inputs.CheckInputs` that the original runs on, with its outputs there and the
     float64 reference. `skipped` gets a line about sizes that the original, or the reference, does
     not take; `fixed` names the dims whose sizes the user chose. The references take at most
     `seconds`, and those that every check needs twice as many; inputs that there was no time for are
@@ -149,17 +149,17 @@ def check_cases(
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
     """
-    draws = InputDraws(model, session, base, given, others, fixed)
-    taken = in_time(draws, seconds, most)
+    made_inputs = CheckInputs(model, session, base, given, others, fixed)
+    taken = in_time(made_inputs, seconds, most)
     witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each, reference in zip(taken, references(model, taken, seconds), strict=True):
         if isinstance(reference, Left):
-            draws.left_out(each)
+            made_inputs.left_out(each)
             continue
         if isinstance(reference, Exception):
-            draws.unusable(each, reference)
+            made_inputs.unusable(each, reference)
             continue
         there = None if finely is None else finely.run(each.inputs)
         case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
@@ -167,7 +167,7 @@ def check_cases(
             continue
         yield _witnessed(witness, session.target, case)
     if skipped is not None:
-        skipped += draws.notes()
+        skipped += made_inputs.notes()
 
 
 def case_on(

@@ -19,8 +19,8 @@ from typing import Any
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
+from taso_mirage.measure.check_inputs import CheckInput, CheckInputs
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.system.spending import Purpose, spent
@@ -136,22 +136,22 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
         return error
 
 
-def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[Drawn]:
+def in_time(made_inputs: CheckInputs, seconds: float, most: float = math.inf) -> list[CheckInput]:
     """The inputs that the original runs on, at most `most` of them. If the original is slow, only
     those found in time, and at least those that every check needs."""
-    began, found = time.monotonic(), list[Drawn]()
-    for each in draws:
+    began, found = time.monotonic(), list[CheckInput]()
+    for each in made_inputs:
         found.append(each)
         if len(found) >= most:
             break
         if not each.needed and time.monotonic() - began > seconds:
-            draws.late = True
+            made_inputs.late = True
             break
     return found
 
 
 @spent(Purpose.REFERENCES)
-def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
+def references(model: Model, taken: Sequence[CheckInput], seconds: float) -> list[Any]:
     """The float64 evaluation on every drawn input; where there is not time for all, those that
     every check needs come first, then other sizes, then other values.
 

@@ -15,8 +15,8 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.cost_cache import proofs_path
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import shown_sizes

@@ -14,8 +14,8 @@ from threading import Thread
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
 from taso_mirage.onnx_io import save

@@ -30,8 +30,8 @@ from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, compare, passes_checker
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.timing import GAIN
