@@ -15,7 +15,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr, names_in_expression
 from taso_mirage.operators.ops import get
-from taso_mirage.prove.rules.draws import VariableTypes
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.patterns import REST
 

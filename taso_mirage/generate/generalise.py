@@ -13,9 +13,9 @@ from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.prove.rules import guards
-from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import Typing, typings
 from taso_mirage.prove.rules.guards import TRIALS, Settled, infer_guard, judged, weakest
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.library import Rule, operator_count, rule_name
 from taso_mirage.rewriting.text import show_equation

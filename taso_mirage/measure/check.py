@@ -140,9 +140,9 @@ def check_cases(
     seconds: float = math.inf,
     most: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """The cases of `check_inputs.CheckInputs` that the original runs on, with its outputs there and the
-    float64 reference. `skipped` gets a line about sizes that the original, or the reference, does
-    not take; `fixed` names the dims whose sizes the user chose. The references take at most
+    """The cases of `check_inputs.CheckInputs` that the original runs on, with its outputs there and
+    the float64 reference. `skipped` gets a line about sizes that the original, or the reference,
+    does not take; `fixed` names the dims whose sizes the user chose. The references take at most
     `seconds`, and those that every check needs twice as many; inputs that there was no time for are
     no case, and a line says so. There are `most` cases at most.
 

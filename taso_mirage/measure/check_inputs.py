@@ -41,7 +41,7 @@ LISTED = 6
 class CheckInput:
     """One set of inputs that the original runs on, its outputs there, and its sizes.
 
-    What is `needed` is no further case.
+    An input that is `needed` is no further case.
     """
 
     name: str

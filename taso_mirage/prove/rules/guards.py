@@ -13,8 +13,8 @@ from taso_mirage.ir.terms import Graph, Node, topological, variable
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed
-from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import Typing, typings, verdicts
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed

@@ -30,7 +30,7 @@ LARGE = tuple(range(1, 25))
 NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
 
 
-class EquationDraws:
+class RandomTypings:
     """Random names (terms of the variables, values of the attribute names) for an equation with one
     typing in letters."""
 
