@@ -1,4 +1,4 @@
-"""The front door: `taso_mirage.optimize`, which the command line calls too."""
+"""The Python API for ONNX models: `taso_mirage.optimize`, which the command line calls too."""
 
 from __future__ import annotations
 

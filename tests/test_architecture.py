@@ -42,10 +42,10 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"api"},
     {"folder"},
     {"torch"},
-    {"front"},
+    {"dispatch"},
     {"cli"},
 ]
-LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "front"}
+LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"}
 """Modules at the top."""
 DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
 """Modules of `targets/` that only describe: a folder of it has all of one target, so its modules
