@@ -129,7 +129,7 @@ HEAVY = {
     "sqlite3": {"system/store.py"},
 }
 SHARED_NAMES = {
-    "optimize": "the front door hands models of ONNX to that of `api`",
+    "optimize": "the dispatch hands models of ONNX to that of `api`",
     "main": "the entry of a process that is started as `python -m`",
     "here": "what a module of a target gives of this machine: one protocol, one module for each target",
     "fastest": "the choice of a back end among muGraphs: one protocol, one module for each target",
