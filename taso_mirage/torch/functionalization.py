@@ -1,6 +1,6 @@
 """The split of a captured graph into a functional part and a rest: a session computes the
-functional part, tensors that share memory with nothing; the rest stays in PyTorch, numbers and views of these
-tensors and of the inputs."""
+functional part, tensors that share memory with nothing; the rest stays in PyTorch, numbers and
+views of these tensors and of the inputs."""
 
 from __future__ import annotations
 
