@@ -44,7 +44,7 @@ from taso_mirage.targets.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
 from taso_mirage.targets.lowering import Record  # noqa: E402
 
 SECONDS = 1.0
-"""Of a round."""
+"""The seconds of a round."""
 OPSETS = {"": 20, "com.microsoft": 1}
 
 

@@ -4,7 +4,7 @@ have it.
 A row of the data is loaded once for all elements of the kernel's row: their products with it lie
 beside each other, each a few pixels further, and the sum of these is the convolution (the implicit
 GEMM of cuDNN, Chetlur et al. 2014, section 3, loads the data once for each). Of a transposed
-convolution the elements that a pixel of the result sees hang on the pixel (its phase): they are
+convolution the elements that a pixel of the result sees depend on the pixel (its phase): they are
 sums of other products of the same row.
 """
 

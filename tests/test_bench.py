@@ -44,8 +44,8 @@ def test_readme_tables_are_generated_from_the_results() -> None:
 
 @pytest.mark.lint
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
-    """What `generate --ops 4` wrote when it was measured is what is shipped, or that with guards
-    which were written since, as its row says."""
+    """The shipped library is the one of the measured `generate --ops 4`, or the one with guards
+    that were written since, as its row says."""
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
     known = [said.get("sha256") for row in rows for said in (row, row.get("guarded", {}))]
     assert script("generate").digest(ROOT / "substitutions") in known

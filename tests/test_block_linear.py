@@ -52,7 +52,7 @@ CASES = (
     ((1, 64), 16, 4, 32, "floating, level 4"),
 )
 BLOCKS = ((16, 8, 1), (64, 2, 2), (32, 6, 1), (48, 9, 3))
-"""Of few rows and of many."""
+"""Blocks of few rows and of many."""
 
 
 def bytes_(name: str, *shape: int) -> Node:
@@ -250,7 +250,7 @@ def regions(*outputs: Node, **sizes: int) -> list[list[str]]:
 
 
 def test_products_of_one_x_are_one_kernel() -> None:
-    """Also where they have other columns, zeros, or something added."""
+    """The products may have other columns, zeros, or a summand."""
     data, z = x("x", 2, 512), x("z", 2, 640)
     one, two = product(2, 512, 512, data=data), product(2, 512, 640, data=data, zeros="uint8")
     whole = (one, term("add", two, z), product(2, 512, 1024, data=data, bias=w("b", 1024)))
@@ -299,7 +299,7 @@ KINDS = [
 def test_a_model_runs_its_product_with_the_library_and_without(
     rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is at least as near to the definition in float64 as the runtime's own."""
+    """The kernel is at least as near to the definition in float64 as the runtime's own."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(product(rows, 300, 71, level=level, zeros=zeros))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()

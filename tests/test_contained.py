@@ -1,4 +1,4 @@
-"""What goes wrong with one region costs that region, in whatever stage of the kernels it is."""
+"""An error with one region costs that region only, in whatever stage of the kernels it is."""
 
 from __future__ import annotations
 

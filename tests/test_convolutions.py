@@ -213,7 +213,7 @@ def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
 
 
 def error(graph: Graph, given: Any) -> float:
-    """Of float32 against float64, over the largest result."""
+    """The error of float32 against float64, relative to the largest result."""
     exact, single = (
         interpret(graph.outputs, xp, {n: xp.load(a) for n, a in given.items()})[graph.outputs[0]]
         for xp in (EXACT, SINGLE)
@@ -411,7 +411,7 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
 
 
 def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batch normalizations are in the weights then, so that relu is in the kernel; all
+    """The batch normalizations are in the weights then, so that relu is in the kernel; all
     convolutions are tried together first."""
     quick(monkeypatch)
     together(monkeypatch)

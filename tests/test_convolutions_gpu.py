@@ -129,7 +129,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with free sizes at several, from one process."""
+    """The errors of all forms, of wrong programs, and of one with free sizes at several, from one
+    process."""
     given = []
     for name, ((made, goal), form) in FORMS.items():
         given.append([name, [triton.program(mugraph(made, goal, form)).source], [to_json(goal)]])
@@ -165,7 +166,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]
 
 @pytest.mark.parametrize("name", ["free", "free images"])
 def test_one_program_for_any_number_of_images(name: str, errors: dict[str, float]) -> None:
-    """And for images of any size."""
+    """The program also takes images of any size."""
     assert len(of(errors, name)) == 2
     assert max(of(errors, name)) < BOUND["float32"]
 
@@ -194,7 +195,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, groups and operands."""
+    """The mutants have other strides, pads, dilations, groups and operands."""
     made, goal = convolved((2, 7, 8, 4), (3, 3, 2, 4), "bias, sum", group=2, strides=(1, 2), pads=(1, 0, 1, 1))
     kinds: Counter[str] = Counter()
     right = made.mugraph(2, (32, 32, 32, 0))
@@ -306,7 +307,7 @@ def test_what_has_no_form_says_why() -> None:
 @pytest.mark.parametrize("follows", ["", "bias", "sum", "bias, sum, relu"])
 @pytest.mark.parametrize(("group", "merged"), [(1, 1), (6, 1), (6, 2), (6, 6)])
 def test_a_goal_tells_what_it_is(follows: str, group: int, merged: int) -> None:
-    """And its form in operators of ONNX has the weights that a model has."""
+    """The goal's form in operators of ONNX has the weights that a model has."""
     made, written = convolved(
         (2, 5, 4, 12), (3, 2, 12 // group, 18), follows, "float16", group, merged, pads=(1, 0, 1, 1)
     )
@@ -484,8 +485,8 @@ def test_all_convolutions_of_a_block_become_kernels(
 
 
 def made_of(content: bytes, folder: Path) -> Counter[str]:
-    """What the runtime makes of a model where no kernels run: the layout and the order of the
-    weights are no work then."""
+    """The operators that the runtime makes of a model where no kernels run: the layout and the
+    order of the weights are no work then."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "made.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

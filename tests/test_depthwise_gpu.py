@@ -120,8 +120,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with a free number of images at several, from one
-    process."""
+    """The errors of all forms, of wrong programs, and of one with a free number of images at
+    several, from one process."""
     given = [[name, [program(goal, block).source], [to_json(goal[1])]] for name, (goal, block) in FORMS.items()]
     goal, block = FORMS["pads"]
     for what, source in wrong(program(goal, block).source):
@@ -178,7 +178,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, operands, and another body."""
+    """The mutants have other strides, pads, dilations, operands, and another body."""
     made, goal = depthwise((2, 4, 7, 8), (3, 3), "bias, sum", pads=(1, 0, 1, 1))
     right = made.mugraph((1, 64, 2))
     assert verified_mugraph(Graph(goal.inputs, (right,)), goal)

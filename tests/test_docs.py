@@ -44,8 +44,8 @@ SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences: `text` in a language, what it prints (None: anything), and
-    whether it is slow, or why it is not run."""
+    """A fenced block: `text` in a language, its printed output (None: anything), and whether it is
+    slow, or why it is not run."""
 
     language: str
     text: str

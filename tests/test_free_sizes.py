@@ -79,7 +79,7 @@ def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
 
 
 def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
-    """What is timed on several copies of its inputs, each with the memory between its parts."""
+    """Timing uses several copies of the inputs, each with the memory between its parts."""
     search = Search(attention(*INSTANCE.values()), SearchOptions(), CPU_DEVICE, free=FREE)
     assert search.free is not None
     made = next(g for each in search.candidates() if (g := each.free(search.free)) is not None)
@@ -111,7 +111,8 @@ def test_parts_of_a_free_size() -> None:
 
 
 def test_two_labels_of_one_size_that_are_cut_alike() -> None:
-    """As many queries as keys, in tiles of 64: the last of one meets whole ones of the other."""
+    """The model has as many queries as keys, in tiles of 64: the last tile of one meets whole tiles
+    of the other."""
     free = FreeSizes(((N, 4, S, 16), (N, 4, 16, S), (N, 4, S, 16), (N, 1, 1, S)), ((N, 4, S, 16),))
     search = Search(attention(2, 256, 256), SearchOptions(), CPU_DEVICE, free=free)
     assert search.free is not None

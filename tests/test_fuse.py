@@ -289,7 +289,7 @@ def test_a_session_without_luck_is_not_the_last_word(result: Result, monkeypatch
 
 
 def test_an_interrupt_ends_the_looks(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above, but Ctrl-C comes while the session without luck runs: it is the last."""
+    """Ctrl-C comes while the session without luck runs: it is the last."""
     stop, looks = Stop(), iter([[2.0, 1.0], [2.0, 1.0], [2.0, 2.02]])
 
     def interleaved(sessions: Sequence[Session], *args: object, **named: object) -> list[list[float]]:
@@ -456,7 +456,7 @@ def test_a_target_without_kernels_says_so() -> None:
 
 
 def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path]) -> None:
-    """They are compiled and run as in a session of the user's."""
+    """The kernels are compiled and run as in a session of the user's."""
     made = searched[1].model
     content, inputs = runnable(made), random_inputs(made, 0, made.sizes)
     found, _ = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)

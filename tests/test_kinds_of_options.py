@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}
 
 
 class Silent:
-    """What cannot be printed."""
+    """An object that cannot be printed."""
 
     def __repr__(self) -> str:
         raise ValueError

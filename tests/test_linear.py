@@ -243,7 +243,8 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
 
 @pytest.mark.parametrize("prepares", [True, False])
 def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others, a GPU's, search a product of few rows as they search everything."""
+    """A back end without them, such as a GPU's, searches a product of few rows as any other
+    goal."""
     quick(monkeypatch)
     monkeypatch.setattr(CpuLowering, "prepared", CPU_GOALS if prepares else None)
     asked: list[Any] = []

@@ -117,7 +117,7 @@ def test_kernels_of_a_large_model_are_tried_once(budget: float) -> None:
 
 
 def test_the_best_kind_leaves_time_for_the_others() -> None:
-    """Its kernel could be tuned as long as there is time."""
+    """The best kind's kernel could be tuned as long as there is time."""
     planted = Planted(60.0, region=1e6).run()
     assert planted.made[0] == "attention"
     assert len(planted.made) > 4

@@ -55,7 +55,8 @@ def named(place: str) -> str:
 
 
 def graph(place: str, operators: int = 1) -> Graph:
-    """Its input, its weight, a dim and an opaque node have evil names; so many more operators."""
+    """A graph with hostile names of its input, its weight, a dim and an opaque node, and more
+    operators."""
     x = variable(evil(f"input of {place}"), Tensor("float32", (symbol(evil(f"dim of {place}")), 3)))
     made = term("add", x, weight(evil(f"weight of {place}"), Tensor("float32", (3,))))
     call = (("call", evil(f"node of {place}")),)

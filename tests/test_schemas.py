@@ -199,7 +199,7 @@ def test_a_right_family_is_read_and_has_the_schema(tmp_path: Path) -> None:
 
 
 def lines(done: Done) -> list[dict[str, Any]]:
-    """What was printed; every line is one of the schema."""
+    """The printed lines; every line is one of the schema."""
     found = [json.loads(line) for line in done.stdout.splitlines()]
     check = validator("log")
     for line in found:

@@ -1,5 +1,5 @@
-"""What must follow on a stage has its time by what it cost in the run; all other time is for what
-is next."""
+"""Work that must follow a stage has its time by its cost in the run; all other time is for the next
+stage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_where_the_first_kernel_has_no_time_nothing_is_kept_for_it() -> None:
 
 
 def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
-    """Its operators take longer than the search has: kernels have the time."""
+    """The model's operators take longer than the search has: kernels have the time."""
     made = job(60.0, 25.0)
     made.terms = 1000
     assert measures_search(made)

@@ -149,8 +149,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with a free number of images at several, from one
-    process."""
+    """The errors of all forms, of wrong programs, and of one with a free number of images at
+    several, from one process."""
     given = []
     for name, ((made, goal), block) in FORMS.items():
         given.append([name, [program(made, goal, block).source], [to_json(goal)]])
@@ -212,7 +212,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, operands, and another body."""
+    """The mutants have other strides, pads, dilations, operands, and another body."""
     made, goal = convolved((2, 3, 7, 8), (3, 3), 4, "bias, sum", pads=(1, 0, 1, 1))
     right = made.mugraph(BLOCK)
     assert verified_mugraph(Graph(goal.inputs, (right,)), goal)
@@ -256,7 +256,7 @@ def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Pa
 
 
 def test_results_of_a_phase_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a thread are as far apart as the stride, also where one row has one pixel."""
+    """The results of a thread are as far apart as the stride, also where one row has one pixel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     made, goal = convolved((2, 32, 64, 1), (1, 4), 32, strides=(1, 4), extra=(0, 0))
     found = program(made, goal, (128, 32, 16, 4), TF32_PARTS)
@@ -459,7 +459,7 @@ def test_what_a_model_says_elsewhere_stays() -> None:
 
 
 def test_what_two_read_ends_what_follows() -> None:
-    """And what is a result, and a mean over the image."""
+    """A value that is a result, and a mean over the image, end it too."""
     attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     x, k = variable("x", Tensor("float32", (1, 8, 5, 5))), weight("k", Tensor("float32", (8, 8, 3, 3)))
     conv = term("conv", x, k, **attrs)

@@ -134,7 +134,7 @@ def test_it_compiles_for_hopper_with_copies_products_and_turns(name: str) -> Non
 
 @pytest.mark.parametrize("name", GOALS)
 def test_the_exponentials_end_before_the_turn_does(name: str) -> None:
-    """Of the PTX of a group: in an iteration all powers stand between its turn's begin and end."""
+    """In the PTX of a group, all powers of an iteration stand between its turn's begin and end."""
     text = kernels(name)[0].ptx
     for mine, other in ((8, 9), (9, 8)):
         begin = text.index(f"bar.sync {mine}, 256")

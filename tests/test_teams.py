@@ -1,4 +1,4 @@
-"""What teams use beside the command line: the GitHub Action, the pre-commit hooks, the containers
+"""Tools of teams beside the command line: the GitHub Action, the pre-commit hooks, the containers
 and the shell's completion. Their commands run here as they stand in the files."""
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def shell(command: list[str], environment: dict[str, str], cwd: Path) -> subproc
 
 
 def expanded(text: str, inputs: dict[str, str]) -> str:
-    """What GitHub makes of `${{ ... }}`; what the action does not have is an error here."""
+    """The text that GitHub makes of `${{ ... }}`; an expression that the action does not have is an
+    error here."""
     known = {f"inputs.{name}": value for name, value in inputs.items()} | {"github.action_path": str(ROOT)}
     return re.sub(r"\$\{\{ *([^ ]+) *\}\}", lambda found: known[found[1]], text)
 
@@ -192,7 +193,8 @@ def steps_of(path: Path) -> list[list[str]]:
 
 
 def context(target: Path) -> Path:
-    """What `COPY . /src` copies: the build context, less what .dockerignore leaves out."""
+    """The content that `COPY . /src` copies: the build context, less the files that .dockerignore
+    leaves out."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[0] == "*"
     hidden = shutil.ignore_patterns("__pycache__")

@@ -99,13 +99,14 @@ class Model:
         return {name: np.asarray(each.numpy()) for name, each in self.defaults.items()}
 
     def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
-        """The same model computing other terms; names of terms that persist persist."""
+        """This model with other outputs; names of terms that persist persist."""
         return replace(
             self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
         )
 
     def without_library(self) -> Model:
-        """The same model, of whose kernels the functions run."""
+        """This model without the right to load its kernel library; functions run in place of
+        kernels."""
         return replace(self, trusted=False)
 
     def symbols(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the child process (`child.py`) keeps: a target's sessions and prepared runs, by number."""
+"""The state of the child process (`child.py`): a target's sessions and prepared runs, by number."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ BYTES = bytes(1 << 16)
 
 
 def cores_got(seconds: float) -> tuple[float, int]:
-    """Which part of this process's cores is free for it, and how many there are: what as many
-    threads as cores work in so many seconds, by the clock of the processor over that of the
-    wall."""
+    """The share of this process's cores that is free for it, and their number: the CPU time over
+    the wall time of as many threads as cores, measured for `seconds`."""
 
     def work(_: int) -> tuple[float, float]:
         start, began = time.thread_time(), time.perf_counter()

@@ -90,7 +90,8 @@ class RegionalCheck:
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
-        """Of every output of every kind of patch, those at most places first."""
+        """The differences of every output of every kind of patch, places with the most patches
+        first."""
         kinds = self._kinds(optimized)
         try:
             self._compare(kinds, optimized)
@@ -266,14 +267,14 @@ class RegionalCheck:
 
 
 class _Compared:
-    """Both sides of a patch, as models of their own."""
+    """A comparison of the two sides of a patch, each as a model of its own."""
 
     def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None], share: float) -> None:
         self.model, self.optimized, self.step, self.share = model, optimized, step, share
         self.weights = {**model.weights, **optimized.model.weights}
         self.sessions: dict[tuple[Node, ...], Session] = {}
         self.case_there: CheckCase | None = None
-        """That of the last inputs."""
+        """The case of the last inputs."""
 
     def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
         """The differences at the smallest sizes at which the original's side gives in float64 the
@@ -290,7 +291,8 @@ class _Compared:
         return None
 
     def case(self, name: str, sides: Sides) -> CheckCase:
-        """That of the original's side in float64, and as it ran."""
+        """The check case of the original's side, with its float64 reference and its outputs as they
+        ran."""
         before = self._excerpt(self.model, sides, sides.before)
         reference = FloatReference(before)(sides.inputs, self.step)
         self.case_there = case_on(name, before, sides.inputs, list(sides.found), reference)
@@ -385,8 +387,8 @@ def _beside(name: str, whole: Sides, allowed: Sequence[float], resolution: Calla
 
 
 def _scaled(exact: CheckCase, whole: Sides) -> CheckCase:
-    """The same at full size: both models may be as far from float64 as the criterion allows on few
-    rows, by how much larger the numbers are."""
+    """The case of a cut patch, scaled to the whole patch: both models may be as far from float64 as
+    the criterion allows on few rows, times the ratio of the magnitudes."""
     scales = [_scale(*each) for each in zip(whole.found, exact.reference, strict=True)]
     allowed = [(FACTOR + 1) * own * scale for own, scale in zip(exact.own(), scales, strict=True)]
 

@@ -13,8 +13,8 @@ from threading import Thread
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
 from taso_mirage.onnx_io import save
@@ -65,7 +65,7 @@ compiled ahead."""
 REGIONS_PER_TERM = 3e-5
 """Seconds for each term of the original, in which regions are found."""
 PROFILE_SHARE = 0.5
-"""Of the seconds for explanations, what the profiler may take."""
+"""The share of the seconds for explanations that the profiler may take."""
 
 
 def conclude(
@@ -212,13 +212,13 @@ A stage that finds that the original has to be kept ends these. Seconds for each
 a chain of 20,000 nodes once the time is over, on one core.
 """
 KERNELS = (Stage("kernels", fuse, ("result", "original"), ("result",)),)
-"""What makes more of it, in the time that is left."""
+"""Stages that improve the result in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
-"""What follows on the result, whatever the time."""
+"""Stages that follow the result, whatever the time."""
 CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences", "let_through")
 
 

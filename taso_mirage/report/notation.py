@@ -65,7 +65,7 @@ class Formula:
 
 
 def formula(text: str) -> Formula | None:
-    """What an equation's text says; None where it is prose."""
+    """The formula of an equation's text; None where the text is prose."""
     try:
         return stated_formula(parse_equation(text))
     except UNREADABLE:
@@ -73,7 +73,8 @@ def formula(text: str) -> Formula | None:
 
 
 def stated_formula(equation: Equation) -> Formula:
-    """Both sides, and a line of its own for what would not fit, or is there twice."""
+    """The formula of an equation: its sides, with lines of their own for subterms that would not
+    fit or occur twice."""
     sides = equation.lhs.outputs, equation.rhs.outputs
     order = topological((*sides[0], *sides[1]))
     uses = Counter(a for node in order for a in node.args)

@@ -28,15 +28,15 @@ from taso_mirage.verdicts import Evidence, Failure
 
 HALF_FLOATS = ("float16", "bfloat16")
 BLOCK = (64, 64, 64, 0)
-"""Of a goal, which is launched with none."""
+"""The block of a goal, which is launched with none."""
 PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)
-"""Of a block: pixels, output channels, and channels of a step of its sum."""
+"""The sizes of a block: pixels, output channels, and channels of a step of its sum."""
 DIAGONALS = 16, 32, 64
 """Channels of groups that are one matrix, at most."""
 WRITTEN = 9
 """Steps of a sum that may be written one by one."""
 BEST = 16
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 BOUND = 8.0
 """How many times as long as memory the operations of one group may take: libraries are good at
 more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
@@ -58,7 +58,7 @@ class ChannelsLastConvolution:
     dilations: tuple[int, ...]
     group: int
     merged: int
-    """So many groups are one in the model, whose weights have zeros for them."""
+    """The number of groups that are one in the model, whose weights have zeros for them."""
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
@@ -71,11 +71,11 @@ class ChannelsLastConvolution:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Those of the convolution but for its groups."""
+        """The attributes of the convolution without its groups."""
         return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
 
     def goal(self) -> Node:
-        """As a model has it."""
+        """The convolution as a model writes it."""
         return self.mugraph(self.merged, BLOCK)
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
@@ -84,8 +84,8 @@ class ChannelsLastConvolution:
         return term(OPERATOR, self.x, self.w, self.b, self.z, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
-        """The same with few channels, groups and pixels, the last of which are cut as here; and its
-        goal, in operators of ONNX."""
+        """This convolution with few channels, groups and pixels, whose last pixels are cut in the
+        same way; and its goal, in operators of ONNX."""
         group = min(self.group // merged, 2) * merged
         own = 1 if self.merged == 1 else group
         *kernel, c, o = (int(n) for n in self.w.shape)

@@ -20,7 +20,7 @@ from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 BEST = 12
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from taso_mirage.operators.ops import term
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Permutations that bring the channels of an image to the front, and to the end."""
 INNERMOST, OUTERMOST = (2, 3, 1, 0), (3, 2, 0, 1)
-"""The same for the output channels of weights."""
+"""Permutations that move the output channels of weights innermost, and back."""
 
 
 def channels_first(node: Node) -> Node:

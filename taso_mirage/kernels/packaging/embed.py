@@ -55,7 +55,7 @@ class EmbeddedRegion:
 
     @property
     def original(self) -> Graph:
-        """What it computes, over inputs of its own.
+        """The graph of the region, over inputs of its own.
 
         Raises Unsupported where it has weights or opaque nodes inside.
         """
@@ -171,13 +171,14 @@ def embedded(
 
 
 def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:
-    """What the functions' operators need; onnx's own inference wants it of the model too."""
+    """The opset imports of the functions' operators; onnx's own inference needs them in the model
+    too."""
     operators = {n.op for region in regions for n in region.original if n.args}
     return {domain: 1 for domain in sorted({get(op).domain for op in operators}) if domain not in ("", "ai.onnx")}
 
 
 def _header(old: ir.Model) -> ir.Model:
-    """It shares its graph with the old one, which nobody changes."""
+    """A model with the header of the old one and the same graph, which is not changed."""
     made = copy_model(old, old.graph)
     made.ir_version = max(old.ir_version, FUNCTIONS_SINCE)
     made.metadata_props[FORMAT_KEY] = str(PLAN_FORMAT)
@@ -189,7 +190,7 @@ def _moved(old: Mapping[Node, Any], new: Mapping[Node, Node]) -> dict[Node, Any]
 
 
 def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
-    """Those that give before those that read.
+    """The regions in an order in which a region comes before those that read it.
 
     Raises Unsupported where two read each other's results, or give the same.
     """
@@ -216,7 +217,7 @@ class _Names:
         self.known: dict[tuple[Graph, str, bool], str] = {}
 
     def of(self, region: EmbeddedRegion) -> str:
-        """What a region's node calls."""
+        """The name of the function that a region's node calls."""
         key = (region.original, region.kernel.plan, region.free)
         if key not in self.known:
             self.known[key] = self._made(region)

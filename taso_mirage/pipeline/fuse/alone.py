@@ -43,8 +43,8 @@ def region_seconds(
     target: Target,
     prepares: bool = False,
 ) -> tuple[float, float] | None:
-    """What a region takes with its operators and with the kernel in their place; None where its
-    weights are too many for one file.
+    """The seconds of a region with its operators, and with the kernel in their place; None where
+    its weights are too many for one file.
 
     Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the
     region that its weights come from memory, as in a whole model.

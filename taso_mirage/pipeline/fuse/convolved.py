@@ -29,8 +29,8 @@ class ConvolvedModel:
     """The biases of convolutions, by what is added in their place."""
 
     def without_rest(self, model: Model) -> Model:
-        """This model, parts of which are kernels now, with the others as they were: two
-        transpositions that do nothing together are left out, and weights are the original's."""
+        """This model, some parts of which are kernels now, with the other parts as they were: pairs
+        of transpositions that cancel are left out, and weights are the original's."""
         outputs = in_operators(model.graph.outputs)
         done: dict[Node, Node] = dict(self.originals)
         for node in topological(outputs):
@@ -49,7 +49,7 @@ class ConvolvedModel:
 
 
 def _once_turned(node: Node) -> Node:
-    """What is between two transpositions of an image that do nothing together."""
+    """The term between two transpositions of an image that cancel; other terms as they are."""
     for first, second in ((TO_LAST, TO_FIRST), (TO_FIRST, TO_LAST)):
         outer = second.match(node)
         inner = None if outer is None else first.match(outer["y"])
@@ -86,6 +86,6 @@ def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTe
 
 
 def _kept(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]) -> Model:
-    """The model with other outputs and the weights that these hang on."""
+    """The model with other outputs and the weights that these depend on."""
     used = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     return model.with_graph(outputs, {name: each for name, each in weights.items() if name in used})

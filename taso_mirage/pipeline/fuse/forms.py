@@ -18,7 +18,7 @@ from taso_mirage.rewriting.derived_traits import selects
 
 @dataclass(frozen=True, slots=True)
 class RegionForm:
-    """What is searched for, with its places in the model, and the operators that are there.
+    """The goal of a search for kernels, with its places in the model, and the operators there.
 
     `several`: It is one of several, so that its weights are a model's where it is measured.
     """

@@ -38,7 +38,8 @@ class Kinds:
 def found_kinds(
     model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport
 ) -> Kinds:
-    """Those of a model at some sizes for a back end; once it is `late`, no more are looked for."""
+    """The kinds of regions of a model at some sizes for a back end; once it is `late`, the search
+    for them ends."""
     made, prepared = Kinds(model), backend.prepared
     if late():
         return made

@@ -1,5 +1,5 @@
-"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries in
-the model those that were made, whichever is expected to gain more for each second."""
+"""The order of work of the kernel stage: it makes the kernel of another kind of regions, or it
+tries made kernels in the model, whichever is expected to gain more per second."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ before it correct that."""
 LEAST = 0.5
 """Seconds without which no kernel is begun."""
 PART = 1 / 3
-"""Of what is left, at most, for one kind of regions: to tune it longer gains less than the next one
-does."""
+"""The largest share of the rest of the time for one kind of regions: longer tuning gains less than
+the next kind does."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 
@@ -87,7 +87,8 @@ class KernelOrder:
         self.schedule.add([ScheduledWork(TRIED, gain, self.trial(), work, TRIED, least)])
 
     def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
-        """What kinds save, if the model is faster with those of them that are not in it."""
+        """The seconds that some kinds save, if the model is faster with those of them that are not
+        in it."""
         kinds = [each for each in kinds if each in self.made]
         if not kinds or not self.place(kinds):
             return 0.0

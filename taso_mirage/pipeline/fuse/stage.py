@@ -164,7 +164,7 @@ class _Stage:
     # ------------------------------------------------------------ kernels
 
     def _report(self, what: str, error: Exception) -> None:
-        """What has no type at these sizes, or a bug, which costs nothing that was found."""
+        """Note an error with a region, which has no type at these sizes, or met a bug."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
@@ -182,7 +182,7 @@ class _Stage:
         return False
 
     def _left(self, spent: float) -> Leftover | None:
-        """What there was no time for."""
+        """The kinds of regions that there was no time for."""
         estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
         untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)

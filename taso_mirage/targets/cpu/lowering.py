@@ -29,7 +29,7 @@ SECONDS = 1.0
 
 
 class CpuLowering:
-    """This machine's CPU."""
+    """The back end of this machine's CPU."""
 
     device: Device = CPU_DEVICE
     batched = False
@@ -65,15 +65,15 @@ class CpuLowering:
         return cpu_kernel(from_json(record["mugraph"]), before)
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
-        """The same: C++ runs everywhere."""
+        """The kernels for all machines: the same as for this one, since C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
     def rounding(self) -> CpuLowering:
-        """The same: no operands are rounded here."""
+        """This back end: no operands are rounded here."""
         return self
 
     def fine(self, record: Record) -> Record:
-        """The same."""
+        """The record unchanged: nothing is rounded here."""
         return record
 
     def start(self) -> None:

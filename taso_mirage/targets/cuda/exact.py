@@ -25,8 +25,8 @@ SLOW, BUSY = 1e9, 64
 faster there."""
 
 ROUNDED = 2.0**-12
-"""Of the norm, what the sums of tensor cores lose of products of rounded operands: they cut digits
-off at each step."""
+"""The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
+cut digits off at each step."""
 
 
 class Right:

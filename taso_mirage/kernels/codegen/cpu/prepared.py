@@ -21,8 +21,8 @@ LANES = 16
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
     """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
-    powers of two."""
+    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
+    are powers of two."""
 
     headers: tuple[str, ...]
     name: str
@@ -41,7 +41,7 @@ class InstanceClass:
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
     """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they hang on."""
+    else they depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class PreparedInstance:
 
     @property
     def prepare(self) -> str:
-        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where
-        they go."""
+        """C++ that prepares the weights among the kernel's inputs: {0} is the first one, {at} the
+        place of the result."""
         given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
         given += ["nullptr"] * (len(self.kind.weights) - len(given))
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
@@ -102,7 +102,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they hang on."""
+        what else they depend on."""
         return self.kind.first(self.node)
 
     @property
@@ -127,8 +127,8 @@ class PreparedInstance:
 
     @property
     def operands(self) -> list[Node | None]:
-        """What a block reads behind the data and the prepared weights, a bias and what is added;
-        None for what it has not."""
+        """The operands of a block after the data and the prepared weights: a bias and a summand;
+        None where it has none."""
         return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
 
 

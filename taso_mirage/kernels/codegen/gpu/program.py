@@ -48,7 +48,7 @@ class TritonBuffer:
 
     @property
     def elements(self) -> Dim:
-        """Of one sample, where it is batched."""
+        """The number of elements; of one sample, where the buffer is batched."""
         return dim_product(self.shape)
 
     @property
@@ -68,14 +68,14 @@ TF32_ROUNDED = "tf32"
 
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
-    (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
-    dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
-    start before that wait, and not only after it; without a loop. `late`: not before this one
-    ends. `specialized`: groups of warps (`specialized.py`, where `warps` are those that load, and
-    `stationary.py`); `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or
-    TF32_ROUNDED. `persistent`: so many blocks are launched, and take tiles in turn; 0: one for each
-    tile."""
+    """The settings of a launch that a tuner chooses. `warps`: warps of 32 threads. `stages`:
+    iterations whose loads are in flight (1: no pipelining). `overlap`: the blocks start while the
+    kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
+    `early`: the next kernel's blocks may start before that wait, and not only after it; only
+    without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
+    warps (`specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
+    then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`: the
+    number of blocks that are launched and take tiles in turn; 0: one block for each tile."""
 
     warps: int = 4
     stages: int = 1
@@ -114,7 +114,7 @@ def _within(low: int, n: int, high: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What all blocks of a launch do together, and what one has in flight."""
+    """The work of all blocks of a launch, and the bytes that one block has in flight."""
 
     flops: int
     moved: int
@@ -152,8 +152,8 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
-    `registers` when it starts."""
+    """The tensor maps of the first buffers, where warps are specialized (`specialized.py`); a
+    thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
 
@@ -189,7 +189,7 @@ class TritonLaunch:
 
     @property
     def options(self) -> dict[str, int | str]:
-        """What a launch is given besides its buffers."""
+        """The options of a launch besides its buffers."""
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
         registers = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
