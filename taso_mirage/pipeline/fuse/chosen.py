@@ -11,11 +11,11 @@ from dataclasses import asdict
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.form import PreparedGoal
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.search.search import Budget

@@ -25,8 +25,8 @@ from taso_mirage.kernels.free_regions import other_kind
 from taso_mirage.kernels.packaging.embed import embed
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, passes_checker
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.fuse import alone

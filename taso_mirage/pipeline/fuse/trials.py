@@ -33,7 +33,7 @@ class Fused:
     kernel: PlannedNode
     saved: float
     prepares: type | None = None
-    """The type of the region's goal, if its kernel prepares weights (`kernels.prepared`)."""
+    """The type of the region's goal, if its kernel prepares weights (`kernels.form`)."""
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
