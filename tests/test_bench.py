@@ -36,11 +36,13 @@ def peers() -> ModuleType:
     return script("peers")
 
 
+@pytest.mark.lint
 def test_readme_tables_are_generated_from_the_results() -> None:
     done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, "run `python bench/tables.py`"
 
 
+@pytest.mark.lint
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
     """What `generate --ops 4` wrote when it was measured is what is shipped, or that with guards
     which were written since, as its row says."""

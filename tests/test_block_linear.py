@@ -33,7 +33,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import checked, fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Failure
@@ -319,14 +319,14 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     assert ours <= max(own, 2e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("share", [stage.SHARE, 1e-6])
+@pytest.mark.parametrize("share", [checked.SHARE, 1e-6])
 def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a model of level 4: 15 bits are less than a 32nd of the runtime's error, and more than a
     millionth."""
     quick(monkeypatch)
-    monkeypatch.setattr(stage, "SHARE", share)
+    monkeypatch.setattr(checked, "SHARE", share)
     plain = model(term("tanh", product(2, 512, 512, level=4)))
     result = fused(
         optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search"

@@ -129,6 +129,14 @@ _CertificateFile = Annotated[
     Path | None,
     typer.Option(metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
 ]
+_TraceFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="DIR",
+        help="Write the graph after every stage and every applied rule as text into this folder, with an index.",
+    ),
+]
 _FixDefaults = Annotated[
     bool,
     typer.Option(
@@ -190,6 +198,7 @@ def optimize(
     explain: _Explain = False,
     report: _Page = None,
     certificate: _CertificateFile = None,
+    trace: _TraceFolder = None,
     trust_kernels: TrustKernels = False,
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
@@ -256,7 +265,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
     """One model after the other. What was done stays, and is not done again, however it ends."""
     from taso_mirage.folder import PAGE, Folder
 
-    for name in ("report", "certificate"):
+    for name in ("report", "certificate", "trace"):
         if name in options:
             raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
     if options["in_place"]:

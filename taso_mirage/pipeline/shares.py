@@ -22,7 +22,7 @@ PARTS = 0.15
 HALF = 0.5
 """Of what is left, for all that must follow, and for the search where kernels come after it."""
 BEFORE_KERNELS = 0.25
-"""The same of the search on a GPU, where kernels gain more."""
+"""The same of the search on a GPU and of a large model, where kernels gain more."""
 AGAIN = 0.5
 """Of the seconds that the original took to load, what an optimized model takes."""
 LOADS = 2
@@ -106,8 +106,11 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _checked_kernels(job: Job) -> float:
-    """What follows on kernels in a model: a comparison and a check of the original and of the model
-    with its kernels and without."""
+    """What follows on kernels in a model: a check. Those of a large model are checked on what their
+    regions read; others in whole models, the original and the model with its kernels and without,
+    which are compared, too."""
+    if large(job) and job.regions > 0:
+        return load_seconds(job) + min(job.regions, LEAST_REGIONS) + job.checking
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 
@@ -138,7 +141,7 @@ def search_seconds(job: Job) -> float:
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
-    share = BEFORE_KERNELS if job.config.target.gpu else HALF
+    share = BEFORE_KERNELS if job.config.target.gpu or large(job) else HALF
     return free if not kernels else max(share * (free - kernels), LOOK)
 
 

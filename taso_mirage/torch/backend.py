@@ -24,7 +24,19 @@ from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
 
 GIVEN = frozenset(
-    ("began", "command", "elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels")
+    (
+        "began",
+        "command",
+        "elsewhere",
+        "output",
+        "target",
+        "shape",
+        "inputs",
+        "report",
+        "certificate",
+        "trace",
+        "trust_kernels",
+    )
 )
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""

@@ -56,7 +56,7 @@ MULTIPLIED = tuple(
     )
 )
 BIASED = MULTIPLIED[3:]
-SAVED = 0.2, 0.1
+SAVED = 1.0, 0.1
 """About what is saved of the time in which weights come from memory, and of that of the
 arithmetic."""
 
