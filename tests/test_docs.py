@@ -64,7 +64,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
-REPEATED = ("quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
+REPEATED = ("quickstart.md", "torch.md", "torch_fallback.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
 """Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
 commands do the same."""
 QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
