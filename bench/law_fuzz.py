@@ -4,7 +4,7 @@ bench/results/law_fuzz-cpu2.json`.
 Each rule of the library and each law beside an operator is written as two models, its left and its
 right side, where the optimizer would apply it: at typings of every dtype, of ranks 0 to 6, with
 dims of 0 and 1. ONNX Runtime runs both on the same inputs, mostly without its own optimizations.
-Results must be equal, floats within the criterion of docs/design.md, section 6, and the left side's
+Results must be equal, floats within the criterion of docs/design/check.md, and the left side's
 must be those of our definitions. One `--seed` gives the same comparisons again; an earlier file of
 the same seed is continued, and what was wrong there is tried again. Ends after so many comparisons,
 or `--minutes`.
@@ -47,7 +47,7 @@ FIRST = ("onnx", "numpy", "fuzz.law_judge")
 
 
 class Results:
-    """What was found so far, in a file from which a run goes on."""
+    """The results so far, in a file from which a run continues."""
 
     def __init__(self, path: Path | None, head: dict[str, Any]) -> None:
         earlier = json.loads(path.read_text()) if path is not None and path.exists() else {}
@@ -140,8 +140,8 @@ def fuzz(options: argparse.Namespace, results: Results, names: list[str]) -> Non
 
 
 def planted(count: int, seed: int, typings: int) -> dict[str, Any]:
-    """What becomes of so many changed rules and laws, most of them false, which no proof is asked
-    about: those that the runtime tells from true ones, and the others."""
+    """The outcomes of changed rules and laws, most of them false, without asking a proof: those
+    that the runtime distinguishes from true ones, and the others."""
     found: dict[str, Any] = {"found": [], "not compared": [], "equal": []}
     for rule, description in islice(mutants(seed), count):
         tally = compared(rule, seed, typings, trusted=True)

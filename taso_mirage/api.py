@@ -1,4 +1,4 @@
-"""The front door: `taso_mirage.optimize`, which the command line calls too."""
+"""The Python API for ONNX models: `taso_mirage.optimize`, which the command line calls too."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
 FILE = 0.04
-"""Of the budget, for the report, and for the certificate."""
+"""Share of the budget for the report, and for the certificate."""
 NO_KERNELS = (
     "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
 )
@@ -118,9 +118,9 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("command", Sequence, "a list of texts"),
     ("began", float | None, "a time of time.monotonic"),
 )
-"""What an option is, and how it is said."""
+"""The type of each option that is no list, and its name in an error."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
-"""What those are that stand in lists, or one of them without a list."""
+"""The types of the elements of list options; one element may also stand without a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
             if not _is_number(value := getattr(self, name), least):
-                raise InvalidOption(f"{name}={_shown(value)}: it is a number of at least {least}")
+                raise InvalidOption(
+                    f"{name}={_shown(value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
+                )
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)
@@ -247,8 +249,8 @@ def _shown(value: Any) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """What is no list is a list of one; the letters of a text or the keys of a mapping are never
-    meant."""
+    """The argument as a list: a value that is no list is a list of one; the letters of a text or
+    the keys of a mapping are never meant."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 

@@ -92,7 +92,7 @@ def own() -> Iterator[Child]:
 
 
 def test_a_number_of_an_ended_process_is_of_nothing_in_the_next() -> None:
-    """Another thread's call may end the process between a weight's way there and its use: then no
+    """A call of another thread may end the process between sending a weight and using it: then no
     other weight has its number, and the call says why it fails."""
     there = Child()
     first = there.call(native.keep_weight, np.zeros(4, np.float32))
@@ -128,7 +128,7 @@ def test_a_call_that_does_not_arrive_is_an_error(own: Child, monkeypatch: pytest
     session, fed = Session(small()), {"x": np.ones(4, np.float32)}
     session.run(fed)
     with monkeypatch.context() as patched:
-        patched.setattr(children, "_send", full)
+        patched.setattr(children, "send", full)
         with pytest.raises(RuntimeCrashed, match="cannot be reached: No space left on device"):
             session.run(fed)
     assert session.run(fed)[0].tolist() == [1.0] * 4

@@ -381,7 +381,7 @@ def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert time.monotonic() - begun < 30
     assert process.returncode == 130
-    assert said == "taso-mirage: interrupted; what was done before stays, and the same command goes on from there\n"
+    assert said == "taso-mirage: interrupted; finished models are kept, and the same command continues from there\n"
     assert {name: row["state"] for name, row in rows(out).items()} == {
         "a.onnx": "faster",
         "b.onnx": "waiting",

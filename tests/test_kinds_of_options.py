@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}
 
 
 class Silent:
-    """What cannot be printed."""
+    """An object that cannot be printed."""
 
     def __repr__(self) -> str:
         raise ValueError
@@ -47,6 +47,14 @@ def test_no_value_of_a_wrong_kind_is_taken(name: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_are_numbers(name: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=f"^{name}=.*it is a number of at least"):
+        taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+
+
+@pytest.mark.parametrize("value", [1e300, 1e308, 10**305, 10**400])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_too_large_is_refused_for_its_size(name: str, value: Any) -> None:
+    """Sums with such numbers are infinite, or have no float."""
+    with pytest.raises(InvalidOption, match=rf"^{name}=.*at least \d, below 1e\+300 or infinite$"):
         taso_mirage.optimize(shortened(), **{**QUICK, name: value})
 
 

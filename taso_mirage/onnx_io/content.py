@@ -1,4 +1,4 @@
-"""What an ONNX node does, as a value that is equal for nodes of two files.
+"""The effect of an ONNX node, as a value that is equal for nodes of two files.
 
 Attributes count by their bits, bodies and functions by their nodes in order. Names of values and
 documentation do not.
@@ -49,7 +49,7 @@ class NodeReader:
     outer: list[ir.Value] = field(default_factory=list)
 
     def operator(self, node: ir.Node, apart: Collection[str] = ()) -> str:
-        """What a node does, but for its operands, and for its bodies that are `apart`."""
+        """A digest of a node's function, without its operands and without the bodies in `apart`."""
         domain = _plain(node.domain)
         function = self.functions.get((node.domain, node.op_type, node.overload))
         version = self.opsets.get(domain, 0) if function is None else self._function(function)

@@ -41,7 +41,7 @@ class Opened:
     names: dict[str, str] = field(default_factory=dict)
     path: tuple[tuple[str, str], ...] = ()
     bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
-    """Those of nodes that were opened, by the node and the attribute."""
+    """The bodies of nodes that were opened, by the node and the attribute."""
     done: dict[Node, Node] = field(default_factory=dict)
 
     def __call__(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -83,7 +83,7 @@ class Opened:
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
 
     def _draw(self, node: ir.Node) -> Draw | None:
-        """Which of the nodes that draw it is."""
+        """The random draw that a node is; None where it draws nothing."""
         if not may_draw(node):
             return None
         draw = Draw(self.path, node.domain, node.op_type, _first_result(node))

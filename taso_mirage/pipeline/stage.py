@@ -20,7 +20,7 @@ from taso_mirage.system.workers import Workers
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
-"""What stages gave so far, by name."""
+"""The results of the stages so far, by name."""
 
 
 class Kept(Exception):
@@ -42,8 +42,8 @@ def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop
 
 @dataclass(slots=True)
 class Job:
-    """What all stages of one optimization share: the options, progress, interrupts, the cache of
-    measurements, and the executor whose machines measure.
+    """State that all stages of one optimization share: the options, progress, interrupts, the cache
+    of measurements, and the executor whose machines measure.
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`

@@ -1,4 +1,4 @@
-"""What an optimization changed: every step as two small graphs over common operands, equal ones
+"""Changes of an optimization: every step as two small graphs over common operands, equal ones
 counted once."""
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRe
 
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
-    """What a step replaced, each region free of the context that only carries it on."""
+    """The regions that a step replaced, each without the context that only carries it on."""
     if step.equations == (BODIES,):  # what happened inside is a result of its own
         return
     pairs = tuple(step.table.items())

@@ -316,7 +316,8 @@ def _pattern_value(tree: ast.expr) -> Any:
 
 
 def _source(tree: ast.expr) -> str:
-    """What most expressions are is a name, for which to ask `ast` takes as long as all else."""
+    """The text of an expression; most are names, for which `ast.unparse` would take most of the
+    time of parsing."""
     return tree.id if isinstance(tree, ast.Name) else ast.unparse(tree)
 
 

@@ -43,7 +43,7 @@ search."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
 SPENT = "budget"
-"""What progress calls the whole: the seconds of it that were spent before a stage."""
+"""The stage's name for the whole: the seconds of it that were spent before a stage."""
 
 Candidates = Callable[[str, float, Timing | None, str | None], None]
 """Called with the name of each model that is tried, its predicted seconds, its times against the
@@ -134,7 +134,7 @@ class Stop:
 
     @property
     def deadline(self) -> Deadline | None:
-        """Of the whole command."""
+        """The deadline of the whole command."""
         return self._deadline
 
     @deadline.setter
@@ -145,7 +145,7 @@ class Stop:
 
     @property
     def budget(self) -> Budget | None:
-        """Of the stage that runs; None between stages."""
+        """The budget of the stage that runs; None between stages."""
         return self._budget
 
     @budget.setter

@@ -1,0 +1,69 @@
+"""Weights of equal content: which there are, and a model that has each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import Node, substitute, topological
+
+SAMPLE = 1024
+"""Numbers of a weight that tell most pairs apart, so that few are read whole."""
+DEFAULTS_ARE_INPUTS = 4
+"""The IR version before which every weight is an input of the model, too."""
+
+
+def duplicate_weights(model: Model) -> dict[Node, Node]:
+    """Every weight that an earlier one of the graph has the content of, with that one."""
+    found: dict[Node, Node] = {}
+    alike: dict[object, list[Node]] = {}
+    for node in model.nodes():
+        if node.op != "weight" or node.dtype == "string":
+            continue
+        content = _bits(model.weights, node)
+        step = max(content.size // SAMPLE, 1)
+        others = alike.setdefault((node.type, content[::step].tobytes()), [])
+        same = next((other for other in others if np.array_equal(_bits(model.weights, other), content)), None)
+        if same is None:
+            others.append(node)
+        else:
+            found[node] = same
+    return found
+
+
+def shared_weights(model: Model) -> Model:
+    """The model with every weight once, unless its weights are inputs that a user may replace."""
+    table = duplicate_weights(model) if model.header.ir_version >= DEFAULTS_ARE_INPUTS else {}
+    if not table:
+        return model
+    old = model.nodes()
+    new = dict(zip(old, substitute(old, table), strict=True))
+    outputs = tuple(new[output] for output in model.graph.outputs)
+    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    return replace(
+        model.with_graph(outputs, {name: each for name, each in model.weights.items() if name in kept}),
+        names=_moved(model.names, table, new),
+        origins=_moved(model.origins, table, new),
+        opaque=_moved(model.opaque, table, new),
+    )
+
+
+def _moved(known: Mapping[Node, Any], gone: Mapping[Node, Node], new: Mapping[Node, Node]) -> dict[Node, Any]:
+    """Facts about terms, moved to the terms that they have become; if two terms are one now, those
+    about the first."""
+    found: dict[Node, Any] = {}
+    for node, value in known.items():
+        if node not in gone:
+            found.setdefault(new.get(node, node), value)
+    return found
+
+
+def _bits(weights: Mapping[str, Weight], node: Node) -> NDArray[np.uint8]:
+    """The bytes of a weight: numbers that are none are equal to themselves, and 0 is not -0."""
+    array = np.ascontiguousarray(weights[node.attr("name")].numpy())
+    return array.reshape(-1).view(np.uint8)

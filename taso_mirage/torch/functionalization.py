@@ -1,0 +1,324 @@
+"""The split of a captured graph into a functional part and a rest: a session computes the
+functional part, tensors that share memory with nothing; the rest stays in PyTorch, numbers and
+views of these tensors and of the inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+
+from taso_mirage.errors import Unsupported
+
+VIEWS = frozenset(
+    "T chunk contiguous detach diagonal expand expand_as flatten mT movedim moveaxis narrow permute ravel reshape "
+    "select split squeeze swapaxes swapdims t tensor_split to transpose unbind unflatten unfold unsqueeze view "
+    "view_as".split()
+)
+"""Functions and methods that look at their operand or copy it, and change nothing."""
+MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
+"""Calls that a graph without gradients does not need."""
+CALLS = frozenset(("call_function", "call_method", "call_module"))
+"""Kinds of a captured graph's nodes that compute something."""
+UNROLLED = frozenset(("rnn_tanh", "rnn_relu"))
+"""Loops over a sequence that the exporter writes step by step."""
+FreeDims = frozenset[int] | None
+"""The dims of a tensor whose sizes are not fixed; None for a number."""
+Captured = Any
+"""A `torch.fx.GraphModule` from dynamo."""
+
+
+@dataclass(frozen=True)
+class FunctionalSplit:
+    """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
+    and the numbers at `numbers`; `outer` takes all arguments and what `inner` gives, and gives the
+    results; without it these are the results. `free` says of each of `inputs` what is not fixed.
+    `changed` are the positions of the arguments that the graph changes in place: `inner` gives what
+    they become, after the results, and `outer` writes it into them."""
+
+    inner: Any
+    outer: Any
+    weights: Mapping[str, int]
+    numbers: Mapping[str, int]
+    inputs: tuple[int, ...]
+    free: tuple[FreeDims, ...]
+    changed: tuple[int, ...]
+
+    def frozen(self, captured: Captured, arguments: Sequence[Any]) -> Any:
+        """The inner half with its weights, as a module."""
+        own = {name: arguments[i] for name, i in self.weights.items()}
+        own |= {name: arguments[i].item() for name, i in self.numbers.items()}
+        names = {n.target for n in self.inner.nodes if n.op in ("get_attr", "call_module")} - set(own)
+        root = {name: reduce(getattr, name.split("."), captured) for name in names}
+        return torch.fx.GraphModule(root | own, self.inner)
+
+
+def largest_bytes(captured: Captured) -> int:
+    """Bytes of the largest tensor of fixed sizes in a graph, weights aside."""
+    values = [value_of(n) for n in captured.graph.nodes if n.op != "placeholder" or not _is_weight(n)]
+    known = [each for each in values if isinstance(each, torch.Tensor) and all(isinstance(n, int) for n in each.shape)]
+    return max((each.numel() * each.element_size() for each in known), default=0)
+
+
+def states_of_norms(captured: Captured) -> set[int]:
+    """The positions of arguments that batch norms in training are seen to change in place; the
+    exporter finds these and all others, and is run again for what is not known before."""
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    found: set[Any] = set()
+    for node in captured.graph.nodes:
+        if node.op == "call_method" and node.target == "add_":
+            found.add(node.args[0])
+        if getattr(node.target, "__name__", "") == "batch_norm" and len(node.args) > 5 and node.args[5] is True:
+            found.update(node.args[1:3])
+    return {i for i, node in enumerate(placeholders) if node in found}
+
+
+def is_trained(captured: Captured) -> bool:
+    """Whether gradients of a result are wanted; a view of a weight is not computed here."""
+    given = {_memory(node) for node in captured.graph.nodes if node.op == "placeholder"}
+    computed = [node for node in _results(captured) if _memory(node) not in given]
+    return any(getattr(value_of(node), "requires_grad", False) for node in computed)
+
+
+def only_looks(captured: Captured) -> bool:
+    """Whether a graph has nothing but views of its arguments, and sizes."""
+    return all(node.op in ("placeholder", "get_attr", "output") or _stays(node) for node in captured.graph.nodes)
+
+
+def functional_split(captured: Captured, changed: Collection[int] = ()) -> FunctionalSplit:
+    """The split of a graph that changes the arguments at these positions in place.
+
+    Raises Unsupported with the reason where there are none.
+    """
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    for node in placeholders:
+        if not isinstance(value_of(node), torch.Tensor | torch.SymInt | int):
+            raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
+    if names := UNROLLED & {getattr(node.target, "__name__", "") for node in captured.graph.nodes}:
+        raise Unsupported(f"PyTorch's exporter writes {min(names)} step by step")
+    fresh, stays = _divided(captured, placeholders)
+    states = [placeholders[i] for i in sorted(changed)]
+    if states:
+        _check_views(stays)
+    layouts = [_layout(value_of(node)) for node in (*fresh, *states)]
+    sizes = _sizes(placeholders)
+    weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
+    numbers = {f"number_{n.name}": n for n in placeholders if _is_fixed_number(n)}
+    held = {*sizes, *weights.values(), *numbers.values()}
+    inputs = [node for node in placeholders if node not in held]
+    given = captured.graph.output_node().args[0]
+    plain = list(given) == fresh and not any(layouts) and not states
+    return FunctionalSplit(
+        _inner(captured, inputs, weights, numbers, sizes, fresh, states, layouts),
+        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
+        {name: placeholders.index(node) for name, node in weights.items()},
+        {name: placeholders.index(node) for name, node in numbers.items()},
+        tuple(placeholders.index(node) for node in inputs),
+        tuple(_free(value_of(node)) for node in inputs),
+        tuple(sorted(changed)),
+    )
+
+
+def _results(captured: Captured) -> list[Any]:
+    """The nodes of the results, each once."""
+    given = captured.graph.output_node().args[0]
+    return list(dict.fromkeys(node for node in given if isinstance(node, torch.fx.Node)))
+
+
+def value_of(node: Any) -> Any:
+    """The stand-in for a node's value while the graph is captured: a tensor without elements, or a
+    symbol."""
+    return node.meta.get("example_value")
+
+
+def _is_weight(node: Any) -> bool:
+    fixed = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
+    return fixed or isinstance(value_of(node), torch.nn.Parameter)
+
+
+def _is_fixed_number(node: Any) -> bool:
+    """Whether it is a number that dynamo gives as a tensor, and that the graph does more with than
+    arithmetic: the epsilon of a norm, which ONNX has as an attribute."""
+    value, uses = value_of(node), list(node.users)
+    alone = isinstance(value, torch.Tensor) and value.dtype == torch.float64 and not value.shape
+    return bool(alone and uses) and all(map(_reads, uses)) and not all(map(_calculates, uses))
+
+
+def _reads(node: Any) -> bool:
+    return bool(node.op == "call_method" and node.target == "item")
+
+
+def _calculates(node: Any) -> bool:
+    """Whether nothing but Python's operators is applied to a number."""
+    return all(
+        getattr(user.target, "__module__", "") == "_operator"
+        and (isinstance(value_of(user), torch.Tensor) or _calculates(user))
+        for user in node.users
+    )
+
+
+def _free(value: Any) -> FreeDims:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
+
+
+# ---------------------------------------------------------------- what stays in PyTorch
+
+
+def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The nodes that a session gives, and those between them and the results, in their order."""
+    given = {_memory(node) for node in placeholders} - {None}
+    results = [node for node in _results(captured) if node.op != "placeholder"]
+    shared = Counter(_memory(node) for node in results)
+    fresh: dict[Any, None] = {}
+    stays: set[Any] = set()
+
+    def stay(node: Any) -> None:
+        if node.op == "placeholder" or node in fresh or node in stays:
+            return
+        if not _stays(node):
+            fresh[node] = None
+            return
+        stays.add(node)
+        for operand in node.all_input_nodes:
+            stay(operand)
+
+    for node in results:
+        alone = _memory(node) not in given and shared[_memory(node)] == 1
+        if isinstance(value_of(node), torch.Tensor) and alone and not (_order(value_of(node)) is None and _stays(node)):
+            fresh[node] = None
+        else:
+            stay(node)
+    owners = [_memory(node) for node in fresh]
+    if len(set(owners)) < len(owners) or given & set(owners):
+        raise Unsupported("results share memory with each other or with an input in a way that is not understood")
+    if any(not isinstance(value_of(node), torch.Tensor) for node in fresh):
+        raise Unsupported("it gives a number that is not computed from sizes")
+    return list(fresh), [node for node in captured.graph.nodes if node in stays]
+
+
+def _stays(node: Any) -> bool:
+    """Whether a node is a view, or a number made of numbers."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name == "getitem":
+        return _indexes(node)
+    number = not isinstance(value_of(node), torch.Tensor | tuple | list) or isinstance(value_of(node), torch.Size)
+    return node.op in ("call_function", "call_method") and (number or name in VIEWS)
+
+
+def _indexes(node: Any) -> bool:
+    """Whether `x[i]` is a view, a size, or a part of what is one."""
+    taken, index = node.args
+    if isinstance(value_of(taken), torch.Tensor):
+        each = index if isinstance(index, tuple) else (index,)
+        return all(i is None or i is Ellipsis or isinstance(i, int | slice) for i in each)
+    return _stays(taken)
+
+
+def _check_views(stays: Sequence[Any]) -> None:
+    """Refuse a copy among what is taken after arguments were changed: it was made before."""
+    for node in stays:
+        memory, operands = _memory(node), [_memory(operand) for operand in node.all_input_nodes]
+        if memory is not None and memory not in operands:
+            raise Unsupported("it changes an argument in place and has a copy of it among its results")
+
+
+def _memory(node: Any) -> Any:
+    """A key that is equal for tensors that share memory; None for a number."""
+    value = value_of(node)
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _layout(value: Any) -> tuple[int, ...]:
+    """The order of the dims in memory where that is another than theirs, as in channels last: a
+    session gives them in the order of memory, and they are turned back without a copy."""
+    order = _order(value)
+    return () if order is None or order == tuple(range(len(order))) else order
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    """The order of the dims in memory; None where it has gaps, or an element has several places."""
+    strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
+    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    if None in strides or None in sizes or 0 in sizes or value.is_contiguous():
+        return tuple(range(len(sizes)))
+    order = tuple(sorted(range(len(sizes)), key=lambda i: (strides[i], sizes[i] > 1), reverse=True))
+    dense = 1
+    for i in reversed(order):
+        if sizes[i] > 1 and strides[i] != dense:
+            return None
+        dense *= sizes[i]
+    return order
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
+    """The placeholders that are a size of another one, with that one and the dim."""
+    found: dict[str, tuple[Any, int]] = {}
+    for node in placeholders:
+        value = value_of(node)
+        for i, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                found.setdefault(str(size), (node, i))
+    numbers = [node for node in placeholders if isinstance(value_of(node), torch.SymInt)]
+    return {node: found[str(value_of(node))] for node in numbers if str(value_of(node)) in found}
+
+
+def _inner(
+    captured: Captured,
+    inputs: Sequence[Any],
+    weights: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    sizes: Mapping[Any, tuple[Any, int]],
+    fresh: Sequence[Any],
+    states: Sequence[Any],
+    layouts: Sequence[tuple[int, ...]],
+) -> Any:
+    graph = torch.fx.Graph()
+    copied = {node: graph.node_copy(node) for node in inputs}
+    copied |= {node: graph.call_method("clone", (copied[node],)) for node in states}
+    copied |= {node: graph.get_attr(name) for name, node in weights.items()}
+    for node, (tensor, i) in sizes.items():
+        copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
+    copied |= {user: graph.get_attr(name) for name, node in numbers.items() for user in node.users}
+    for node in captured.graph.nodes:
+        if node in copied or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
+            continue
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    given = list(_turned(graph, [copied[node] for node in (*fresh, *states)], layouts))
+    graph.output(tuple(given))
+    return graph
+
+
+def _turned(graph: Any, nodes: Sequence[Any], layouts: Sequence[tuple[int, ...]]) -> Iterator[Any]:
+    for node, order in zip(nodes, layouts, strict=True):
+        yield graph.call_method("permute", (node, *order)) if order else node
+
+
+def _outer(
+    placeholders: Sequence[Any],
+    fresh: Sequence[Any],
+    states: Sequence[Any],
+    layouts: Sequence[tuple[int, ...]],
+    stays: Sequence[Any],
+    given: Sequence[Any],
+) -> Any:
+    graph = torch.fx.Graph()
+    copied = {node: graph.placeholder(node.name) for node in placeholders}
+    computed = [graph.placeholder(f"computed_{i}") for i in range(len(layouts))]
+    back = [tuple(order.index(i) for i in range(len(order))) for order in layouts]
+    found = list(_turned(graph, computed, back))
+    copied |= dict(zip(fresh, found, strict=False))
+    for node, value in zip(states, found[len(fresh) :], strict=True):
+        graph.call_method("copy_", (copied[node], value))
+    for node in stays:
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    graph.output(tuple(copied[each] if isinstance(each, torch.fx.Node) else each for each in given))
+    return graph
