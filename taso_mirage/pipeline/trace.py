@@ -71,10 +71,11 @@ def _traced(candidate: ModelCandidate) -> TracedModel:
 
 @dataclass(slots=True)
 class _Chain:
-    """Steps from the original, the outputs before them, and those after each."""
+    """Steps from the original, the outputs before them, and those after each; None where no graph
+    was replayed any more."""
 
     steps: Sequence[RewriteStep]
-    outputs: list[tuple[Node, ...]]
+    outputs: list[tuple[Node, ...] | None]
 
     def common(self, steps: Sequence[RewriteStep]) -> int:
         """How many of the first steps are those of another chain; no sweep is divided."""
@@ -155,17 +156,22 @@ class _Stage:
         chain = _Chain(steps, start.outputs[: count + 1])
         for sweep, group in groupby(steps[count:], key=lambda step: step.sweep):
             batch = list(group)
-            while batch and not (sweep and trace.left <= 0):
-                step, before = batch.pop(0), chain.outputs[-1]
+            while batch and trace.left > 0 and (before := chain.outputs[-1]) is not None:
+                step = batch.pop(0)
                 chain.outputs.append(replay_names(before, step.table, bool(sweep), trace.names))
                 self._step(traced, step, before)
-            if batch:  # the rest of a sweep at once: each step alone takes a walk of the whole graph
-                table = {old: new for step in batch for old, new in step.table.items()}
-                after = replay_names(chain.outputs[-1], table, True, trace.names)
-                chain.outputs += [after] * len(batch)
-                for step in batch:
-                    self._change(traced, step)
+            chain.outputs += [self._after(batch, chain.outputs[-1])] * len(batch)
+            for step in batch:
+                self._change(traced, step)
         trace.chains.append(chain)
+
+    def _after(self, batch: Sequence[RewriteStep], before: tuple[Node, ...] | None) -> tuple[Node, ...] | None:
+        """The outputs after the rest of a sweep, replayed at once: one step alone takes a walk of
+        the whole graph. None after steps outside of sweeps."""
+        if not batch or before is None or not batch[0].sweep:
+            return None
+        table = {old: new for step in batch for old, new in step.table.items()}
+        return replay_names(before, table, True, self.trace.names)
 
     def _step(self, traced: TracedModel, step: RewriteStep, outputs: tuple[Node, ...]) -> None:
         """Write the graph after each rule of a step on these outputs."""
@@ -208,7 +214,9 @@ class _Stage:
     def _text(self, traced: TracedModel, outputs: tuple[Node, ...]) -> str:
         assert self.trace.problem is not None
         weights = ChainMap(self.trace.problem.weights, dict(traced.model.weights))  # folded ones are added
-        return self.trace.files.text(traced.model, outputs, weights, self.trace.names)
+        return self.trace.files.text(
+            traced.model, outputs, weights, ChainMap(self.trace.names, dict(traced.model.names))
+        )
 
     def _index(self, row: Mapping[str, str], outputs: Sequence[Node] = ()) -> None:
         """Add a row; predicted seconds are those of a roofline, to which a node without a

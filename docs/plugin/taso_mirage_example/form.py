@@ -34,7 +34,9 @@ class DistanceGoal:
 
     x: object
     w: object
-    once = False  # measured at one batch alone
+    once = False  # whether it is measured at one batch alone
+    joins = False  # whether it may become one kernel with its neighbours
+    together = "distances"  # goals of one name are tried in a model together
     slack = 1.0  # a kernel that is slower than the runtime's is not tried in the model
 
     @property
