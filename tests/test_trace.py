@@ -226,6 +226,9 @@ def test_a_folder_with_files_is_refused_before_the_work(layer: Path, tmp_path: P
     with pytest.raises(InvalidOption, match="is not empty; name another one"):
         traced(layer, tmp_path, output=tmp_path.parent / "out.onnx")
     assert not (tmp_path.parent / "out.onnx").exists()
+    with pytest.raises(InvalidOption, match="is the path of a file and of a folder to write"):
+        traced(layer, tmp_path / "new", output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 # ---------------------------------------------------------------- texts
