@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import trace
+from taso_mirage.pipeline import stages, trace
+from taso_mirage.pipeline.stage import Job, Stage
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles
@@ -163,6 +166,27 @@ def test_without_whole_graphs_every_rule_of_the_search_has_its_change(
         assert before.outputs != after.outputs
     assert {each for row in rules for each in row["rule"].split(" + ")} >= set(result.equations)
     assert parsed(tmp_path)[rows(tmp_path)[-1]["file"]] == result.model.graph
+
+
+def test_the_programs_of_kernels_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stage that puts a kernel into the model, once."""
+    x = variable("x", Tensor("float32", (64, 64)))
+    goal = Graph((x,), (term("tanh", x),))
+    planned = cpu_kernel(Graph((x,), (kernel([(x, (0,), -1)], lambda x: term("tanh", x), (4,), 1, (0,)),)))
+
+    def with_kernel(job: Job, result: Result, original: Session) -> Result:
+        region = EmbeddedRegion.of(goal, result.model.graph.inputs, planned)
+        return replace(result, model=embed(result.model, [region]), changed=True)
+
+    stage = Stage("kernels", with_kernel, ("result", "original"), ("result",))
+    monkeypatch.setattr(stages, "KERNELS", (stage,))
+    traced(chain(1), tmp_path)
+    found = texts(tmp_path)
+    assert found[f"12-kernels/{planned.entry}.cpp"] == planned.source
+    assert sum(name.endswith(".cpp") for name in found) == 1
+    assert "taso_mirage::CpuKernel0" in found["12-kernels.txt"]
+    assert "tanh" in found["11-check.txt"]
+    assert parsed(tmp_path)
 
 
 NODES = """
