@@ -169,7 +169,7 @@ def test_without_whole_graphs_every_rule_of_the_search_has_its_change(
 
 
 def test_the_programs_of_kernels_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a stage that puts a kernel into the model, once."""
+    """A program is written once, by the stage that puts its kernel into the model."""
     x = variable("x", Tensor("float32", (64, 64)))
     goal = Graph((x,), (term("tanh", x),))
     planned = cpu_kernel(Graph((x,), (kernel([(x, (0,), -1)], lambda x: term("tanh", x), (4,), 1, (0,)),)))

@@ -256,7 +256,7 @@ def _opaque(node: Node) -> bool:
 
 
 def canonical_sides(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
-    """Both sides over leaves that are named in the order in which they are met."""
+    """A region before and after, over leaves that are numbered in the order of a walk."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
     weights = 0
