@@ -1,5 +1,5 @@
-"""A concrete equation taken apart: which of its attributes are the same, what they are, and the
-equation with others in their place."""
+"""A concrete equation taken apart: its attributes, which of them are equal, and the equation with
+others in their place."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Concrete:
         return sorted(found)
 
     def _typed(self, given: VariableTypes) -> dict[Node, Node]:
-        """Every term at a typing. Raises what typing raises."""
+        """Every term at a typing. Raises the errors of typing."""
         env = _Env({n: variable(n, t) for n, t in self.at(given)}, self.sizes)
         nodes = (*self.equation.lhs_terms, *self.equation.rhs_terms)
         return {n: instantiate(Graph((), (n,)), env)[0] for n in nodes}
@@ -321,7 +321,7 @@ def _dim_text(dim: Any, places: Mapping[str, str]) -> str | None:
 
 
 class _Places(ast.NodeTransformer):
-    """Letters become what they are the sizes of."""
+    """Letters become the values whose sizes they are."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = places

@@ -48,8 +48,8 @@ other."""
 
 @dataclass(frozen=True, slots=True)
 class EqualRegions:
-    """Equal regions: what is searched for, and what it computes at the sizes that it is measured
-    at; they differ where `batch` says how many of what was searched run there."""
+    """Equal regions: the goal of the search, and the graph at the sizes at which they are measured;
+    they differ where `batch` says how many searched graphs run there."""
 
     goal: Graph
     whole: Graph

@@ -1,9 +1,9 @@
 """Regions whose kernels read their sizes at run time: any dims may be free.
 
-A region is searched at one instance of its free sizes, and what is found is typed again with names
-in their place (`free.py`). That is right where the labels that the search reads off the instance
-are those of every size: dims of one label have one name, and the labelled goal at other sizes is
-the region at those.
+A region is searched at one instance of its free sizes, and the result is typed again with names in
+their place (`free.py`). That is right where the labels that the search reads off the instance are
+those of every size: dims of one label have one name, and the labelled goal at other sizes is the
+region at those.
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ class PreparedKinds:
     """The kinds of goals of a back end.
 
     `candidates`: the terms of a model, in their order, that may be regions with such kernels at
-    these sizes of its symbols, each with what follows. `read`: what such a goal is; None for
-    others. `prepared`: the same of a goal whose inputs are these terms of a model, of which the
-    weights are known. `convolutions`: whether a model's are to be as its kernels take them.
+    these sizes of its symbols, each with its epilogue. `read`: such a goal as the back end has it;
+    None for others. `prepared`: the same of a goal whose inputs are these terms of a model, of
+    which the weights are known. `convolutions`: whether a model's are to be as its kernels take
+    them.
     """
 
     candidates: CandidateSites

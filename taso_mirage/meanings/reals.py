@@ -16,7 +16,7 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 class Reals(Meaning[Array]):
     """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
-    hold. Floats of 8 bits are what they are in both: to make one is a decision of rounding."""
+    hold. Floats of 8 bits are unchanged in both: making one is a decision of rounding."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact

@@ -17,7 +17,7 @@ def candidates(
     order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
 ) -> Iterator[list[Node]]:
     """The terms of a model, in their order, that may be regions with such kernels at these sizes of
-    its symbols, each with what follows; first all together that read the same."""
+    its symbols, each with its epilogue; first all together that read the same."""
     place = {node: i for i, node in enumerate(order)}
     shared: dict[Node, list[list[Node]]] = {}
     for node in order:
@@ -30,7 +30,7 @@ def candidates(
 
 
 def _members(node: Node, users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]) -> list[Node]:
-    """A term that there are kernels for, with what follows; nothing of others."""
+    """A term that there are kernels for, with its epilogue; nothing of others."""
     if convolutions.is_convolution(node):
         return convolutions.followed_convolution(node, users, wanted)
     return linear.followed_product(node, users, wanted) if linear.is_product(node, sizes) else []

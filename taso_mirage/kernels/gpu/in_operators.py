@@ -1,6 +1,6 @@
 """The convolutions of a GPU's kernels in the operators of a model: those with channels last between
 transpositions, which neighbours cancel, and of the weights that the model had, which may have zeros
-in place of groups; those whose products are shifted with what follows them."""
+in place of groups; those whose products are shifted with their epilogues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
 
 
 def is_followed(node: Node) -> bool:
-    """Whether a term is a convolution in single precision with what follows it."""
+    """Whether a term is a convolution in single precision with its epilogue."""
     return traits(node).lowering in (Lowering.SHIFTED, Lowering.DEPTHWISE)
 
 
@@ -77,7 +77,7 @@ CUT = np.int32(0x1FFF)
 
 
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The nearest numbers of TF32; infinite ones of what is nearly the largest of all."""
+    """The nearest numbers of TF32; infinite ones for numbers near the largest of all."""
     return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
 
 
@@ -87,7 +87,7 @@ def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
 
 
 def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
-    """The convolution of such a term in operators of ONNX, without what follows."""
+    """The convolution of such a term in operators of ONNX, without its epilogue."""
     how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
     if "extra" not in attrs:
         return term("conv", x, w, **how, group=x.shape[1])
@@ -98,7 +98,7 @@ def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
 
 
 def _followed(node: Node) -> Node:
-    """The convolution and what follows in operators of ONNX."""
+    """The convolution and its epilogue in operators of ONNX."""
     x, w, *others = node.args
     body = node.attr("body")
     y = convolution_alone(x, w, dict(node.attrs))

@@ -93,7 +93,7 @@ class LaunchSchedule:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no schedule: records are read from files, and stand in the
+        """Raises ValueError for an invalid schedule: records are read from files, and stand in the
         source that is generated."""
         numbers = (self.warps, self.stages, self.persistent)
         flags = (self.overlap, self.early, self.late, self.specialized)
@@ -124,7 +124,7 @@ class Traffic:
 
     flops: int
     moved: int
-    """Bytes that blocks load and store; what several load counts several times."""
+    """Bytes that blocks load and store; bytes that several load count several times."""
     in_flight: int
     """Bytes that a block loads in one iteration (without a loop: at all)."""
     live: int = 0
@@ -142,9 +142,9 @@ class TileMap:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
-    `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
+    """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
+    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: so many blocks of the
+    last grid dim, all of it, are neighbours along the first dim of the launch grid. `rows`: of a
     product that goes on to another one; warps that are more than it has rows for share it.
     `precisions`: how it may multiply matrices in single precision, if it does."""
 
@@ -214,7 +214,7 @@ class TritonProgram:
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
     sizes: tuple[str, ...] = ()
-    """The names of what a run alone knows."""
+    """The names of the sizes that only a run knows."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
@@ -242,8 +242,8 @@ def _is_view(node: Node, graph: Graph) -> bool:
 
 
 def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
-    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
-    batched if anything is; that of a view of one has its own shape."""
+    """The buffer of every tensor of a muGraph: inputs, weights, and the results of kernels, which
+    are all batched if anything is; that of a view of one has its own shape."""
     found: dict[Node, TritonBuffer] = {}
     taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
