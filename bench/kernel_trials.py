@@ -40,7 +40,7 @@ from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.compile import load_source  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.codegen.replays import input_sets, measured  # noqa: E402
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
 from taso_mirage.kernels.tile_work import TileWork  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402

@@ -52,7 +52,7 @@ from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.device import Device  # noqa: E402

@@ -4,7 +4,7 @@ bench/results/law_fuzz-cpu2.json`.
 Each rule of the library and each law beside an operator is written as two models, its left and its
 right side, where the optimizer would apply it: at typings of every dtype, of ranks 0 to 6, with
 dims of 0 and 1. ONNX Runtime runs both on the same inputs, mostly without its own optimizations.
-Results must be equal, floats within the criterion of docs/design.md, section 6, and the left side's
+Results must be equal, floats within the criterion of docs/design/check.md, and the left side's
 must be those of our definitions. One `--seed` gives the same comparisons again; an earlier file of
 the same seed is continued, and what was wrong there is tried again. Ends after so many comparisons,
 or `--minutes`.

@@ -1,8 +1,9 @@
 """Draws the pictures of the README and of these pages: `python docs/pictures.py [FOLDER]`.
 
-Each is drawn from what it shows: a change that `optimize` makes to the model of the repository, a
-rule of the library, a kernel that the search finds. With `--report`, Chromium takes the picture of
-a report instead; its times are those of the machine.
+Each picture is drawn from its subject: a change that `optimize` makes to the model of the
+repository, a rule of the library, a kernel that the search finds, a corrected mutant, the list of
+stages. With `--report`, Chromium takes the picture of a report instead; its times are those of the
+machine.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from pathlib import Path
 import onnx
 
 import taso_mirage
+from taso_mirage.ir.terms import Graph, Tensor, topological, variable, weight
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.stages import FINISH, KERNELS, SEARCH
 from taso_mirage.report.drawing import draw, draw_change
 from taso_mirage.rewriting.library import load_rules
+from taso_mirage.search.partial.candidates import CorrectedMutant, candidates
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +59,50 @@ def kernel() -> str:
     )
 
 
-PICTURES: dict[str, Callable[[], str]] = {"attention": attention, "rule": rule, "kernel": kernel}
+def partial() -> str:
+    """A convolution and its smallest mutant that needs a correction, with that correction."""
+    x, w = variable("x", Tensor("float32", (4, 8, 14, 14))), weight("w", Tensor("float32", (16, 8, 3, 3)))
+    conv = term("conv", x, w, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
+    before = Graph((x,), (conv,))
+    corrected = [each for each in candidates(before) if isinstance(each, CorrectedMutant) and not each.agreement.total]
+    smallest = min((each.corrected for each in corrected), key=lambda graph: len(topological(graph.outputs)))
+    return draw_change(before, smallest, "A convolution, and a mutant with tiles as images: the seam is corrected")
+
+
+WIDE, ROW, BOX = 940, 46, 150
+"""Width of the picture of stages, height of a row, and width of a box, in pixels."""
+
+
+def stages() -> str:
+    """The stages of `optimize` from top to bottom, each with the values that it takes and gives."""
+    rows = [*SEARCH, *KERNELS, *FINISH]
+    high = ROW * len(rows) + 30
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{high}" viewBox="0 0 {WIDE} {high}" '
+        'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+    middle = WIDE - 420
+    for i, stage in enumerate(rows):
+        top = 15 + i * ROW
+        if i:
+            lines.append(f'<path d="M{middle},{top - ROW + 30} V{top}" stroke="#666" fill="none"/>')
+        lines += [
+            f'<rect x="{middle - BOX / 2:.0f}" y="{top}" width="{BOX}" height="30" rx="5" fill="#e3edfb" stroke="#4a78b5"/>',
+            f'<text x="{middle}" y="{top + 19}" text-anchor="middle" font-weight="bold" fill="#1d3557">{stage.name}</text>',
+            f'<text x="{middle - BOX / 2 - 12:.0f}" y="{top + 19}" text-anchor="end" fill="#555">{", ".join(stage.takes)}</text>',
+            f'<text x="{middle + BOX / 2 + 12:.0f}" y="{top + 19}" fill="#222">{", ".join(stage.gives)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>\n"])
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "attention": attention,
+    "rule": rule,
+    "kernel": kernel,
+    "partial": partial,
+    "stages": stages,
+}
 
 
 def report(picture: Path) -> None:

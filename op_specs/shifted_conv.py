@@ -14,13 +14,13 @@ from op_specs.conv_transpose import conv_transpose
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering, natural_weights
+from taso_mirage.ir.mugraph import natural_weights
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Ints, op
 
 
-@op(lowering=Lowering.SHIFTED)
+@op()
 def shifted_conv(
     xp,
     x,

@@ -36,7 +36,7 @@ from taso_mirage.version import __version__
 PAGE, DATA = "index.html", "index.json"
 MINUTES = 120
 """Seconds from which on minutes are said."""
-APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command", "began"}
+APART = {"output", "report", "certificate", "trace", "progress", "candidates", "stop", "command", "began"}
 """Options that change nothing of a result, or that a folder has for each model."""
 
 ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sampling import pytest_collection_modifyitems, pytest_terminal_summary  # noqa: F401
 
 if TYPE_CHECKING:
     import onnx

@@ -17,6 +17,7 @@ import pytest
 
 from taso_mirage.prove.rules.proofs import prover_files
 
+pytestmark = pytest.mark.lint
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "taso_mirage"
 LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for
@@ -293,7 +294,10 @@ def test_a_public_name_means_one_thing() -> None:
 
 
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "bench/README.md", "substitutions/README.md", "models/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "substitutions/README.md", "models/README.md")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 NOT_HERE = {
@@ -449,7 +453,7 @@ def test_lines_of_prose_are_short() -> None:
         for i, line in docstring_lines(file)
         if len(line) > 100 and max(map(len, line.split())) < 60 and not line.startswith("    " * 4)
     ]
-    for file in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"):
+    for file in (*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md")):
         code = False
         for i, line in enumerate(file.read_text().splitlines(), 1):
             code ^= line.lstrip().startswith("```")

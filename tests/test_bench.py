@@ -36,11 +36,13 @@ def peers() -> ModuleType:
     return script("peers")
 
 
+@pytest.mark.lint
 def test_readme_tables_are_generated_from_the_results() -> None:
     done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, "run `python bench/tables.py`"
 
 
+@pytest.mark.lint
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
     """The shipped library is the one of the measured `generate --ops 4`, or the one with guards
     that were written since, as its row says."""

@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -33,7 +33,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import checked, fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Failure
@@ -262,7 +262,7 @@ def test_products_of_one_x_are_one_kernel() -> None:
     )
     plain = model(*whole)
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = prepared(graph, spot.inputs)
+    made = CPU_GOALS.prepared(graph, spot.inputs)
     assert made is not None
     found = made.mugraphs(graph, CPU_DEVICE)
     kernels = [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(found[i].graph)) for i in (0, -1)]
@@ -303,9 +303,9 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(product(rows, 300, 71, level=level, zeros=zeros))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = prepared(graph, spot.inputs)
+    made = CPU_GOALS.prepared(graph, spot.inputs)
     assert made is not None
-    assert prepared(graph, graph.inputs) is None, "weights of the run"
+    assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
     with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
     given = {"x": np.random.default_rng(1).normal(size=(rows, 300)).astype(np.float32)}
@@ -319,14 +319,14 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     assert ours <= max(own, 2e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("share", [stage.SHARE, 1e-6])
+@pytest.mark.parametrize("share", [checked.SHARE, 1e-6])
 def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a model of level 4: 15 bits are less than a 32nd of the runtime's error, and more than a
     millionth."""
     quick(monkeypatch)
-    monkeypatch.setattr(stage, "SHARE", share)
+    monkeypatch.setattr(checked, "SHARE", share)
     plain = model(term("tanh", product(2, 512, 512, level=4)))
     result = fused(
         optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search"

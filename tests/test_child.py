@@ -128,7 +128,7 @@ def test_a_call_that_does_not_arrive_is_an_error(own: Child, monkeypatch: pytest
     session, fed = Session(small()), {"x": np.ones(4, np.float32)}
     session.run(fed)
     with monkeypatch.context() as patched:
-        patched.setattr(children, "_send", full)
+        patched.setattr(children, "send", full)
         with pytest.raises(RuntimeCrashed, match="cannot be reached: No space left on device"):
             session.run(fed)
     assert session.run(fed)[0].tolist() == [1.0] * 4

@@ -22,7 +22,7 @@ from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp, vector_header
 from taso_mirage.kernels.codegen.cpu.native import FLAGS, NATIVE, NativeKernel, build
-from taso_mirage.kernels.codegen.cpu.prepared import KINDS
+from taso_mirage.kernels.codegen.cpu.prepared import cpu_programs
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
@@ -250,7 +250,7 @@ def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
     """
     found, without = [], set()
     for op in load_specs().values():
-        if op.traits.lowering in KINDS:
+        if op.name in cpu_programs():
             continue
         for i, example in enumerate(op.examples):
             operands = [

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from followed_terms import with_convolutions
 from fused_models import TRYING, fresh_cache, on_the_cpu, quick, run, together
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -27,9 +28,10 @@ from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
+from taso_mirage.kernels.form import GPU_GOALS, in_operators
+from taso_mirage.kernels.forms.channels_last import grouped_weights, parts_of_groups
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, ChannelsLastConvolution, read_convolution
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution, read_convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -43,7 +45,6 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, kinds, stage
-from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups, with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -294,7 +295,7 @@ def test_what_has_no_form_says_why() -> None:
     double, of_double = convolved((1, 5, 5, 4), (3, 3, 2, 4), dtype="float64", group=2)
     with pytest.raises(Unsupported, match="x of float64"):
         triton.program(mugraph(double, of_double, (2, (16, 16, 16, 0))))
-    with pytest.raises(Unsupported, match="warps have roles"):
+    with pytest.raises(Unsupported, match="implicit_gemm, which has no form in Gluon"):
         triton.program(mugraph(made, goal, (2, (16, 16, 16, 0))), specialized=True)
     with pytest.raises(IllTyped, match="3 of them merged"):
         made.mugraph(3, (16, 16, 16, 0))
@@ -334,7 +335,7 @@ def test_weights_are_turned_when_they_are_read() -> None:
 
 def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.found_kinds(block(), {}, GPU, lambda: False, raising).places
-    monkeypatch.setattr(kinds, "with_convolutions", raising)
+    monkeypatch.setattr(kinds, "with_terms", raising)
     assert not kinds.found_kinds(block(), {}, GPU, lambda: True, raising).places
 
 

@@ -315,6 +315,7 @@ def test_wrong_folders_exit_2(models: Path, tmp_path: Path) -> None:
         ((models, "-o", tmp_path / "site"), "an index that is not of an earlier run"),
         ((models, "--report", tmp_path / "r.html"), "--report is for one model"),
         ((models, "--certificate", tmp_path / "c.json"), "--certificate is for one model"),
+        ((models, "--trace", tmp_path / "t"), "--trace is for one model"),
     ):
         assert message in one_line(run("optimize", *arguments, *QUICK, check=2))
     assert (tmp_path / "site" / "index.html").read_text() == "somebody's page"

@@ -27,7 +27,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.tune import tuned_ranges
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, part_sizes, with_free_names
 from taso_mirage.kernels.free_regions import free_kind
 from taso_mirage.kernels.labels import label
@@ -241,7 +241,7 @@ def test_products_and_convolutions_take_any_number_of_rows_or_images(every: bool
     images = Graph((x, w), (term("relu", term("conv", x, w, **how)),))
     batch = FreeSizes(((N, 8, 9, 7), (6, 8, 3, 3)), ((N, 6, 9, 7),))
     w_known = weight("w", w.tensor)
-    found = prepared(images, (x, w_known))
+    found = CPU_GOALS.prepared(images, (x, w_known))
     assert found is not None
     for each in found.mugraphs(images, CPU_DEVICE)[: 3 if every else 1]:
         kernel = NativeKernel(with_free_names(each.graph, batch), flags=(*STRICT, "-Wno-type-limits"))

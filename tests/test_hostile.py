@@ -330,14 +330,14 @@ def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) 
 
 
 def _evaluated(original: Model, inputs: Any, sizes: dict[str, int]) -> tuple[list[Any], float]:
-    """The outputs in float64, and the largest of all values on the way."""
+    """The outputs in float64, and the largest of all values on the way: NaN if one is."""
     env = {n: EXACT.load(original.weights[n.attr("name")].numpy()) for n in original.nodes() if n.op == "weight"}
     env |= {n: EXACT.load(inputs[n.attr("name")]) for n in original.graph.inputs}
     terms = [n for n in original.nodes() if isinstance(n.type, Tensor)]
     with np.errstate(all="ignore"):
         values = interpret(terms, EXACT, env, None, dict(sizes))
     found = [np.abs(values[n]).max() for n in terms if is_float(n.dtype) and np.size(values[n])]
-    return [values[o] for o in original.graph.outputs], float(max(found, default=0.0))
+    return [values[o] for o in original.graph.outputs], float(np.max(found, initial=0.0))
 
 
 # ---------------------------------------------------------------- tests

@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, gene
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import WeightProducts
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import with_free_names
 from taso_mirage.kernels.free_regions import free_regions
 from taso_mirage.kernels.packaging.embed import embed
@@ -58,7 +58,7 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
     for up to `most` rows."""
     backend, made = CpuLowering(), []
     for kind, spots in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
-        goal = prepared(kind.goal, spots[0].inputs)
+        goal = CPU_GOALS.prepared(kind.goal, spots[0].inputs)
         if goal is None:
             found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
         else:

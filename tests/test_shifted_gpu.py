@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from followed_terms import followed
+from followed_terms import followed, with_convolutions
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -27,9 +27,9 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
+from taso_mirage.kernels.form import GPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
-from taso_mirage.kernels.gpu.in_operators import is_channels_last, is_followed, nearest_tf32
+from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -44,7 +44,6 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.convolved import with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -59,6 +58,10 @@ N = symbol("n0")
 Block = tuple[int, int, int, int]
 OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "kernel_0_block")
 """Names of inputs that a program has itself, or makes of those of inputs."""
+
+
+def is_followed(node: Node) -> bool:
+    return node.op in ("shifted_conv", "depthwise_conv")
 
 
 def convolved(
@@ -405,7 +408,7 @@ def test_a_bias_of_equal_numbers_is_a_constant(kind: str, bias: float) -> None:
     node = term(op, x, w, constant(b), **attrs, **extra)
     given = standalone(Graph((x,), (node,)), {"": 20}, {"w": StoredWeight(array)})
     made = with_convolutions(given)
-    inside = [n for n in made.model.nodes() if is_followed(n) or is_channels_last(n)]
+    inside = [n for n in made.model.nodes() if is_followed(n) or n.op == "implicit_gemm"]
     assert len(inside) == 1
     assert any(
         bool(n.op == "weight" and n.tensor.shape != w.shape and size(n.tensor) == b.nbytes) for n in inside[0].args
@@ -537,8 +540,8 @@ def test_all_convolutions_become_kernels(
 def test_more_images_are_measured_at_one_number() -> None:
     made, written_as = convolved((2, 5, 6, 7), (3, 3), 7, "bias")
     goal = Graph(written_as.inputs, (made.node,))
-    assert read_convolution(goal) == made
-    assert read_convolution(written_as) is None
+    assert GPU_GOALS.read(goal) == made
+    assert GPU_GOALS.read(written_as) is None
     assert GPU_GOALS.prepared(goal, goal.inputs) is None  # its weights are none
     free = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1)), ((N, 7, 4, 5),))
     found = [replace(each, free=with_free_names(each.graph, free)) for each in made.mugraphs(goal, H100)]

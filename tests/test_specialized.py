@@ -23,7 +23,8 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram, kernel_terms, output_buffers, tensor_buffers
+from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms, output_buffers, tensor_buffers
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.codegen.gpu.specialized import GROUPS, ROWS, SpecializedBlock
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.targets.cuda import lowering as cuda

@@ -126,6 +126,7 @@ def test_the_action_installs_what_it_is_part_of() -> None:
     assert (ROOT / "pyproject.toml").exists()
 
 
+@pytest.mark.lint
 def test_the_workflows_of_the_page_fit_the_action() -> None:
     page = (ROOT / "docs" / "teams.md").read_text()
     workflows = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
@@ -207,6 +208,7 @@ def context(target: Path) -> Path:
     return target
 
 
+@pytest.mark.lint
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.name)
 def test_a_container_is_of_a_user_and_starts_the_command(path: Path) -> None:
     parts = instructions(path)

@@ -92,7 +92,9 @@ def test_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     described = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     data = {f"taso_mirage/{name}" for folder in ("op_specs", "substitutions") for name in files(folder)}
-    assert {name.partition("/")[2] for name in described} == {"METADATA", "WHEEL", "RECORD", "entry_points.txt"}
+    assert {name.partition("/")[2] for name in described} == {
+        *("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"),
+    }
     assert names - described == files("taso_mirage") | data
     assert "taso_mirage/op_specs/conv.py" in names
 
@@ -130,7 +132,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of_and_no_tests(sdist: Path, whe
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
     tops = {path.name for path in folder.iterdir()}
-    described = {"README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
+    described = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "PKG-INFO"}
     assert tops - {".gitignore"} == {"taso_mirage", "op_specs", "substitutions", "docs"} | described
     again = built(folder, "wheel", tmp_path / "dist")
     assert contents(again) == contents(wheel)
@@ -142,6 +144,7 @@ def contents(wheel: Path) -> dict[str, int]:
     return {each.filename: each.CRC for each in entries if not each.filename.endswith("RECORD")}
 
 
+@pytest.mark.lint
 def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] in (__version__, f"{__version__} (not released yet)")

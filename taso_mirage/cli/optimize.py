@@ -127,6 +127,14 @@ _CertificateFile = Annotated[
     Path | None,
     typer.Option(metavar="OUT.json", help="Write every step with its proof, for `taso-mirage verify`."),
 ]
+_TraceFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="DIR",
+        help="Write the graph after every stage and every applied rule as text into this folder, with an index.",
+    ),
+]
 _FixDefaults = Annotated[
     bool,
     typer.Option(
@@ -191,6 +199,7 @@ def optimize(
     explain: _Explain = False,
     report: _Page = None,
     certificate: _CertificateFile = None,
+    trace: _TraceFolder = None,
     trust_kernels: TrustKernels = False,
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
@@ -259,7 +268,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
     the command ends."""
     from taso_mirage.folder import PAGE, Folder
 
-    for name in ("report", "certificate"):
+    for name in ("report", "certificate", "trace"):
         if name in options:
             raise InvalidOption(f"--{name} is for one model; in a folder each model has a page, linked from {PAGE}")
     if options["in_place"]:

@@ -15,8 +15,9 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
 
-DRAWN = 1 << 16
-"""The largest number of random numbers that are drawn for an array that is only for measuring."""
+DRAWN = 65_521
+"""So many numbers of a random array are drawn, at most, and repeat: to draw all those of a
+decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
 
 
 class Weight(Protocol):
@@ -171,7 +172,9 @@ def random_array(
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
         return _integers(dtype, shape, rng, wide, extreme, below)
-    return np.asarray(rng.normal(size=shape)).astype(dtype)
+    if prod(shape) <= DRAWN:
+        return np.asarray(rng.normal(size=shape)).astype(dtype)
+    return np.resize(rng.normal(size=DRAWN).astype(dtype), shape)
 
 
 def _integers(

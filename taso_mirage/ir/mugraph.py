@@ -34,11 +34,6 @@ class Lowering(Enum):
     SCALE = "numbers less their zeros, times their scales"
     UNPACK = "bytes as the numbers of a few bits that they hold"
     WHOLE = "numbers of 8 bits as integers, of unsigned ones less 128"
-    WINOGRAD = "minimal filtering, which has C++ by hand"
-    LINEAR = "a product with prepared weights, which has C++ by hand"
-    IMPLICIT_GEMM = "a convolution as products of matrices, which has Triton by hand"
-    SHIFTED = "a convolution as products that are shifted and added, which has Triton by hand"
-    DEPTHWISE = "a convolution of each channel alone, which has Triton by hand"
 
 
 SIGN = 128

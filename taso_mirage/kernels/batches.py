@@ -25,9 +25,9 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels.arranged import over_inputs
 from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret

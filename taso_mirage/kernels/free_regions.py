@@ -30,11 +30,11 @@ from taso_mirage.kernels.batches import (
 )
 from taso_mirage.kernels.canonical import SymbolSizes
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.integers import of_integers_or_floats
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.kernels.roles import inlined
 from taso_mirage.kernels.shrink import resized_goal

@@ -36,11 +36,11 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.goal import LOADED, MADE
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integers
 from taso_mirage.kernels.region_kinds import RegionKind, kind_by_labels
 from taso_mirage.operators.expressions import is_weight

@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
 from taso_mirage.errors import OutOfTime, RunFailed, RuntimeCrashed
+from taso_mirage.measure.messages import receive, send
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.system.spending import Purpose, spent
 
@@ -69,9 +70,9 @@ class Child:
             done = [number for life, number in self._taken() if life == self.life]
             try:
                 self._await_owed(connection)
-                _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
+                send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
                 self._wait(connection)
-                raised, answer = _receive(connection)
+                raised, answer = receive(connection)
             except (EOFError, ConnectionError):
                 raise RuntimeCrashed(self._ending()) from None
             except OSError as error:  # the process is well, and may have half of a message
@@ -93,7 +94,7 @@ class Child:
         small: they wait in the connection.
         """
         with self._lock, suppress(OSError):  # where the process ended, the next call says so
-            _send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
+            send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
             self._owed += 1
 
     def _await_owed(self, connection: Connection[Any, Any]) -> None:
@@ -102,7 +103,7 @@ class Child:
         while self._owed:
             with spent(Purpose.STARTING):
                 self._wait(connection)
-                _receive(connection)
+                receive(connection)
                 self._owed -= 1
 
     def _wait(self, connection: Connection[Any, Any]) -> None:
@@ -187,23 +188,6 @@ def in_child(function: Callable[..., R], *args: Any) -> R:
     return child().call(function, *args)
 
 
-# ---------------------------------------------------------------- messages: large arrays go as they are
-
-
-def _send(connection: Connection[Any, Any], message: Any) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    connection.send_bytes(pickle.dumps((head, len(buffers))))
-    for buffer in buffers:
-        with buffer.raw() as view:
-            connection.send_bytes(view)
-
-
-def _receive(connection: Connection[Any, Any]) -> Any:
-    head, count = pickle.loads(connection.recv_bytes())
-    return pickle.loads(head, buffers=[bytearray(connection.recv_bytes()) for _ in range(count)])
-
-
 # ---------------------------------------------------------------- in the child
 
 
@@ -215,14 +199,14 @@ def main(descriptor: int) -> None:
     _limit_memory()
     from taso_mirage.measure import native
 
-    _send(connection, True)
+    send(connection, True)
     while True:
         try:
-            name, args, dropped = _receive(connection)
+            name, args, dropped = receive(connection)
         except EOFError:
             return
         native.let_go(dropped)
-        _send(connection, _answer(name, args))
+        send(connection, _answer(name, args))
         del args
 
 

@@ -28,26 +28,55 @@ class Magnitudes:
 
 def magnitudes(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> Magnitudes | None:
     """None where an element is finite in one of both and not in the other, or not finite and
-    another. Block by block, so that logits of half a gigabyte stay in the cache."""
+    another. Block by block, so that logits of half a gigabyte stay in the cache; of a large cache
+    of which both have the same bytes, or of a run that is its own reference, there is less to
+    compute."""
     found = Magnitudes()
     flat = [np.ravel(a) for a in (new, old, exact)]
     for start in range(0, old.size, BLOCK):
-        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
-        finite = np.isfinite(o)
-        if not finite.all():
+        here, there, right = (a[start : start + BLOCK] for a in flat)
+        o = there.astype(np.float64)
+        n = o if same_bytes(here, there) else here.astype(np.float64)
+        r = o if exact is old else right.astype(np.float64)
+        most = most_of(o)
+        if not np.isfinite(most):
+            finite = np.isfinite(o)
             if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
                 return None
-            n, o, r = n[finite], o[finite], r[finite]
-        if not np.isfinite(n).all():
+            kept = o[finite]
+            n, r = (kept if a is o else a[finite] for a in (n, r))
+            o, most = kept, most_of(kept)
+        largest = most if n is o else most_of(n)
+        if not np.isfinite(largest):
             return None
-        known = np.isfinite(r)
-        r = r if known.all() else np.where(known, r, o)
-        found.error = max(found.error, most_of(n - r))
-        found.own = max(found.own, most_of(o - r))
-        found.apart = max(found.apart, most_of(n - o))
-        found.target = max(found.target, most_of(r))
-        found.old = max(found.old, most_of(o))
+        known = np.isfinite(r) if r is not o else None
+        r = r if known is None or known.all() else np.where(known, r, o)
+        found.error = max(found.error, _farthest(n, r))
+        found.own = max(found.own, _farthest(o, r))
+        found.apart = max(found.apart, _farthest(n, o))
+        found.target = max(found.target, most if r is o else most_of(r))
+        found.old = max(found.old, most)
     return found
+
+
+def largest_distance(new: NDArray[Any], old: NDArray[Any]) -> float:
+    """The largest distance that is a number, block by block; of the same bytes it is 0."""
+    most, flat = 0.0, [np.ravel(a) for a in (new, old)]
+    for start in range(0, old.size, BLOCK):
+        n, o = (a[start : start + BLOCK] for a in flat)
+        if not same_bytes(n, o):
+            with np.errstate(invalid="ignore"):  # of two infinities
+                far = np.abs(n.astype(np.float64) - o.astype(np.float64))
+            most = max(most, float(far[np.isfinite(far)].max(initial=0.0)))
+    return most
+
+
+def same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def _farthest(a: NDArray[Any], b: NDArray[Any]) -> float:
+    return 0.0 if a is b else most_of(a - b)
 
 
 def epsilon(dtype: Any) -> float:

@@ -100,18 +100,24 @@ def start_runtime(content: bytes, target: Target) -> None:
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 
 
-def keep_weight(array: NDArray[Any]) -> int:
+def keep_weight(array: NDArray[Any], aligned: bool = True) -> int:
     """The number of a weight, which any session may use from then on.
 
-    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it.
+    If it is to be `aligned`, it lies at a multiple of ALIGNED bytes, as where the runtime itself
+    reads it: that may make a CPU's run faster or slower. A GPU copies it, from any place.
     """
+    given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
+    number = next(_NUMBERS)
+    _WEIGHTS[number] = array if given else _aligned(array)
+    return number
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     room = np.empty(array.nbytes + ALIGNED, np.uint8)
     begin = -room.ctypes.data % ALIGNED
-    own = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    own[...] = array
-    number = next(_NUMBERS)
-    _WEIGHTS[number] = own
-    return number
+    own = room[begin : begin + array.nbytes]
+    own[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # an odd address makes a copy of floats slow
+    return own.view(array.dtype).reshape(array.shape)
 
 
 def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str, int]) -> tuple[int, bool]:

@@ -13,7 +13,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_computed, numpy_dtype, topological, variable, with_args
-from taso_mirage.measure.magnitudes import rounds
+from taso_mirage.measure.magnitudes import largest_distance, rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import Target
@@ -103,5 +103,4 @@ def _factors(node: Node, seed: int, part: float) -> Any:
 def _apart(new: Any, old: Any) -> float:
     if not rounds(old) or not isinstance(new, np.ndarray) or new.shape != old.shape:
         return 0.0
-    far = np.abs(new.astype(np.float64) - old.astype(np.float64))
-    return float(far[np.isfinite(far)].max(initial=0.0))
+    return largest_distance(new, old)

@@ -72,7 +72,7 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            there = {name: _number_there(weight) for name, weight in apart.items()}
+            there = {name: _number_there(weight, not self.target.gpu) for name, weight in apart.items()}
             number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
@@ -133,10 +133,10 @@ _THERE: WeakKeyDictionary[Weight, _Place] = WeakKeyDictionary()
 """Weights that the child process has, each once, for as long as they are here too."""
 
 
-def _number_there(weight: Weight) -> int:
+def _number_there(weight: Weight, aligned: bool) -> int:
     """The number of a weight in the child process, which gets it where it does not have it."""
     place = _THERE.setdefault(weight, _Place())
-    return place.number(lambda: in_child(native.keep_weight, weight.numpy()))
+    return place.number(lambda: in_child(native.keep_weight, weight.numpy(), aligned))
 
 
 _Key = tuple[int, Target, bool, tuple[str, ...]]

@@ -18,24 +18,6 @@ from taso_mirage.onnx_io.attributes import DRAWS, KNOWN_DOMAINS
 from taso_mirage.onnx_io.walk import Part
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContent:
-    """The function that a node applies to its operands.
-
-    `digest`: its operator with its version, its attributes, and the function that it calls.
-    `bodies`: those that are no part of the digest, with the number of their outputs. `draw`: which
-    of all draws it is, None for a node that gives the same whenever its operands are the same.
-    """
-
-    operator: str
-    digest: str
-    bodies: tuple[tuple[str, int], ...] = ()
-    draw: Hashable = None
-
-    def __repr__(self) -> str:
-        return self.operator
-
-
 def may_draw(node: ir.Node) -> bool:
     """Whether two runs of a node may differ, as far as is known: it draws, or its operator is not
     one of ONNX or of the runtime."""

@@ -11,31 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
+from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Node, topological, variable, weight, with_args
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
-from taso_mirage.onnx_io.content import NodeContent, NodeReader, array_digest, may_draw
+from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
 from taso_mirage.onnx_io.read import OpaqueCall
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A node that draws: the way to its body, its operator, and the name of its first result."""
-
-    path: tuple[tuple[str, str], ...]
-    domain: str
-    operator: str
-    name: str
-
-    @property
-    def kind(self) -> Any:
-        """Equal for draws that may stand for each other, as their numbers have one distribution
-        where their operands are equal."""
-        return tuple(attribute for _, attribute in self.path), self.domain, self.operator
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, unseen
 from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
+from taso_mirage.system.files import file_name
 
 LEAST = 0.02
 """The share of the time of a run below which a body is left as it is."""
@@ -166,6 +167,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
         allow_rounding=None,
         part=place.reached,
         candidates=unseen,
+        trace=None if job.config.trace is None else job.config.trace / "bodies" / file_name(place.label),
     )
     try:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)

@@ -23,7 +23,7 @@ HALF = 0.5
 """The share of the rest of the time for all that must follow, and for the search where kernels come
 after it."""
 BEFORE_KERNELS = 0.25
-"""The share for the search on a GPU, where kernels gain more."""
+"""The same of the search on a GPU and of a large model, where kernels gain more."""
 AGAIN = 0.5
 """The time to load an optimized model relative to the original's."""
 LOADS = 2
@@ -105,8 +105,11 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _checked_kernels(job: Job) -> float:
-    """Seconds of the work after kernels are in a model: a comparison and a check of the original
-    and of the model with its kernels and without."""
+    """What follows on kernels in a model: a check. Those of a large model are checked on what their
+    regions read; others in whole models, the original and the model with its kernels and without,
+    which are compared, too."""
+    if large(job) and job.regions > 0:
+        return load_seconds(job) + min(job.regions, LEAST_REGIONS) + job.checking
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 
@@ -137,7 +140,7 @@ def search_seconds(job: Job) -> float:
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
-    share = BEFORE_KERNELS if job.config.target.gpu else HALF
+    share = BEFORE_KERNELS if job.config.target.gpu or large(job) else HALF
     return free if not kernels else max(share * (free - kernels), LOOK)
 
 

@@ -28,6 +28,14 @@ class Kept(Exception):
     not run."""
 
 
+Traced = Callable[[str, Values, float], None]
+"""Called with a stage's name, the values that it gave, and its seconds."""
+
+
+def untraced(stage: str, made: Values, seconds: float) -> None:
+    """A stage that nobody looks at."""
+
+
 def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:
     raise TasoMirageError("no models are optimized inside of this one")
 
@@ -43,7 +51,8 @@ class Job:
     `loading` those of the last load of another model, `reading` those that its file took. The
     `deadline` is that of the stages that run. `nested` optimizes another model with options of its
     own. `backend`: that of kernels on a GPU, if they are searched and can be made, and `searchers`
-    the processes that search them. `terms`: how many the original has.
+    the processes that search them. `terms`: how many the original has. `traced` hears of every
+    stage that ran.
     """
 
     config: Config
@@ -65,6 +74,7 @@ class Job:
     backend: Future[Backend | None] | None = None
     searchers: Workers | None = None
     terms: int = 0
+    traced: Traced = untraced
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,9 @@ class Stage:
         with staged(self.name):
             made = self.work(job, *(values[name] for name in self.takes))
         job.seconds[self.name] = time.perf_counter() - start
-        return dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
+        given = dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
+        job.traced(self.name, given, job.seconds[self.name])
+        return given
 
 
 def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The pipeline: the list of all stages, in the order in which they run (docs/design.md,
-"Optimize")."""
+"""The list of all stages of the pipeline, in the order of their runs (docs/design/pipeline.md)."""
 
 from __future__ import annotations
 
@@ -38,6 +37,7 @@ from taso_mirage.pipeline.shares import (
     slow_seconds,
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.pipeline.trace import Trace
 from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
@@ -58,7 +58,10 @@ from taso_mirage.targets.packaging import stamped
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
-"""The largest time of all operators by the profiler, relative to a run without it."""
+"""What all operators may take by the profiler, as a part of a run without it."""
+EARLY = 20.0
+"""Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
+compiled ahead."""
 REGIONS_PER_TERM = 3e-5
 """Seconds for each term of the original, in which regions are found."""
 PROFILE_SHARE = 0.5
@@ -125,10 +128,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
-        trying = load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-        return fused(
-            result, asked, config.kernels, job.progress, job.stop, known, trying, backend, large(job), job.searchers
-        )
+        once = large(job)
+        trying = load_seconds(job) + max(comparison_seconds(job) / (1 if once else 2), slow_seconds(job))
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, once, job.searchers)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:
@@ -246,9 +248,10 @@ def optimize_model(
 
 @contextmanager
 def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
-    """The back end of a GPU for which kernels are searched: it starts beside the first stages what
-    takes a while. None where there is none; why is said where kernels would be made."""
-    if config.kernels != KERNEL_SEARCH or not config.target.gpu:
+    """The back end for which kernels are searched: it starts beside the first stages what takes a
+    while. None where there is none, or less time than that takes; why is said where kernels would
+    be made."""
+    if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
         yield None
         return
 
@@ -310,6 +313,8 @@ def _optimized(
                 job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
                 job.terms = len(model.nodes())
                 job.nested, job.backend, job.searchers = optimize_model, backend, ready
+                if config.trace is not None:
+                    job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                 values: Values = run(SEARCH, job, {"model": model})
                 with staged("conclude"):
                     if "problem" not in values:  # no rule is read any more

@@ -165,7 +165,7 @@ def _letters() -> Iterator[str]:
 
 # ---------------------------------------------------------------- terms
 
-Form = Callable[[Node, Sequence[MathTree]], MathTree]
+TermNotation = Callable[[Node, Sequence[MathTree]], MathTree]
 
 
 def _term(node: Node, args: Sequence[MathTree]) -> MathTree:
@@ -210,7 +210,7 @@ def _turned(node: Node, args: Sequence[MathTree]) -> MathTree:
 
 
 SUMMATION = MathTree("sign", "\N{N-ARY SUMMATION}")
-FORMS: Mapping[str, tuple[int, Form]] = {
+FORMS: Mapping[str, tuple[int, TermNotation]] = {
     "x, y -> x + y": (2, partial(_infix, "+", SUM)),
     "x, y -> x - y": (2, partial(_infix, "\N{MINUS SIGN}", SUM)),
     "x, y -> x * y": (2, partial(_infix, "⊙", PRODUCT)),

@@ -75,7 +75,7 @@ class Config:
     decisions of quantizers, and how far that may move the outputs. `effort`: how far searches and
     check go. `elsewhere`: the model also goes
     to other machines, or where the library of kernels is not. `candidates` hears of every model
-    that is tried.
+    that is tried. `trace`: the folder that the graph after every stage and rule is written to.
     """
 
     budget: float = 60.0
@@ -101,6 +101,7 @@ class Config:
     part: bool = False
     elsewhere: bool = True
     candidates: Candidates = unseen
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.horizontal import FusedGoal
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import target as named

@@ -31,7 +31,19 @@ from taso_mirage.torch.program import Program, TooRounded, TooSlow
 from taso_mirage.torch.random_ops import RandomSplit, random_state, restore_random_state, split_random
 
 GIVEN = frozenset(
-    ("began", "command", "elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels")
+    (
+        "began",
+        "command",
+        "elsewhere",
+        "output",
+        "target",
+        "shape",
+        "inputs",
+        "report",
+        "certificate",
+        "trace",
+        "trust_kernels",
+    )
 )
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""

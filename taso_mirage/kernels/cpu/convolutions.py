@@ -55,6 +55,7 @@ class Convolution:
     group: int = 1
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
+    large, once = True, False
 
     @property
     def known(self) -> list[Node]:

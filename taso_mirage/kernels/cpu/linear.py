@@ -21,7 +21,6 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.codegen.cpu.prepared import NARROW_ROWS
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
@@ -33,8 +32,10 @@ from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
-"""Blocks of weights of few bits, where a power of two of rows multiplies integers
-(`block_linear.h`): columns and rows."""
+"""The same for weights of few bits, where a power of two of rows multiplies integers
+(`block_linear.h`)."""
+NARROW_ROWS = 8
+"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
@@ -56,8 +57,8 @@ MULTIPLIED = tuple(
     )
 )
 BIASED = MULTIPLIED[3:]
-SAVED = 0.2, 0.1
-"""The estimated savings of the time in which weights come from memory, and of that of the
+SAVED = 1.0, 0.1
+"""About what is saved of the time in which weights come from memory, and of that of the
 arithmetic."""
 
 
@@ -163,6 +164,7 @@ class WeightProducts:
     """A goal whose results are products with weights, of one x if they are several."""
 
     parts: tuple[WeightProduct, ...]
+    once = False
 
     @property
     def known(self) -> list[Node]:

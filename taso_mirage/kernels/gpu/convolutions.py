@@ -8,26 +8,20 @@ merged groups are those that are one in the model; its muGraphs are the same wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
-from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
-from taso_mirage.kernels.gpu.followed import FollowedConvolution
-from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_followed
+from taso_mirage.kernels.gpu.in_operators import channels_first
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
-from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
-from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
-from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
@@ -48,11 +42,7 @@ BOUND = 8.0
 more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
-FOLLOWED: Mapping[Lowering | None, type[FollowedConvolution]] = {
-    Lowering.SHIFTED: ShiftedConvolution,
-    Lowering.DEPTHWISE: DepthwiseConvolution,
-}
-"""Goals in single precision, by the term that they are."""
+OPERATOR = "implicit_gemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +62,7 @@ class ChannelsLastConvolution:
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
+    large, once = True, False
 
     @property
     def known(self) -> list[Node]:
@@ -90,7 +81,7 @@ class ChannelsLastConvolution:
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
         """With so many groups as one, and blocks of this size."""
         how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
-        return term("implicit_gemm", self.x, self.w, self.b, self.z, **self.attrs, **how)
+        return term(OPERATOR, self.x, self.w, self.b, self.z, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
         """This convolution with few channels, groups and pixels, whose last pixels are cut in the
@@ -111,7 +102,7 @@ class ChannelsLastConvolution:
         if self.z is not ABSENT:
             found = replace(found, z=variable("z", Tensor("float32", found.goal().shape)))
         given = tuple([each for each in (x, w, b, found.z) if each is not ABSENT])
-        return found, Graph(given, in_operators([found.goal()]))
+        return found, Graph(given, (channels_first(found.goal()),))
 
     def _side(self, i: int, kernel: int) -> int:
         """An image's side that gives three results and leaves as much over as here."""
@@ -164,35 +155,11 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
     return verified_mugraph(Graph(goal.inputs, (small.mugraph(merged, block),)), goal)
 
 
-# ---------------------------------------------------------------- regions
-
-
-def candidates(
-    order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
-) -> Iterator[list[Node]]:
-    """Each such convolution of a model, and each in single precision."""
-    yield from ([node] for node in order if is_channels_last(node) or is_followed(node))
-
-
-def read_convolution(goal: Graph) -> ChannelsLastConvolution | FollowedConvolution | None:
-    """Read a goal of a convolution with channels last; None for other goals."""
-    if len(goal.outputs) != 1:
+def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
+    """What a goal is that is such a convolution; None for others."""
+    if len(goal.outputs) != 1 or goal.outputs[0].op != OPERATOR or goal.outputs[0].dtype not in HALF_FLOATS:
         return None
     (node,) = goal.outputs
-    if (kind := FOLLOWED.get(traits(node).lowering)) is not None:
-        return kind(node)
-    if not is_channels_last(node) or node.dtype not in HALF_FLOATS:
-        return None
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
-
-
-def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | FollowedConvolution | None:
-    """Read a goal of a convolution with channels last whose inputs are these terms of a model, with
-    known weights; None for other goals."""
-    made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
-    return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None
-
-
-GPU_GOALS = PreparedKinds(candidates, read_convolution, known_convolution, convolutions=True)

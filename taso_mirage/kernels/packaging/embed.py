@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
@@ -26,7 +26,7 @@ from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
 
-__all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed"]
+__all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed", "embedded"]
 STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
 """Different kernels that a model may have for a target; cpp/library.cpp registers as many names."""
@@ -127,6 +127,15 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     code that nobody trusts: the library would run it too. The caller must know that a kernel
     computes its region.
     """
+    return embedded(model, regions, sizes)[0]
+
+
+def embedded(
+    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
+) -> tuple[Model, dict[Node, Node]]:
+    """The model that `embed` makes, and for each term of the model before the one of the same value;
+    it is in the made model unless it is inside a region. Arguments and errors are those of `embed`.
+    """
     if not model.trusted and carries_code(model.header):
         raise Unsupported("the model carries kernels that are not trusted, so none is made for it")
     header = _header(model.header)
@@ -158,7 +167,7 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         opaque=_moved(model.opaque, new),
         trusted=True,
     )
-    return without_unread(made) if arranged else made
+    return without_unread(made) if arranged else made, new
 
 
 def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:

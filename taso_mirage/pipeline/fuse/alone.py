@@ -11,7 +11,7 @@ from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.kernels.batches import LARGER, resized
 from taso_mirage.kernels.canonical import SymbolSizes
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite

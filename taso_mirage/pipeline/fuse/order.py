@@ -28,7 +28,8 @@ class KernelOrder:
     `make` gives the kernels of a kind that are faster alone, within some seconds; `place` puts some
     in the model and says whether it is faster so; a trial takes about `trial()` seconds. Those are
     kept as long as there is a kernel that was not tried, so that what was made is tried. `left`:
-    the seconds for all of it.
+    the seconds for all of it. With `once` the kernels are tried when no other one is made: one
+    trial of all costs as much as one of each.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class KernelOrder:
         place: Callable[[Sequence[Fused]], bool],
         trial: Callable[[], float],
         left: Callable[[], float],
+        once: bool = False,
     ) -> None:
-        self.make, self.place, self.trial, self.left = make, place, trial, left
+        self.make, self.place, self.trial, self.left, self.once = make, place, trial, left, once
         self.made: list[Fused] = []
         """Faster alone, and not in the model."""
         self.split = False
@@ -65,7 +67,7 @@ class KernelOrder:
 
     def _step(self) -> ScheduledWork | None:
         """The next work: once there is no time for a kernel and a trial, the trial alone."""
-        late = self.left() < self.trial() + LEAST
+        late = self.left() < self.trial() + (KERNEL / 2 if self.once else LEAST)
         if late:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
         return self.schedule.step()
@@ -77,12 +79,12 @@ class KernelOrder:
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
-            self._try(self.made)
+            self._try(self.made, gain=0.0 if self.once else None)  # it gains as much later
         return _saved(found)
 
-    def _try(self, kinds: Sequence[Fused], least: float = 0.0) -> None:
-        work = partial(self._tried, tuple(kinds))
-        self.schedule.add([ScheduledWork(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
+    def _try(self, kinds: Sequence[Fused], least: float = 0.0, gain: float | None = None) -> None:
+        work, gain = partial(self._tried, tuple(kinds)), _saved(kinds) if gain is None else gain
+        self.schedule.add([ScheduledWork(TRIED, gain, self.trial(), work, TRIED, least)])
 
     def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
         """The seconds that some kinds save, if the model is faster with those of them that are not

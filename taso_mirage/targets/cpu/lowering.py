@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange
 from taso_mirage.kernels.codegen.cpu.native import build
 from taso_mirage.kernels.codegen.cpu.tune import tuned_native, tuned_ranges
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS
+from taso_mirage.kernels.form import CPU_GOALS, PreparedKinds
 from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.packaging.build import library
 from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
@@ -75,7 +77,9 @@ class CpuLowering:
         return record
 
     def start(self) -> None:
-        """Nothing takes a while."""
+        """Compile the kernels' library, where that was not done before."""
+        with suppress(TasoMirageError):  # said where a kernel is run
+            library()
 
     def close(self) -> None:
         """Nothing was started."""

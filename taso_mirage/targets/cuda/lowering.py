@@ -24,23 +24,21 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled, load_source
+from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms
 from taso_mirage.kernels.codegen.gpu.program import (
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
     TritonProgram,
-    kernel_terms,
 )
 from taso_mirage.kernels.codegen.ranges import ranges
+from taso_mirage.kernels.form import GPU_GOALS, PreparedKinds
 from taso_mirage.kernels.free import FreeSizes, with_free_sizes
 from taso_mirage.kernels.free_regions import goal_at
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
-from taso_mirage.kernels.gpu.followed import FollowedConvolution
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.build import library
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.system.spending import Purpose, spent
@@ -109,8 +107,8 @@ class CudaLowering:
             return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
 
         programs = [self._rounding(program) for _, program in known.values()]
-        if isinstance(GPU_GOALS.read(goal), FollowedConvolution):
-            measured = measured[:1]  # more images are more blocks of the same
+        if (read := GPU_GOALS.read(goal)) is not None and read.once:
+            measured = measured[:1]
         if not measured:
             return record(self._tuned(programs, Right(goal, self.device.rounds), end))
         best, before = self._ranges(programs, goal, graphs[0], measured, end)

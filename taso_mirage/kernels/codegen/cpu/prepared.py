@@ -1,21 +1,19 @@
-"""Terms whose C++ is a class by hand, `winograd.h`, `linear.h` or `block_linear.h`: they read
-weights that are prepared once, before the first run."""
+"""Terms whose C++ is a class by hand: they read weights that are prepared once, before the first
+run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic, dim_product
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node
-from taso_mirage.operators.ops import traits
+from taso_mirage.kernels.codegen.discovery import discovered
 
-NARROW_ROWS = 8
-"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 LANES = 16
 """Blocks have a multiple of so many tiles or columns: the longest vectors."""
 
@@ -46,85 +44,19 @@ class InstanceClass:
     properties on which they depend besides."""
 
 
-def _winograd(node: Node) -> tuple[Any, ...]:
-    x, w = node.args[:2]
-    group, (top, left, *_) = node.attr("group"), node.attr("pads")
-    data = (1 if isinstance(x.shape[0], Symbolic) else x.shape[0], group, w.shape[1], *x.shape[2:])
-    return (
-        *data,
-        int(w.shape[0]) // group,
-        *w.shape[2:],
-        *node.shape[2:],
-        top,
-        left,
-        *node.attr("tile"),
-        *node.attr("block"),
-    )
+@dataclass(frozen=True, slots=True)
+class CpuProgram:
+    """How the terms of an operator are written: each is an instance of a class."""
+
+    op: str
+    instance: Callable[[Node], InstanceClass]
 
 
-def _linear(node: Node) -> tuple[Any, ...]:
-    columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    return most if isinstance(rows, Symbolic) else rows, *node.args[1].shape, columns, most, parts
-
-
-def _rows(node: Node) -> Dim:
-    return dim_product(node.shape[:-1])
-
-
-def _of_blocks(node: Node) -> tuple[Any, ...]:
-    x, codes, *_, zeros = (*node.args, ABSENT)[:6]
-    columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    sizes = most if isinstance(rows, Symbolic) else rows, x.shape[-1], codes.shape[0], columns, most, parts
-    kind = "HALF_OF_ALL" if zeros is ABSENT else "WHOLE" if zeros.dtype == "uint8" else "FLOATING"
-    return *sizes, node.attr("bits"), node.attr("block_size"), node.attr("digits"), kind
-
-
-def _digits(node: Node) -> tuple[Dim, int, int]:
-    """The rows of x that become digits where integers are multiplied, the bytes of a row's digits,
-    and their bits: see `BlockLinear`."""
-    size, most = node.attr("block_size"), node.attr("block")[1]
-    bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
-    return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
-
-
-BLOCKS = InstanceClass(
-    ("linear.h", "block_linear.h"),
-    "BlockLinear",
-    lambda n: n.attr("block")[0],
-    lambda n: (),
-    _of_blocks,
-    lambda n: ("blocks", *n.attr("block")[:1]),
-    lambda n: (isinstance(_rows(n), Symbolic),),
-    lambda n: n.args[0].shape[-1:],
-    rows=_rows,
-    weights=(1, 4, 5),
-    first=_digits,
-)
-KINDS: Mapping[Lowering | None, InstanceClass] = {
-    Lowering.WINOGRAD: InstanceClass(
-        ("winograd.h",),
-        "Winograd",
-        lambda n: n.attr("block")[0],
-        lambda n: n.attr("tile"),
-        _winograd,
-        lambda n: (*n.attr("tile"), n.attr("block")[0]),
-        lambda n: (bool(n.attr("relu")),),
-        lambda n: n.args[0].shape[1:],
-        lambda n: n.shape[0] if isinstance(n.shape[0], Symbolic) else 1,
-    ),
-    Lowering.LINEAR: InstanceClass(
-        ("linear.h",),
-        "Linear",
-        lambda n: n.attr("block")[0],
-        lambda n: (),
-        _linear,
-        lambda n: (n.attr("block")[0], n.attr("block")[1] == NARROW_ROWS),
-        lambda n: (isinstance(_rows(n), Symbolic),),
-        rows=_rows,
-    ),
-}
+@cache
+def cpu_programs() -> Mapping[str, CpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, CpuProgram)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +84,7 @@ class PreparedInstance:
 
     @property
     def kind(self) -> InstanceClass:
-        return _kind(self.node)
+        return cpu_programs()[self.node.op].instance(self.node)
 
     @property
     def weights(self) -> list[int]:
@@ -202,22 +134,22 @@ class PreparedInstance:
 
 def prepares(node: Node) -> bool:
     """Whether a term of a muGraph reads prepared weights."""
-    return traits(node).lowering in KINDS
-
-
-def _kind(node: Node) -> InstanceClass:
-    """With scales its weights are blocks of few bits."""
-    lowering = traits(node).lowering
-    return BLOCKS if lowering is Lowering.LINEAR and len(node.args) > 4 else KINDS[lowering]
+    return node.op in cpu_programs()
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
-    return tuple([(node.op, *_kind(node).layout(node)) for node in graph if prepares(node)])
+    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
-    found = dict.fromkeys(h for graph in graphs for node in graph if prepares(node) for h in _kind(node).headers)
+    found = dict.fromkeys(
+        h
+        for graph in graphs
+        for node in graph
+        if prepares(node)
+        for h in cpu_programs()[node.op].instance(node).headers
+    )
     names = ["lanes.h", *found] if found else []
     return [files("taso_mirage.kernels.codegen.cpu").joinpath(name).read_text() for name in names]

@@ -75,6 +75,9 @@ class Argument:
 class TritonBlock:
     """The function of one kernel while it is written."""
 
+    specialized = False
+    helpers = ()
+
     def __init__(
         self,
         node: Node,

@@ -55,7 +55,8 @@ class ConvolutionBlock:
     """
 
     body: Sequence[Node] = ()
-    cluster = 1
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,

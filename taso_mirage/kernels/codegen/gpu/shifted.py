@@ -57,7 +57,8 @@ class ShiftedBlock:
     """
 
     body: Sequence[Node] = ()
-    cluster = 1
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,

@@ -209,6 +209,9 @@ class SpecializedBlock:
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
+    specialized = True
+    helpers = (HELPERS,)
+
     def __init__(self, block: TritonBlock) -> None:
         self.block, self.name, self.body, self.node = block, block.name, block.body, block.node
         demand(block.looped and block.cluster == 1 and not block.sizes.given, "a kernel without a loop of known sizes")

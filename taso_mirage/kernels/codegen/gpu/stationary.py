@@ -26,7 +26,7 @@ from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.following import Following
 from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
-from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS
+from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
 from taso_mirage.targets.cuda.device import H100
 
 GROUPS, WARP, ROWS = 2, 32, 128
@@ -62,6 +62,8 @@ class StationaryBlock:
     """
 
     body: Sequence[Node] = ()
+    specialized = True
+    helpers = (ROUNDED_TILES,)
 
     def __init__(self, block: ShiftedBlock) -> None:
         self.block, self.name, self.node = block, block.name, block.node
