@@ -1,5 +1,5 @@
-"""The seconds of what must still follow on a result, by what it took in this run: a comparison,
-the check, a set of kernels in the model. All other time is for what is next."""
+"""The seconds of the work that must still follow on a result, by its cost in this run: a
+comparison, the check, a set of kernels in the model. All other time is for the next stage."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def conclude(
 def fuse(job: Job, result: Result, original: Session) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
-    They have what is left of the budget, but for a comparison and a check.
+    They have the rest of the budget, less a comparison and a check.
     """
     config = job.config
     if config.kernels == OFF:
@@ -206,7 +206,7 @@ SEARCH = (
         ("choice", "differences", "cases", "let_through"),
     ),
 )
-"""From a model to a checked choice: what is the fastest becomes one by the check alone.
+"""From a model to a checked choice: the fastest candidate becomes one by the check alone.
 
 A stage that finds that the original has to be kept ends these. Seconds for each term are those of
 a chain of 20,000 nodes once the time is over, on one core.

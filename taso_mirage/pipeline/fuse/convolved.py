@@ -26,7 +26,7 @@ class ConvolvedModel:
     originals: Mapping[Node, Node]
     weights: Mapping[str, Weight]
     biases: Mapping[Node, Node]
-    """The biases of convolutions, by what is added in their place."""
+    """The biases of convolutions, by the terms that are added in their place."""
 
     def without_rest(self, model: Model) -> Model:
         """This model, some parts of which are kernels now, with the other parts as they were: pairs

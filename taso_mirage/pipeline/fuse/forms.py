@@ -32,7 +32,7 @@ class RegionForm:
 def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool, prepared: bool = False) -> list[RegionForm]:
     """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
     every place of it has to have them, and the goal over them has to be proved equal. Of one whose
-    kernel is by hand (`prepared`) only what computes is named."""
+    kernel is by hand (`prepared`) only the operators that compute are named."""
     shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
     first = RegionForm(kind, spots, tuple(op for op in shown if not (prepared and selects(op))))
     given = {tuple(map(is_named_weight, spot.inputs)): spot.inputs for spot in spots}  # all that is asked of inputs

@@ -1,5 +1,5 @@
-"""The kinds of regions of a model, with all that is known of them before any is searched; what goes
-wrong with one costs that one."""
+"""The kinds of regions of a model, with all that is known of them before any is searched; an error
+with one costs that one."""
 
 from __future__ import annotations
 

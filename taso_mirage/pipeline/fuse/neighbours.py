@@ -1,8 +1,8 @@
 """Kernels of neighbouring regions as one: a norm, the products with weights that read it, and the
 gate or sum behind them.
 
-Each part keeps the muGraph that was found for it, and one reads what the other gives: so the whole
-is right because its parts are. What lies between them stays in scratch memory, and the runtime
+Each part keeps the muGraph that was found for it, and one reads the results of the other: so the
+whole is right because its parts are. Values between them stay in scratch memory, and the runtime
 starts one node in place of several.
 """
 
@@ -48,7 +48,7 @@ class Neighbours:
 
     def together(self, backend: Backend) -> list[tuple[Fused, list[RegionSite]]]:
         """The kinds that products with weights become with their neighbours, each with the places
-        that it is made of: what such products read comes first, then what reads them."""
+        that it is made of: the operands of such products come first, then their readers."""
         found: dict[str, tuple[Record, list[RegionSite], list[RegionSite]]] = {}
         for parts in self._units():
             whole = self._whole(parts)
@@ -95,14 +95,14 @@ class Neighbours:
 
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
         """Whether they are few, with few inputs, agree on sizes, and read nothing that depends on
-        what they give."""
+        their results."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
         return few and self._agree(parts) and not self._hangs(read, given)
 
     def _hangs(self, read: Iterable[Node], given: Set[Node]) -> bool:
-        """Whether one of these depends on what parts give; what comes before all parts does not."""
+        """Whether one of these depends on the results of parts; terms before all parts do not."""
         first = min(self.order[node] for node in given)
         left, seen = [node for node in read if self.order[node] >= first], set[Node]()
         while left:
@@ -132,7 +132,7 @@ class Neighbours:
         return len(names) == 1 or not any(self.kind[each].record.get("before") for each in parts)
 
     def _whole(self, parts: Sequence[RegionSite]) -> RegionSite:
-        """All parts as one place: its results are what is used outside."""
+        """All parts as one place: its results are those used outside."""
         inside = {node for each in parts for node in region_members(each)}
         given = [o for each in parts for o in each.outputs]
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)

@@ -1,12 +1,13 @@
 """The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model;
-what gains most for each second comes first (`order.py`).
+the work that gains most for each second comes first (`order.py`).
 
-What is faster than the runtime on the region alone goes into the model, and stays where the whole
-model was measured faster; the result passes the check of every other rewrite. A model with free
-dims gets kernels of any sizes. What has no such form gets one of any number of samples, or, where
-the target tells sizes apart, for the most important sizes, and keeps its operators for all others.
-Where no rewrite was faster, kernels are tried in the model after the passes, in which more of it is
-in a region: batch normalizations in the weights of convolutions, say.
+A kernel that is faster than the runtime on the region alone goes into the model, and stays where
+the whole model was measured faster; the result passes the check of every other rewrite. A model
+with free dims gets kernels of any sizes. A region without such a form gets one of any number of
+samples, or, where the target distinguishes sizes, for the most important sizes, and keeps its
+operators for all others. Where no rewrite was faster, kernels are tried in the model after the
+passes, in which more of it is in a region: batch normalizations in the weights of convolutions,
+say.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def fused(
     says why.
 
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
-    and choice together take the budget of `config`, and no more than what had begun when it ended;
-    `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
-    on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
-    least, if they are known; `backend`: that of the target, if it is there; `once`: all kernels are
-    tried together, against the original, and no model is loaded for another look; `ready`:
-    processes that search, if some were started.
+    and choice together take the budget of `config`, and no more than the step in progress when it
+    ended; `stop` ends them, and kernels that were measured to be faster until then are kept.
+    `original`: a session on it, if there is one; `trying`: the seconds that a model takes to load
+    and to compare at least, if they are known; `backend`: that of the target, if it is there;
+    `once`: all kernels are tried together, against the original, and no model is loaded for another
+    look; `ready`: processes that search, if some were started.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already

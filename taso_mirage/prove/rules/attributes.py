@@ -21,8 +21,8 @@ REGROUPED = "regrouped"
 
 @dataclass(frozen=True, slots=True)
 class AttributeSite:
-    """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other
-    attributes, and its given value."""
+    """Where an attribute is drawn: its operator, the operands' shapes, the known values of the
+    other attributes, and its given value."""
 
     op: Op
     shapes: tuple[tuple[int, ...], ...]

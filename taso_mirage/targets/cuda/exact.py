@@ -1,4 +1,4 @@
-"""Float64 on the GPU: what results of kernels are compared with, and what is large of a reference:
+"""Float64 on the GPU: the references for results of kernels, and the large terms of a reference:
 products of matrices, and convolutions."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Right:
         self._read = () if self._conv is None else set(self._conv.args[:2]).difference(self._conv.args[2:])
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Weights that are given in two parts as numbers of TF32 and what these lack."""
+        """Weights that are given in two parts as numbers of TF32 and the differences from these."""
         if self._conv is not None and self._parts:
             high, low = inputs[self.goal.inputs.index(self._conv.args[1])]
             near = nearest_tf32(high.cpu().numpy())
@@ -181,7 +181,7 @@ def _sent(array: Array) -> Any:
 
 def _tensor(array: Any) -> Any:
     """The array as a tensor, over the same memory where PyTorch takes that: it refuses strides
-    below 0, and warns of what may not be written to."""
+    below 0, and warns of arrays that may not be written to."""
     import torch
 
     whole = np.require(array, requirements=("C", "W"))  # so is an axis of one element that was turned round
@@ -189,7 +189,7 @@ def _tensor(array: Any) -> Any:
 
 
 def give_memory_back() -> None:
-    """PyTorch keeps what it had of the GPU; the runtime asks for memory of its own."""
+    """PyTorch keeps its memory of the GPU; the runtime asks for memory of its own."""
     import torch
 
     if torch.cuda.is_initialized():
