@@ -16,8 +16,8 @@ from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
 
 DRAWN = 65_521
-"""So many numbers of a random array are drawn, at most, and repeat: to draw all those of a
-decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
+"""The largest number of random numbers that are drawn for an array; they repeat, since drawing all
+of a decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
 
 
 class Weight(Protocol):

@@ -58,7 +58,7 @@ from taso_mirage.targets.packaging import stamped
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
-"""What all operators may take by the profiler, as a part of a run without it."""
+"""The largest time of all operators by the profiler, relative to a run without it."""
 EARLY = 20.0
 """Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
 compiled ahead."""

@@ -256,7 +256,7 @@ def _opaque(node: Node) -> bool:
 
 
 def canonical_sides(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
-    """Both sides over leaves that are named in the order in which they are met."""
+    """The two sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
     weights = 0

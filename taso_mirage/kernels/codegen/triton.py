@@ -105,7 +105,8 @@ def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
 def _specialized(
     terms: Sequence[Node], blocks: Sequence[LaunchedFunction], chosen: Sequence[LaunchSchedule | None]
 ) -> list[LaunchedFunction]:
-    """Those that have such a form in it. Raises Unsupported where none has."""
+    """The blocks, with specialized forms in place of those that have one. Raises Unsupported where
+    none has."""
     found, reasons = list(blocks), list[str]()
     for i, (node, block, schedule) in enumerate(zip(terms, blocks, chosen, strict=True)):
         if schedule is None and not block.specialized:

@@ -32,8 +32,8 @@ from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
-"""The same for weights of few bits, where a power of two of rows multiplies integers
-(`block_linear.h`)."""
+"""Blocks of weights of few bits, where a power of two of rows multiplies integers
+(`block_linear.h`): columns and rows."""
 NARROW_ROWS = 8
 """Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))

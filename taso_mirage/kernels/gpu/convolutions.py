@@ -156,7 +156,7 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
 
 
 def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
-    """What a goal is that is such a convolution; None for others."""
+    """Read a goal of a convolution with channels last; None for other goals."""
     if len(goal.outputs) != 1 or goal.outputs[0].op != OPERATOR or goal.outputs[0].dtype not in HALF_FLOATS:
         return None
     (node,) = goal.outputs

@@ -57,8 +57,8 @@ class Right:
             high.copy_(rounded)
 
     def _convolved(self, given: Mapping[Node, Any]) -> tuple[tuple[Node, ...], dict[Node, Any]]:
-        """What is to be computed, and what is known of it: a convolution in float64 on the GPU, of
-        which numpy would move each element as often as the kernel has some."""
+        """The terms to compute, and the known values: a convolution is computed in float64 on the
+        GPU, since numpy would copy each element once for each element of the kernel."""
         if self._conv is None or self._alone is None:
             return self.goal.outputs, {}
         x, w, *others = self._conv.args
