@@ -137,8 +137,8 @@ class PreparedKinds:
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """Read a goal whose inputs are these terms of a model; None for others, and where weights are
-        unknown or too small."""
+        """Read a goal whose inputs are these terms of a model; None for others, and where weights
+        are unknown or too small."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None

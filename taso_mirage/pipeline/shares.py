@@ -105,9 +105,9 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _checked_kernels(job: Job) -> float:
-    """Seconds of the check of kernels in a model. Kernels of a large model are checked on the inputs of
-    their regions; others in whole models, the original and the model with its kernels and without,
-    which are compared, too."""
+    """Seconds of the check of kernels in a model. Kernels of a large model are checked on the
+    inputs of their regions; others in whole models, the original and the model with its kernels and
+    without, which are compared, too."""
     if large(job) and job.regions > 0:
         return load_seconds(job) + min(job.regions, LEAST_REGIONS) + job.checking
     share = 1.0 if job.config.elsewhere else 1 / CHECKED

@@ -31,7 +31,8 @@ SHARE = 1 / 32
 
 @dataclass(frozen=True, slots=True)
 class KernelCheck:
-    """The check of kernels in one original on its cases; `elsewhere`: also without their library."""
+    """The check of kernels in one original on its cases; `elsewhere`: also without their
+    library."""
 
     original: Model
     cases: Sequence[CheckCase]

@@ -30,8 +30,8 @@ class KernelsEnded(Exception):
 
 
 class ChosenKernels:
-    """The kernels chosen by a back end for a target: by `searches` if `searching`, else from the disk
-    alone. Goals in `prepared` have kernels that prepare weights."""
+    """The kernels chosen by a back end for a target: by `searches` if `searching`, else from the
+    disk alone. Goals in `prepared` have kernels that prepare weights."""
 
     def __init__(
         self, target: str, backend: Backend, prepared: Mapping[Graph, PreparedGoal], searching: bool, budget: Budget
