@@ -81,7 +81,7 @@ def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
     """The regions of a model with every symbol at its size, in the order of their first places;
     equal ones are one."""
     found = fragments(model, sizes).items()
-    return [_region(graph, tuple([s.names for s in spots])) for graph, spots in found]
+    return [_region(graph, tuple([s.names for s in sites])) for graph, sites in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def fragments(
     growing.run(late)
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
         with contained(operators_of(members), report):
-            graph, spot = _site(model, members, growing.results(members), sizes)
-            found.setdefault(graph, []).append(spot)
+            graph, site = _site(model, members, growing.results(members), sizes)
+            found.setdefault(graph, []).append(site)
     return found
 
 

@@ -114,7 +114,8 @@ class Traits:
     apart: Decompose | None = None
 
     def domain(self, attribute: str) -> Callable[[Domain], Domain]:
-        """State how the verifier draws an attribute, by a function of `verify.attributes.Spot`."""
+        """State how the verifier draws an attribute, by a function of
+        `attributes.AttributeSite`."""
 
         def register(hook: Domain) -> Domain:
             self.domains[attribute] = hook

@@ -184,7 +184,7 @@ class _Stage:
 
     def _left(self, spent: float) -> Leftover | None:
         """The kinds of regions that there was no time for."""
-        estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
+        estimates = [(self.forms[k][0].operators, len(sites), self.possible[k]) for k, sites in self.kinds.items()]
         untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
@@ -224,7 +224,7 @@ class _Stage:
 
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
-        kind, spots = form.kind, form.spots
+        kind, sites = form.kind, form.sites
         try:
             chosen = self.chosen.fastest(kind, seconds)
         except TasoMirageError:
@@ -235,7 +235,7 @@ class _Stage:
             return self._otherwise(form, seconds)
         self._in_time()
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-        place = spots[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
+        place = sites[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
@@ -243,13 +243,13 @@ class _Stage:
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
             return self._otherwise(form, seconds) if worth else None
         prepares = None if made is None else type(made)
-        self.tried.append(Fused(form.operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        self.tried.append(Fused(form.operators, tuple(sites), *chosen, (before - after) * len(sites), prepares))
         return self.tried[-1] if worth else None
 
     def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:
         """The kind with another kernel than one of free sizes, which is none or is slower."""
         kind = form.kind
-        other = None if kind.free is None else other_kind(kind, form.spots[0], self.backend.batched)
+        other = None if kind.free is None else other_kind(kind, form.sites[0], self.backend.batched)
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
@@ -322,7 +322,7 @@ class _Stage:
             return None  # and no session: a large model is not to be there more often than it must
         self.last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kind in trial for x in kind.turned}
-        placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio / gained, len(stored))
+        placed = PlacedKernels(tuple((k.operators, len(k.sites)) for k in trial), timing.ratio / gained, len(stored))
         self.made.append(placed)
         return tried
 

@@ -28,7 +28,7 @@ class Fused:
     else changes."""
 
     operators: tuple[str, ...]
-    spots: tuple[RegionSite, ...]
+    sites: tuple[RegionSite, ...]
     record: Record
     kernel: PlannedNode
     saved: float
@@ -37,12 +37,12 @@ class Fused:
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
-        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
+        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.sites]
 
     @property
     def turned(self) -> set[Node]:
         """The weights that it reads in another order of their axes than the model has them in."""
-        return {x for spot in self.spots for x in spot.inputs if is_turned(x)}
+        return {x for site in self.sites for x in site.inputs if is_turned(x)}
 
 
 def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None, device: Device) -> float:
