@@ -46,7 +46,7 @@ from taso_mirage.targets.machine import cores  # noqa: E402
 
 
 class Trusting(Proofs):
-    """Every application passes: what the optimizer did before."""
+    """Every application passes, as before there were proofs."""
 
     def __call__(self, application: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Kernels of a large model are checked on what their own regions read, and tried in the model
+"""Kernels of a large model are checked on the inputs of their own regions, and tried in the model
 once."""
 
 from __future__ import annotations

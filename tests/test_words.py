@@ -48,7 +48,7 @@ def result(layer: Path) -> Result:
 
 
 def first_fact(result: Result) -> tuple[str, str]:
-    """How the page's first fact looks, and what it says."""
+    """How the page's first fact looks, and its text."""
     content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
     Page(content)
     (found,) = re.findall(r'<p class="headline (\w+)">([^<]*)</p>', content)
