@@ -297,9 +297,7 @@ def write(path: Path, found: Sequence[Sample]) -> None:
         for s in found
     ]
     data: dict[str, Any] = {"bench": "cost_model", "device": runtime.device(), "versions": versions, "unit": "us"}
-    data["load"] = [
-        round(n, 1) for n in os.getloadavg()
-    ]  # of the machine: what others run there disturbs long runs most
+    data["load"] = [round(n, 1) for n in os.getloadavg()]  # of the machine: other processes disturb long runs most
     path.write_text(json.dumps({**data, **summary(found), "rows": rows}, indent=1) + "\n")
 
 

@@ -172,7 +172,7 @@ def beside(
         there = {ALONE: file, **right(names, file, model, cases, ours.parent, notes, kind, options.limit)}
         opening = opened({whose: str(each) for whose, each in there.items()})
         if said["changed"]:
-            opening[OURS] = partial(runtime.Session, Trusted(str(ours)))  # what it carries was made here
+            opening[OURS] = partial(runtime.Session, Trusted(str(ours)))  # its kernels were made here
         times = timed(opening, random_inputs(model, 0), options.seconds, options.sessions)
     except TasoMirageError as error:
         return {"peers": str(error)[:400]}

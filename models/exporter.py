@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHATTY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "transformers")
-# Where the exporter ran, not what the model is: file paths and line numbers, which differ from
+# Where the exporter ran, not the model itself: file paths and line numbers, which differ from
 # machine to machine.
 PLACES = ("pkg.torch.onnx.stack_trace",)
 

@@ -37,7 +37,7 @@ FILES = {
 
 IR_VERSION_OF_OPSET_9 = 4
 RESIDUAL_SCALE = 0.4
-# By what the last linear layer multiplies the mean square, where it is not one: these networks hand
+# The factor of the mean square by the last linear layer, where it is not one: these networks hand
 # it a signal so large or so small that the softmax after it would be one-hot or uniform.
 HEAD_GAIN = {"light_alexnet": 0.3, "light_inception_v1": 0.1, "light_resnet50": 4.0, "light_shufflenet": 0.001}
 

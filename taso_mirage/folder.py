@@ -115,7 +115,7 @@ class Folder:
         except InvalidOption:
             if not self.output.is_dir():
                 raise
-            with locked(self.output):  # it may be what another run is writing: that is said then
+            with locked(self.output):  # another run may be writing: that is said then
                 self._look()
 
     def _asked(self) -> api.Options:

@@ -113,7 +113,7 @@ def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> 
 ATTEMPTS = 3
 
 
-# ---------------------------------------------------------------- what the others derive
+# ---------------------------------------------------------------- derived rules
 
 State = tuple[Node, ...]
 

@@ -195,7 +195,7 @@ def _stabilisers(
     made = {c for c, _ in body.chosen}
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
-        again = key in made and key in before and not labels  # relative to what an earlier kernel stored
+        again = key in made and key in before and not labels  # relative to a value that an earlier kernel stored
         if not again and ((key in made) == (key in before) or (key in made and not labels)):
             return _unsafe("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)

@@ -172,7 +172,7 @@ def check_cases(
             continue
         there = None if finely is None else finely.run(each.inputs)
         case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
-        if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+        if each.extreme and not _tame(case):  # the laws are over the reals, and extreme numbers may break them
             continue
         yield _witnessed(witness, session.target, case)
     if skipped is not None:

@@ -359,7 +359,7 @@ class CheckInputs:
         if moved := self._differing(sizes):
             self._skipped[shown_sizes(moved)] = None
 
-    # ------------------------------------------------------------ what was made up
+    # ------------------------------------------------------------ made-up inputs
 
     def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
         return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))

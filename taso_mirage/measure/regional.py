@@ -284,7 +284,7 @@ class _Compared:
                 case = self.case(name, sides)
             except OutOfTime:
                 raise
-            except WRONG:  # indices into what was cut
+            except WRONG:  # indices into the part that was cut
                 continue
             if plausible(sides.found, case.reference):
                 return case, self.exactly(case, sides)

@@ -179,7 +179,7 @@ def open_part(model: Model, target: Target = CPU, source: bool = False, without:
     """A session on a part of a model, which counts as no load of a whole model; the arguments are
     those of `open_in_child`."""
     if target.shares:
-        # What stays inside may be too large for protobuf; what is refused so may be taken as
+        # Weights inside may be too large for protobuf; a model that is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
             return Session(lambda: nullcontext(_apart(model, source, without)), target)

@@ -276,7 +276,7 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except OutputError:
         raise
-    except Exception as error:  # onnx-ir and protobuf raise many kinds on what cannot be written
+    except Exception as error:  # onnx-ir and protobuf raise many kinds on models that cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
     for tensor in sources if names else []:
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() in old:

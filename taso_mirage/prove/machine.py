@@ -369,7 +369,7 @@ def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
     if common & (common - 1) == 0 and (common > 1 or representable(algebra, p, dtype)):
         return p
-    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # what is cut by numbers
+    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # values cut by numbers
         return p
     found = value_bounds(algebra, p)
     if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):

@@ -111,7 +111,7 @@ def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRe
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
     """The regions that a step replaced, each without the context that only carries it on."""
-    if step.equations == (BODIES,):  # what happened inside is a result of its own
+    if step.equations == (BODIES,):  # changes inside are a result of their own
         return
     pairs = tuple(step.table.items())
     if step.equations in ((FOLDING,), (HALVES,)):

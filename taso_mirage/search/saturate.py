@@ -275,7 +275,7 @@ class _Growth:
             return None
         matched = new_terms(found.outputs, found.operands)
         if is_weight(results[0]) and len(new) >= len(matched):
-            return None  # what depends on weights only is free, however it is written
+            return None  # a term that depends on weights only is free, however it is written
         dearer = sum(self.cost.of(n) for n in new if n not in self.graph) - sum(map(self.cost.of, matched))
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 

@@ -74,7 +74,7 @@ def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, A
 @cache
 def _fields(kind: Any) -> tuple[Mapping[str, Any], Sequence[str]]:
     """The types of a TypedDict's fields, and the names of those that it must have."""
-    # `__required_keys__` does not know what is NotRequired where annotations are texts
+    # `__required_keys__` does not know NotRequired keys where annotations are texts
     hints = get_type_hints(kind, include_extras=True)
     required = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]  # type: ignore[comparison-overlap]
     return get_type_hints(kind), required

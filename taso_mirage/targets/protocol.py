@@ -168,7 +168,7 @@ class Target(Protocol):
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
         them or keeps a layout."""
 
-    # ------------------------------------------------------------ what it can run
+    # ------------------------------------------------------------ support
 
     @property
     def domains(self) -> frozenset[str]:

@@ -227,7 +227,7 @@ class _BoundSession:
         """A tensor as the session reads it."""
         if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
             return tensor
-        with self._in_its_order():  # so that its memory goes to what comes after the run
+        with self._in_its_order():  # so that its memory goes to work after the run
             moved = tensor.to(place).contiguous().resolve_neg()
             return moved if _is_aligned(moved) else moved.clone()
 

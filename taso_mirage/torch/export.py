@@ -138,7 +138,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             _fold(model)
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
-        except Exception as error:  # the exporter raises what its many parts raise
+        except Exception as error:  # the exporter raises the errors of its many parts
             raise _refused(_reason(error)) from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):

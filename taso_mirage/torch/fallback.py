@@ -183,7 +183,7 @@ def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
     Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
     code holds for some of them alone: dynamo guards them again.
     """
-    own = copy.deepcopy(captured)  # Inductor changes what it is given
+    own = copy.deepcopy(captured)  # Inductor changes its argument
     if _is_fixed(captured):
         found: GraphCall = lookup_backend(INDUCTOR)(own, list(given))
         return found

@@ -167,7 +167,7 @@ def _free(value: Any) -> FreeDims:
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
 
 
-# ---------------------------------------------------------------- what stays in PyTorch
+# ---------------------------------------------------------------- the rest, in PyTorch
 
 
 def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -75,7 +75,7 @@ def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     try:
         with modes[0], torch.no_grad():
             finder.run(*given)
-    except Exception:  # what runs with elements alone
+    except Exception:  # a call that runs with elements alone
         return set()
     return finder.found
 

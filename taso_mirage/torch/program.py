@@ -94,7 +94,7 @@ class Program:
         self._sizes = model.sizes
         self._may_round = rounding_operators(model.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
-        self._reference(given)  # so that what draws random numbers is not optimized
+        self._reference(given)  # so that a graph that draws random numbers is not optimized
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
@@ -182,7 +182,7 @@ class Program:
                 ratio = slower(run, partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):
                 continue
-            except Exception as error:  # Inductor raises what its many parts raise
+            except Exception as error:  # Inductor raises the errors of its many parts
                 what = f"{type(error).__name__}: {first_line(error)}"
                 warnings.warn(f"taso_mirage: Inductor does not compile an optimized graph: {what}", stacklevel=2)
                 continue

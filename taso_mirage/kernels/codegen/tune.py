@@ -335,7 +335,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
             types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
             for i, (shape, tile) in enumerate(maps):
                 types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
-            try:  # a grid is no part of what is compiled
+            try:  # a grid is no part of the compiled code
                 getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
                 if not _is_triton(error):
@@ -347,7 +347,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """The schedules that are tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
-    if launch.schedule.specialized and not launch.maps:  # what fits is its own
+    if launch.schedule.specialized and not launch.maps:  # only its own fits
         return [launch.schedule]
     if launch.maps:
         own = launch.schedule

@@ -1,6 +1,6 @@
 """Compare the file of trtexec's --exportOutput with the expected outputs:
 
-    python check_samples.py FILE [SAMPLES]
+python check_samples.py FILE [SAMPLES]
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int
     differ = [t for t in kinds if apart_somewhere(t, seed)]
     apart = {id(typing) for typing in differ}
     equal = [t for t in kinds if id(t) not in apart][: wanted // 2]
-    for typing in (*differ[: ENOUGH // 2], *equal, *differ[ENOUGH // 2 :]):  # a guard is told by what holds, too
+    for typing in (*differ[: ENOUGH // 2], *equal, *differ[ENOUGH // 2 :]):  # cases that hold show the guard, too
         if judging.over:
             break
         judging.look(typing)

@@ -98,7 +98,7 @@ def _leaf(node: Node, name: str, sizes: Mapping[str, int]) -> Node:
     return (weight if is_weight(node) else variable)(name, sized(node.type, sizes))
 
 
-# ---------------------------------------------------------------- what is in the way
+# ---------------------------------------------------------------- obstacles
 
 
 def _unknown(model: Model, name: str) -> str:

@@ -272,7 +272,7 @@ class StationaryBlock:
         at = f"{j * (self.elements // self.sums)} + place_w" if j else "place_w"
         return f"token_{j} = warpgroup_mma(tile_x, weights.index({at}).permute((1, 0)), sum_{j}, is_async=True)"
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ epilogue
 
     def _ends(self) -> Iterator[str]:
         """The sums of each phase of a row, the epilogue, and the store."""
