@@ -50,7 +50,7 @@ LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"
 """Modules at the top."""
 DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
 """Modules of `targets/` that only describe: a folder of it has all of one target, so its modules
-stand at three heights. Sessions are above the runtime, and what lowers kernels is above their
+stand at three heights. Sessions are above the runtime, and the lowering of kernels is above their
 search."""
 HEAVY = {
     "jinja2": {"report/pages.py"},
@@ -278,10 +278,10 @@ def used_elsewhere() -> set[tuple[str, str]]:
 
 
 def test_a_public_name_means_one_thing() -> None:
-    """Classes, aliases of types, and what other modules use.
+    """Classes, aliases of types, and names that other modules use.
 
-    The checker shares nothing with the rest, its names neither; what every target has in a module
-    of the same name (`options`, `device`) is one thing for each.
+    The checker shares nothing with the rest, its names neither; a name that every target has in a
+    module of the same name (`options`, `device`) is one thing for each.
     """
     used = used_elsewhere()
     homes: dict[str, set[str]] = defaultdict(set)
@@ -309,7 +309,7 @@ a file."""
 
 
 def headings(document: Path) -> set[str]:
-    """The anchors that a page of this document has, with those of what it includes."""
+    """The anchors of a page, with those of the pages that it includes."""
     text = document.read_text()
     texts = [text, *((document.parent / name).read_text() for name in re.findall(r"(?m)^```{include} (\S+)$", text))]
     lines = [line for each in texts for line in re.findall(r"(?m)^#+ +(.*)$", each)]

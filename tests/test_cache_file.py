@@ -1,5 +1,4 @@
-"""The cache as one file: what was exported is imported once; what is no such file changes
-nothing."""
+"""The cache as one file: exported entries are imported once; any other file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A folder of models: one report, one failing model does not stop the others, and what is done is
-not done again."""
+"""A folder of models: one report, one failing model does not stop the others, and finished models
+are not done again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`substitutions verify FILE` judges a stranger's rules as they are stated: what is false in some
-case is refused, what is true is not."""
+"""`substitutions verify FILE` judges a stranger's rules as they are stated: a rule that is false in
+some case is refused, a true one is not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rules and laws in ONNX Runtime: a part of them each day, planted faults, and what was found
-once."""
+"""Rules and laws in ONNX Runtime: a part of them each day, planted faults, and earlier errors."""
 
 from __future__ import annotations
 

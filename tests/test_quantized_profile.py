@@ -1,5 +1,6 @@
-"""`inspect --profile`: what of a quantized model runs in integers, what does not and why, told by
-the runtime's own model; and activations in int8 as uint8, which mends most of it."""
+"""`inspect --profile`: the nodes of a quantized model that run in integers, the others and the
+reasons, told by the runtime's own model; and activations in int8 as uint8, which mends most of
+it."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def quantized(body: str, shape: str = f"1,{CHANNELS},6,6", **more: Any) -> onnx.
 
 
 def around(zero: str, *nodes: str, scale: str = "s") -> str:
-    """Nodes from `d` to `r`, with what quantizes around them."""
+    """Nodes from `d` to `r`, with the quantizers around them."""
     return f"""
         q = QuantizeLinear (x, s, {zero}) d = DequantizeLinear (q, s, {zero})
         {" ".join(nodes)}

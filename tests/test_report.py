@@ -1,4 +1,4 @@
-"""Changes, their explanation, and the page: what was rewritten where, by what proof, and nothing
+"""Changes, their explanation, and the page: each rewrite with its place and its proof, and nothing
 from a model unescaped."""
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def change(seconds: tuple[float, float], measured: tuple[float, float] | None, c
 
 
 def test_what_was_measured_counts_before_what_was_predicted() -> None:
-    """A change that is predicted to win most and wins little is not what leads."""
+    """A change that is predicted to win most and wins little does not lead."""
     small = change((9e-6, 1e-6), (6.8e-6, 6.5e-6), 7)
     large = change((5e-6, 4e-6), (61e-6, 46e-6), 7)
     assert small.gain == pytest.approx(7 * 0.3e-6)

@@ -186,7 +186,7 @@ def test_results_share_no_memory_with_constants_inputs_or_each_other() -> None:
 
 
 class Counted(torch.nn.Module):
-    """Remembers what it was given, in a buffer, and counts in another one."""
+    """Remembers its arguments, in a buffer, and counts in another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ def test_batch_norm_in_training_at_other_sizes() -> None:
 
 
 def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exporter takes minutes for a large model: what such norms change is seen before."""
+    """The exporter takes minutes for a large model: the changes by such norms are seen before."""
     exported: list[Any] = []
     monkeypatch.setattr(program, "to_onnx", lambda *given: (exported.append(given), to_onnx(*given))[1])
     ours, graphs = compiled(torch.nn.Sequential(LINEAR, torch.nn.BatchNorm1d(8)))
@@ -610,7 +610,7 @@ def test_a_wrong_result_is_found_and_eager_runs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_results_that_are_rounding_alone_are_compared_with_float64() -> None:
-    """The mean of what was normalized, over what it is divided by: noise of the largest 1e-7."""
+    """The mean of normalized values, over their divisor: noise of the largest 1e-7."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
     ours, graphs = compiled(model)
     x = torch.randn(1000, 8)
@@ -693,8 +693,8 @@ def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
 
 @pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> None:
-    """In a process that sees the entry points of pyproject.toml as an installed package's. What is
-    found compiles in every other test here; where it `runs`, in that process too."""
+    """In a process that sees the entry points of pyproject.toml as an installed package's. The
+    found function compiles in every other test here; where it `runs`, in that process too."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
     folder = tmp_path / "named_here-1.dist-info"
     folder.mkdir()
@@ -746,7 +746,7 @@ def test_a_weight_is_no_tensor_that_has_fewer_samples(monkeypatch: pytest.Monkey
 
 def test_a_graph_that_is_refused_later_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight is changed in place, so it is compiled anew; that is refused, and eager PyTorch
-    draws what was drawn for it."""
+    draws the numbers drawn for it."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
     ours, graphs = compiled(model)
     x = torch.randn(4, 8)

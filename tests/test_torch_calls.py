@@ -1,5 +1,5 @@
-"""Calls of sessions on the memory of tensors: in the order of streams, from several threads. A GPU
-is played by what records."""
+"""Calls of sessions on the memory of tensors: in the order of streams, from several threads. A
+recorder plays the GPU."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, ti
 
 
 def counted(times: dict[Any, float]) -> tuple[CapturedWhereFaster, Iterator[int]]:
-    """Calls that are faster captured, and what counts the graphs."""
+    """Calls that are faster captured, and the counter of graphs."""
     times[twice], made = 2.0, count()
 
     def capture(held: Sequence[Any]) -> CapturedRun:

@@ -1,4 +1,5 @@
-"""Graphs beside Inductor: what it computes faster runs by its code, whole, with eager's semantics.
+"""Graphs beside Inductor: a graph that it computes faster runs by its code, whole, with eager's
+semantics.
 
 Inductor is played by eager PyTorch, and races are decided by hand, but for the last tests.
 """
@@ -37,7 +38,7 @@ BY_INDUCTOR = r"a graph of \d+ operations runs by Inductor: it takes 1\.50 times
 
 
 class Played:
-    """Inductor, played by eager PyTorch; `answers` are what the races with it give, in their
+    """Inductor, played by eager PyTorch; `answers` are the results of the races with it, in their
     order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ class Classifier(N.Module):
 
 
 class Patches(N.Module):
-    """One convolution, then products; what comes between is used twice."""
+    """One convolution, then products; the value between is used twice."""
 
     def __init__(self) -> None:
         super().__init__()

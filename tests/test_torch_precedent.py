@@ -1,5 +1,5 @@
-"""A graph that differs from one before by sizes or values of weights: what was found is applied
-again, and nothing is searched."""
+"""A graph that differs from one before by sizes or values of weights: the earlier rewrites are
+applied again, and nothing is searched."""
 
 from __future__ import annotations
 

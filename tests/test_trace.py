@@ -327,7 +327,7 @@ def test_a_content_that_is_none_is_refused(call: str) -> None:
 
 
 def test_a_model_as_it_was_read_has_nodes_that_do_not_read_back() -> None:
-    """The ONNX node itself is no value; the trace prints what it does."""
+    """The ONNX node itself is no value; the trace prints its content."""
     model = from_memory(onnx.parser.parse_model(NODES))
     with pytest.raises(SyntaxProblem):
         parse_graph(show_graph(model.graph))

@@ -29,7 +29,7 @@ FREE = {
     "StringSplit": "the most parts of a text",
     "Unique": "the elements that differ",
 }
-"""Operators whose results have a size that depends on values, and what it counts."""
+"""Operators whose results have a size that depends on values, and the counted elements."""
 
 
 def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -45,7 +45,7 @@ def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 
 def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without what it says of its results: no rank, no dtype."""
+    """The model without the declared types of its results: no rank, no dtype."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for info in copy.graph.output:

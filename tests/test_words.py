@@ -48,7 +48,7 @@ def result(layer: Path) -> Result:
 
 
 def first_fact(result: Result) -> tuple[str, str]:
-    """How the page's first fact looks, and what it says."""
+    """How the page's first fact looks, and its text."""
     content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
     Page(content)
     (found,) = re.findall(r'<p class="headline (\w+)">([^<]*)</p>', content)
@@ -157,11 +157,13 @@ def python_files() -> list[Path]:
     return [file for folder in CODE for file in sorted((HOME / folder).rglob("*.py"))]
 
 
+@pytest.mark.lint(*CODE)
 def test_results_depend_on_operands() -> None:
     riddle = re.compile("hangs? " + "on")
     assert [str(file) for file in python_files() if riddle.search(file.read_text())] == []
 
 
+@pytest.mark.lint(*CODE)
 def test_a_docstring_begins_with_its_subject() -> None:
     files = python_files()
     wrong = [

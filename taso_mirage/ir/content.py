@@ -25,7 +25,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class NodeContent:
-    """The computation of a node on its operands.
+    """The function that a node applies to its operands.
 
     `digest`: a digest of its operator and version, its attributes, and the function that it calls.
     `bodies`: the bodies that are no part of the digest, with the number of their outputs. `draw`:

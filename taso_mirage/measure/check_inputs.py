@@ -53,8 +53,8 @@ class CheckInput:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, the others at their base; and what is
-    tried where neither runs: with other dims that have to agree, multiples, and all dims of that
+    """For every dynamic dim a larger and a smaller size, the others at their base; and further
+    trials where neither runs: with other dims that have to agree, multiples, and all dims of that
     size at once."""
     asked = relations(model)
     for name in model.symbols():
@@ -359,7 +359,7 @@ class CheckInputs:
         if moved := self._differing(sizes):
             self._skipped[shown_sizes(moved)] = None
 
-    # ------------------------------------------------------------ what was made up
+    # ------------------------------------------------------------ made-up inputs
 
     def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
         return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))

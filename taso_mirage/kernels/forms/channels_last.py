@@ -34,7 +34,8 @@ def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node,
 
 
 def _is_convolution(node: Node) -> bool:
-    """Of images in half precision, with stored weights and channels of fixed sizes."""
+    """Whether a term is a convolution of images in half precision, with stored weights and channels
+    of fixed sizes."""
     found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
     if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
         return False
@@ -42,7 +43,7 @@ def _is_convolution(node: Node) -> bool:
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
-    """A convolution with what follows, the last of which is what others read."""
+    """A convolution with its epilogue, whose last term the others read."""
     conv, *following = members
     x, w = conv.args[:2]
     b = _bias(conv, model)

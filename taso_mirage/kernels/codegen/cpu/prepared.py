@@ -21,9 +21,9 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
-    """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
-    are powers of two. `headers`: names of files beside this one, or paths."""
+    """How a term becomes an instance of a class: its sizes and switches, and the properties besides
+    the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
+    of a tile are powers of two. `headers`: names of files beside this one, or paths."""
 
     headers: tuple[str | Path, ...]
     name: str
@@ -41,8 +41,8 @@ class InstanceClass:
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
-    """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they depend on."""
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
+    properties on which they depend besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they depend on."""
+        the properties on which they depend besides."""
         return self.kind.first(self.node)
 
     @property
@@ -139,7 +139,7 @@ def prepares(node: Node) -> bool:
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
     return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 
