@@ -1,4 +1,5 @@
-"""What `--budget` asks for, and what the command takes, from the start of its process to its end.
+"""Seconds of the command, from the start of its process to its end, beside the `--budget` that was
+given.
 
     python bench/budget.py [--budgets 2 5 10 30] [--only NAME ...] [--busy 2]
 
@@ -73,7 +74,7 @@ def sources(place: Path) -> dict[str, Path]:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes compute meanwhile."""
+    """Run busy processes during the block."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -103,7 +104,7 @@ def row(name: str, source: Path, budget: float, kernels: str) -> dict[str, Any]:
 
 
 def ended(done: Run) -> str:
-    """What became of the model, or of each of a folder."""
+    """The outcome for the model, or for each model of a folder."""
     if done.code != 0:
         return f"exit {done.code}: {done.errors.strip()[-200:]}"
     said = json.loads(done.output.splitlines()[-1])

@@ -31,14 +31,14 @@ Sides = tuple[str, str]
 
 
 def own(rule: Rule) -> Iterator[Sides]:
-    """Both sides at the typing that is stated, if there is one."""
+    """The two sides at the typing that is stated, if there is one."""
     if rule.given:
         with suppress(*ILLEGAL):
             yield sides(Instance(*rule.instance()))
 
 
 def cases(rule: Rule, typings: int) -> Iterator[Sides]:
-    """Those of drawn cases that the prover proves, each once."""
+    """Drawn cases that the prover proves, each once."""
     proofs, statement = Proofs(), RuleStatement(rule.equation, rule.given, rule.attributes)
     seen = set()
     with suppress(*ILLEGAL):

@@ -50,8 +50,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(model: Model, inputs: Arrays, seconds: float) -> dict[str, Any]:
-    """The same runs in the process of its own, where the optimizer takes its times, and in this
-    one, turn by turn."""
+    """Times of runs in the optimizer's child process and in this one, turn by turn."""
     here = CPU.open(serialize(model, source=True), False, {})
     both = [runtime.open_in_child(model, CPU, source=True), here]
     first, second = (np.asarray(t) for t in runtime.interleaved(both, inputs, seconds))

@@ -30,7 +30,7 @@ from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
-from taso_mirage.kernels.gpu.convolutions import read_convolution  # noqa: E402
+from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
 from taso_mirage.kernels.gpu.in_operators import convolution_alone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
@@ -71,7 +71,7 @@ class Convolved:
         body = Graph((y, b), (term("mul", added, term("sigmoid", added)),))
         node = term("depthwise_conv" if self.depthwise else "shifted_conv", x, w, b, body=body, **how)
         goal = Graph((x, w, b), (node,))
-        made = read_convolution(goal)
+        made = GPU_GOALS.read(goal)
         assert isinstance(made, FollowedConvolution)
         return made, goal
 

@@ -50,12 +50,12 @@ from taso_mirage.rewriting.index import Rules  # noqa: E402
 from taso_mirage.search.available import Available  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, TermCost  # noqa: E402
+from taso_mirage.search.fusion_context import FusionContext, Running, concrete  # noqa: E402
 from taso_mirage.search.partition import model_parts  # noqa: E402
 from taso_mirage.search.passes import Context, for_search, pass_order, simplify  # noqa: E402
 from taso_mirage.search.prediction import PredictedCost  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import SearchState, directions, rewrites  # noqa: E402
-from taso_mirage.search.settings import FusionContext, Running, concrete  # noqa: E402
 
 SMALL = ("mini_transformer", "bert", "llama", "vit", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 MEDIUM = ("light_squeezenet", "light_shufflenet", "light_densenet121")
@@ -94,9 +94,9 @@ class Noted:
         self.term = term
         self.seen: Counter[str] = Counter()
 
-    def seconds(self, setting: FusionContext) -> float:
-        found = self.term.seconds(setting)
-        self.seen["+".join([setting.node.op, *(p.node.op for p in setting.producers)])] += found  # type: ignore[assignment]
+    def seconds(self, fusion: FusionContext) -> float:
+        found = self.term.seconds(fusion)
+        self.seen["+".join([fusion.node.op, *(p.node.op for p in fusion.producers)])] += found  # type: ignore[assignment]
         return found
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
@@ -195,7 +195,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def summary(found: Sequence[Sample]) -> dict[str, Any]:
-    """What the samples say together."""
+    """Statistics of all samples together."""
     groups: dict[tuple[str, int], list[Sample]] = {}
     for s in found:
         groups.setdefault((s.model, s.part), []).append(s)

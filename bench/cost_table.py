@@ -43,17 +43,17 @@ from taso_mirage.onnx_io import from_ir, load  # noqa: E402
 from taso_mirage.search.config import STRATEGIES, Config, representative  # noqa: E402
 from taso_mirage.search.cost import Cost, MeasuredCost, Roofline  # noqa: E402
 from taso_mirage.search.effort import QUICK  # noqa: E402
-from taso_mirage.search.prediction import FITTED, OperatorWork, Row, fitted, operator_work, setting_label  # noqa: E402
+from taso_mirage.search.fusion_context import FusionContext, description  # noqa: E402
+from taso_mirage.search.prediction import FITTED, OperatorWork, Row, fitted, fusion_label, operator_work  # noqa: E402
 from taso_mirage.search.rewriter import Rewriter  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import Budget  # noqa: E402
-from taso_mirage.search.settings import FusionContext, description  # noqa: E402
 from taso_mirage.targets.known import target  # noqa: E402
 
 VOTES = 8
 """How often a label must have been seen."""
 LOOK, MOST = 8.0, 250
-"""Seconds of the short search, and settings of it that are measured at most."""
+"""Seconds of the short search, and fusion contexts of it that are measured at most."""
 FAILURES = (TasoMirageError, LookupError, TypeError, ValueError, ImportError, OSError)
 
 
@@ -70,7 +70,7 @@ class Table:
 
     @property
     def joined(self) -> dict[str, float]:
-        """Of labels with enough votes, the part of them that says that it is run as one."""
+        """For each label with enough votes, the share of votes that it runs as one."""
         both = {name: (self.votes[name, True], self.votes[name, False]) for name, _ in self.votes}
         return {name: round(one / (one + two), 2) for name, (one, two) in both.items() if one + two >= VOTES}
 
@@ -94,21 +94,21 @@ def read(paths: Sequence[Path]) -> Table:
 
 
 class Noted(Roofline):
-    """The roofline, with what the runtime runs as one: notes the settings that it is asked for, and
-    what was run as one."""
+    """The roofline, with what the runtime runs as one: notes the fusion contexts that it is asked
+    for, and what was run as one."""
 
     def __init__(self, term: MeasuredCost, votes: Counter[tuple[str, bool]]) -> None:
         super().__init__(term.context)
         self.term, self.votes = term, votes
-        self.settings: dict[FusionContext, None] = {}
+        self.fusions: dict[FusionContext, None] = {}
 
-    def seconds(self, setting: FusionContext) -> float:
-        self.settings[setting] = None
-        return super().seconds(setting)
+    def seconds(self, fusion: FusionContext) -> float:
+        self.fusions[fusion] = None
+        return super().seconds(fusion)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         found = self.term.joined(producer, node)
-        self.votes[setting_label(FusionContext(node, (producer,))), found] += 1
+        self.votes[fusion_label(FusionContext(node, (producer,))), found] += 1
         return found
 
 
@@ -117,8 +117,8 @@ def opened(name: str, small: bool) -> Model:
 
 
 def measure(name: str, small: bool, device: str, table: Table, seen: set[str], end: float) -> Iterator[Row]:
-    """Rows of the settings that a short search of one model asks for, until the monotonic time
-    `end`."""
+    """Rows of the fusion contexts that a short search of one model asks for, until the monotonic
+    time `end`."""
     model = opened(name, small)
     rewriter = Rewriter(model, target(device), [(representative(model, Config()), 1.0)], rules(), {}, None)
     term = MeasuredCost(rewriter.context, CostCache(None))
@@ -129,23 +129,23 @@ def measure(name: str, small: bool, device: str, table: Table, seen: set[str], e
     normal, steps, _ = rewriter.passes()
     budget = Budget(min(LOOK, end - time.monotonic()), QUICK.states, QUICK.patience, matches=QUICK.matches)
     rewriter.search(normal, steps, STRATEGIES["best-first"][0], budget, lambda done, total: None)
-    found = list(noted.settings)
-    for setting in random.Random(0).sample(found, min(MOST, len(found))):
+    found = list(noted.fusions)
+    for fusion in random.Random(0).sample(found, min(MOST, len(found))):
         if time.monotonic() > end:
             break
         try:
-            digest = hashlib.sha256(description(setting, rewriter.context).encode()).hexdigest()[:12]
-            asked = operator_work(setting, rewriter.context)
+            digest = hashlib.sha256(description(fusion, rewriter.context).encode()).hexdigest()[:12]
+            asked = operator_work(fusion, rewriter.context)
         except FAILURES:
             continue
-        times = [term._time(each) for each in (setting, *setting.producers)]
+        times = [term._time(each) for each in (fusion, *fusion.producers)]
         if digest not in seen and asked is not None and None not in times:
             seen.add(digest)
-            yield Row(Path(name).stem, digest, asked, term.seconds(setting))
+            yield Row(Path(name).stem, digest, asked, term.seconds(fusion))
 
 
 def errors(rows: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """Of every model left out, |log(predicted / measured)| of its rows: by the roofline, by the
+    """For each model left out, |log(predicted / measured)| of its rows: by the roofline, by the
     roofline times the model's own median, and by the correction."""
     found: dict[str, list[list[float]]] = {}
     for name in sorted({r.model for r in rows}):

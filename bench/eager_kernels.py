@@ -1,5 +1,5 @@
-"""What the rows of `kernels_h100.py` compute, in PyTorch: in eager, and by SDPA in the layout that
-it likes."""
+"""The goals of `kernels_h100.py` in PyTorch: in eager, and by SDPA in the layout that it
+prefers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PREPARE: dict[str, Function] = {
     "qknorm": lambda q, k, v: (rms(q), rms(k), v),
     "rotary_attention": lambda q, r, cos, sin, k, v: (q * cos + r * sin, k, v),
 }
-"""What is computed before the attention."""
+"""Functions that run before the attention."""
 SDPA: dict[str, Function] = {
     "gqa": sdpa,
     "long_attention": sdpa,

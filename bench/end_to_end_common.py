@@ -1,5 +1,5 @@
-"""What the end-to-end benchmarks share: models at a size, the three stages, peers, figures, floors,
-and the file of rows."""
+"""Common parts of the end-to-end benchmarks: models at a size, the three stages, peers, figures,
+floors, and the file of rows."""
 
 from __future__ import annotations
 
@@ -314,8 +314,7 @@ Measure = Callable[[Case], dict[str, Any]]
 
 
 def setting(bench: str, device: str, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """What all rows of a file have in common: `extra` names packages besides ours and the
-    runtime."""
+    """The head of a file of rows: `extra` names packages besides ours and the runtime."""
     from importlib import metadata
 
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}

@@ -70,8 +70,8 @@ PROFILED, KINDS = 5, 8
 
 
 def machine() -> Machine:
-    """This machine, with as many threads as there are cores: the faster of two ways to read memory,
-    and of some products."""
+    """The rates of this machine, with as many threads as there are cores: the faster of two ways to
+    read memory, and of some products."""
     parts = np.array_split(np.ones(STREAMED // 4, np.float32), cores())
     with ThreadPoolExecutor(cores()) as pool:
         read = roofline.fastest(lambda: list(pool.map(np.max, parts)), 20)

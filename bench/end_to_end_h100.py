@@ -68,8 +68,8 @@ REAL = {
         *("unet", "dit", "vae_decoder"),
     )
 }
-"""Of the corpus (`python -m models.real --list`), at their real sizes; only those that are named
-run."""
+"""Models of the corpus (`python -m models.real --list`), at their real sizes; they run only if they
+are named."""
 IMAGES = {name: (name, {}) for name in ("resnet50", "resnext50", "mobilenet_v2")}
 """Convolutional networks of ours, which run where they are named, too."""
 TENSORRT = "tensorrt"
@@ -182,8 +182,8 @@ def left(result: Result, inputs: native.Arrays, taken: float) -> dict[str, Any]:
 
 
 def shares(events: list[tuple[str, float, int]], taken: float) -> dict[str, Any]:
-    """Of the kernels' names, microseconds and counts in all runs together, the shares of a run that
-    takes `taken`."""
+    """The shares of a run that takes `taken`, from the kernels' names, microseconds and counts in
+    all runs together."""
     spent: Counter[str] = Counter()
     for name, microseconds, _ in events:
         spent[named(name)] += microseconds

@@ -12,7 +12,7 @@ bench/results/extraction-cpu2.json after each row, for ours, for `milp`, and for
 program for the cheapest graph alone: the cheapest graph's cost, whether it is known to be the
 cheapest, what share of its cost a better one might save, how many graphs are found, and seconds of
 the clock and of the processor (on a machine that others use the clock says more about them).
-E-graphs hang on the clock: `--graphs` keeps them, and reads them where they were kept.
+E-graphs depend on the clock: `--graphs` keeps them, and reads them where they were kept.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _recorded(case: str, work: Callable[[], object]) -> list[Problem]:
 
 
 def solved(solve: Callable[[], Extraction]) -> dict[str, Any]:
-    """What one of both finds, and what it takes."""
+    """The result of one solver, and its seconds."""
     start, processor = time.perf_counter(), time.process_time()
     found = solve()
     spent, used = time.perf_counter() - start, time.process_time() - processor
@@ -112,7 +112,7 @@ def solved(solve: Callable[[], Extraction]) -> dict[str, Any]:
 
 
 def row(problem: Problem, slack: float, limit: float) -> dict[str, Any]:
-    """Both on one problem."""
+    """The row of one problem: both solvers."""
     given = problem.options, problem.roots, problem.known, saturate.CANDIDATES, slack
     end = time.monotonic() + limit
     ours = solved(lambda: extract(*given, saturate.STEPS, lambda: time.monotonic() > end))

@@ -25,9 +25,9 @@ from taso_mirage.search.bounds import ClassOptions, Option, tree_costs, undomina
 from taso_mirage.search.extract import ChosenOptions, Extraction, _cheapest_trees, _Kept, _restricted
 
 SCALE = 1e4
-"""What the prize is counted as, so that the solver's absolute tolerances are small beside it."""
+"""The scale of the prize, so that the solver's absolute tolerances are small beside it."""
 LEAST = 1e-5
-"""What a graph must save at least to count, in that scale."""
+"""The least saving of a graph that counts, in that scale."""
 OPTIMAL = 0
 
 
@@ -39,8 +39,8 @@ def extract(
     slack: float = 1.0,
     seconds: float = math.inf,
 ) -> Extraction:
-    """What `taso_mirage.search.extract.extract` gives, within some seconds; its steps are the
-    integer programs solved."""
+    """Solve as `taso_mirage.search.extract.extract`, within some seconds; the steps are the integer
+    programs solved."""
     end = time.monotonic() + seconds
     prices = tree_costs(options)
     if any(root not in prices for root in roots):
@@ -175,7 +175,8 @@ class _Program:
 
 
 def _reached(options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float]) -> dict[int, dict[int, Option]]:
-    """What the roots may need, without options that another one of the class replaces."""
+    """The classes and options that the roots may need, without options that another one of the
+    class replaces."""
     found: dict[int, dict[int, Option]] = {}
     waiting = list(roots)
     while waiting:

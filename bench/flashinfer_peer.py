@@ -117,8 +117,8 @@ def _masked() -> dict[str, Function]:
 
 
 def biased_spec(width: int) -> Any:
-    """What FlashInfer builds `BIASED` from; scores are scaled by its last argument, then the one
-    before is added."""
+    """The specification from which FlashInfer builds `BIASED`; scores are scaled by its last
+    argument, then the one before is added."""
     import torch
     from flashinfer.jit.attention.modules import gen_customize_single_prefill_module
 
@@ -221,9 +221,9 @@ def _workspace() -> Any:
 
 
 def specs() -> list[Any]:
-    """What FlashInfer 0.7.2 builds the kernels of all rows from: queries, keys and values in half
-    precision of width 64 and 128 (pages of keys and decoding: 128 alone; one latent head: 512 and
-    64). The kernels of batches have no public name there."""
+    """The specifications of the kernels of all rows in FlashInfer 0.7.2: queries, keys and values
+    in half precision of width 64 and 128 (pages of keys and decoding: 128 alone; one latent head:
+    512 and 64). The kernels of batches have no public name there."""
     import torch
     from flashinfer.jit.attention import modules
 

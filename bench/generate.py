@@ -84,7 +84,7 @@ def whole(workers: int, folder: Path) -> dict[str, Any]:
 
 
 def digest(folder: Path) -> str:
-    """What tells two libraries apart: the hash of all rules, those rejected too."""
+    """A digest of a library: the hash of all rules, including rejected ones."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("*.toml")):
         found.update(file.name.encode() + file.read_bytes())

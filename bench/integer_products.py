@@ -60,7 +60,7 @@ class IntegerProduct:
         return [variable(name, Tensor(dtype, shape)) for name, dtype, shape in shapes[:known]]
 
     def goal(self) -> Graph:
-        """What is searched for."""
+        """The goal of the search."""
         made = self.arranged()
         return self.operators() if made is None else made.graph
 
@@ -82,7 +82,7 @@ class IntegerProduct:
         return Graph(tuple(leaves), (term("add", term("mul", total, term("mul", scale, u)), t),))
 
     def bytes(self) -> int:
-        """Of what a run reads and writes."""
+        """The bytes that a run reads and writes."""
         read = sum(np.dtype(x.dtype).itemsize * math.prod(map(int, x.shape)) for x in self.goal().inputs)
         return read + np.dtype(self.floats).itemsize * self.rows * self.columns
 

@@ -78,7 +78,7 @@ def normal_product(rows: int, width: int, columns: int, after: str = "", norm: s
 
 
 def rows_only(rows: int, width: int, what: str) -> Build:
-    """What folds rows, without a product."""
+    """A goal that folds rows, without a product."""
 
     def build(g: KernelGraph) -> Node:
         (x,) = _inputs(g, (rows, width))

@@ -42,9 +42,10 @@ H200 = described(Gpu("NVIDIA H200", 90, 132, 227 * 1024, 2 * 3.201e9 * 6144 / 8)
 FOLDS, FIRST, LEAST = 10, 8, 8
 """Groups of kinds that are left out in turn; how many are looked at, and of how many at least."""
 STEPS, NEAR, FAR = 40, 1e-5, 3.0
-"""Of the fit: steps, and where it ends; logarithms of ratios count up to FAR."""
+"""Parameters of the fit: steps, and where it ends; logarithms of ratios count up to FAR."""
 PRIOR, WHOLE = 0.02, 0.3
-"""What a coefficient weighs that moves, and the mean error of a goal beside what is in it."""
+"""The weight of a coefficient that moves, and of the mean error of a goal beside the errors in
+it."""
 
 Numbers = NDArray[np.float64]
 
@@ -62,7 +63,8 @@ class Trials:
 
     @staticmethod
     def of(rows: Sequence[Sequence[Any]]) -> Trials:
-        """Of lines of the file: a goal, microseconds, whether the schedule is guessed, kernels."""
+        """Trials from lines of the file: a goal, microseconds, whether the schedule is guessed,
+        kernels."""
         places = []
         for i in range(max(len(kernels) for *_, kernels in rows)):
             there = np.array([len(kernels) > i for *_, kernels in rows])
@@ -155,7 +157,7 @@ def left_out(trials: Trials, start: Coefficients) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Of one goal."""
+    """The quality of the ranking of one goal."""
 
     goal: str
     correlation: float
@@ -164,7 +166,8 @@ class Ranking:
 
 
 def rankings(trials: Trials, predicted: Numbers) -> list[Ranking]:
-    """Of each goal with enough programs whose schedules were guessed, as the search ranks them."""
+    """The rankings of the goals with enough programs whose schedules were guessed, as the search
+    ranks them."""
     found = []
     for goal in dict.fromkeys(trials.goals):
         here = (trials.goals == goal) & trials.guessed

@@ -95,7 +95,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "graphs": [to_json(eac
 
 
 def ran(code: str, *arguments: object) -> dict[str, Any]:
-    """What a fresh process with one thread prints; what it says of its failure where it fails."""
+    """The output of a fresh process with one thread; the reason where it fails."""
     env = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -99,8 +99,8 @@ def timeline(program: TritonProgram, sets: Sequence[Sequence[Any]]) -> dict[str,
 
 
 def phases(noted: Any, start: int) -> dict[str, Any]:
-    """What the blocks of a launch noted, in microseconds from `start`: the least, the median and
-    the largest of every phase."""
+    """The times that the blocks of a launch noted, in microseconds from `start`: the least, the
+    median and the largest of every phase."""
     found: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         values = sorted((noted[:, i] - start).tolist())

@@ -40,14 +40,14 @@ from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.compile import load_source  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.codegen.replays import input_sets, measured  # noqa: E402
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
 from taso_mirage.kernels.tile_work import TileWork  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 SLOWER, SLOWEST = 6.0, 2e-3
-"""Of what is drawn: so many times as slow as the first by the model, and so many seconds."""
+"""The limits of drawn programs: the ratio to the first by the model, and the seconds."""
 LIMIT = 20.0
 """Seconds for compiling a program."""
 STUCK = 20
@@ -82,7 +82,7 @@ def chosen(candidates: Sequence[TiledPlan], each: int, draw: random.Random) -> l
 
 
 def works(candidate: TiledPlan, width: int) -> list[list[float]]:
-    """What each kernel of a candidate does, in the order of the fields of `KernelWork`."""
+    """The work of each kernel of a candidate, in the order of the fields of `KernelWork`."""
     found = []
     for each in candidate.plan:
         tiles = {label: np.array([float(n)]) for label, n in each.tiles.items()}
@@ -140,7 +140,7 @@ def plan(path: Path, each: int, seed: int, names: Sequence[str]) -> None:
 
 
 def program_of(trial: Mapping[str, Any]) -> TritonProgram:
-    """Of a line of the plan."""
+    """The program of a line of the plan."""
     made = triton.program(from_json(trial["mugraph"]), specialized=trial.get("roles", False))
     if "schedule" in trial:
         schedule = tune.LaunchSchedule(**trial["schedule"])
@@ -177,7 +177,7 @@ def compiled_facts(trial: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def facts(made: Any) -> dict[str, Any]:
-    """What the compiler says of a kernel."""
+    """The compiler's figures for a kernel."""
     text = made.asm["ptx"]
     counts = {name: n for name in COUNTED if (n := text.count(name))}
     known = {"regs": made.n_regs, "spills": made.n_spills, "shared": made.metadata.shared}
@@ -185,7 +185,7 @@ def facts(made: Any) -> dict[str, Any]:
 
 
 def launches(program: TritonProgram) -> list[dict[str, Any]]:
-    """What the generator says of each kernel."""
+    """The generator's figures for each kernel."""
     return [
         {"grid": x.grid, "loop": x.loop, "cluster": x.cluster} | asdict(x.schedule) | asdict(x.traffic)
         for x in program.launches

@@ -192,7 +192,7 @@ def main() -> None:
 
 
 def sampled(names: list[str], count: int | None, seed: int) -> list[str]:
-    """So many of the names, of each level a share like its own."""
+    """A sample of the names, with a share of each level like its own."""
     if count is None or count >= len(names):
         return names
     drawn = random.Random(seed)

@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 FLUSHED = 32 * 2**20
 """Integers that the benchmark writes before each run on a GPU, so that its cache is cold."""
 NEAR = 2.0
-"""So many times as far from float64 as eager PyTorch what is `near` may be."""
+"""The largest distance from float64 of a `near` result, relative to eager PyTorch's."""
 PIECE = 1 << 24
 """Elements that are compared at a time."""
 CALLS = ("eager", "inductor", "ours")
@@ -55,9 +55,9 @@ SLOW = "times as long here"
 
 @dataclass(frozen=True)
 class Options:
-    """Of one program: the device, how much smaller it is made, seconds of the search, trials and
-    seconds of the measurement, GB of the process, its GPU (nothing is any), and the file to lock
-    while it must be alone there."""
+    """The options of one program: the device, how much smaller it is made, seconds of the search,
+    trials and seconds of the measurement, GB of the process, its GPU (nothing is any), and the file
+    to lock while it must be alone there."""
 
     device: str
     scale: float
@@ -321,7 +321,8 @@ def reason(error: BaseException) -> str:
 
 
 def run(program: Path, answer: Path, log: Path, options: Options) -> None:
-    """What the process does: it writes what it finds into `answer`, and all else into `log`."""
+    """Run the program in this process: its result goes into `answer`, all other output into
+    `log`."""
     os.setsid()  # it can be ended with all that it starts
     with log.open("w") as file:
         for number in (1, 2):

@@ -19,7 +19,7 @@ EXTENT = re.compile(
 LEAST = {BATCH: 2, EXTENT: 16}
 """No size is made smaller than this; those of a batch leave something to normalize over."""
 Sizes = dict[str, tuple[Any, Any]]
-"""Of each changed name its value in the benchmark, and here."""
+"""For each changed name, its value in the benchmark, and here."""
 
 
 def attempts(source: str, scale: float) -> Iterator[tuple[str, Sizes]]:

@@ -52,13 +52,13 @@ from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.device import Device  # noqa: E402
 
 TOLERANCE = 4e-3
-"""Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
+"""The norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
 
 
 # ---------------------------------------------------------------- rows
@@ -247,7 +247,7 @@ def specialized(program: TritonProgram) -> bool:
 
 
 def alone(row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler) -> dict[str, Any]:
-    """The same row from programs without clusters."""
+    """The measurements of a row with programs without clusters."""
     best = tune.tuned_program(programs, compiler=compiler, check=checker(EAGER[row.name], []))
     return {"us": best.seconds * 1e6, "launches": shown_launches(best.program)}
 
@@ -288,7 +288,7 @@ def noted(row: Row, programs: Sequence[TritonProgram], best: tune.TunedProgram) 
 
 
 def _kind(program: TritonProgram) -> str:
-    """What no schedule changes."""
+    """A key of a program without its schedules."""
     return str([(x.name, x.grid, x.loop, x.traffic, x.schedule.specialized) for x in program.launches])
 
 

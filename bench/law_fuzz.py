@@ -47,7 +47,7 @@ FIRST = ("onnx", "numpy", "fuzz.law_judge")
 
 
 class Results:
-    """What was found so far, in a file from which a run goes on."""
+    """The results so far, in a file from which a run continues."""
 
     def __init__(self, path: Path | None, head: dict[str, Any]) -> None:
         earlier = json.loads(path.read_text()) if path is not None and path.exists() else {}
@@ -140,8 +140,8 @@ def fuzz(options: argparse.Namespace, results: Results, names: list[str]) -> Non
 
 
 def planted(count: int, seed: int, typings: int) -> dict[str, Any]:
-    """What becomes of so many changed rules and laws, most of them false, which no proof is asked
-    about: those that the runtime tells from true ones, and the others."""
+    """The outcomes of changed rules and laws, most of them false, without asking a proof: those
+    that the runtime distinguishes from true ones, and the others."""
     found: dict[str, Any] = {"found": [], "not compared": [], "equal": []}
     for rule, description in islice(mutants(seed), count):
         tally = compared(rule, seed, typings, trusted=True)

@@ -1,4 +1,4 @@
-"""What a model of many equal layers costs: `python bench/layers.py -o
+"""The cost of a model of many equal layers: `python bench/layers.py -o
 bench/results/layers-cpu2.json`.
 
 A decoder and a vision transformer, each with 6 and with 24 layers, are optimized from an empty

@@ -47,7 +47,7 @@ from taso_mirage.search.weights import fold_weights, split_halves  # noqa: E402
 T = TypeVar("T")
 TINY = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 32}
 SECONDS = 600.0
-"""The budget of a search: more than it needs, so that counts do not hang on the clock."""
+"""The budget of a search: more than it needs, so that counts do not depend on the clock."""
 
 
 def built(name: str, layers: int) -> onnx.ModelProto:
@@ -163,8 +163,8 @@ def matching(model: Model, every: Rules, timed: Timer) -> dict[str, Any]:
 
 
 def matched(outputs: tuple[Node, ...], every: Rules, timed: Callable[[Callable[[], int]], int]) -> dict[str, int]:
-    """What matching a graph finds, and what it looks at that it did not know yet; equations with
-    several outputs apart."""
+    """The matches of a graph, and the terms that were not known yet; equations with several outputs
+    separately."""
     order = topological(outputs)
     used_by = users(order)
     terms, surroundings, trials = *every.matched, every.trials

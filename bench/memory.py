@@ -38,7 +38,7 @@ MORE = 0.05
 
 
 def row(call: int) -> dict[str, int]:
-    """What there is after a call; memory in bytes."""
+    """Counts of objects and bytes of memory after a call."""
     gc.collect()
     own = psutil.Process()
     child = sum(each.memory_info().rss for each in own.children(recursive=True))

@@ -1,6 +1,6 @@
-"""What a user gets in a minute: `taso-mirage optimize` by its defaults with 30 and 60 s, each in a
-fresh process with fresh caches, beside ONNX Runtime alone and torch.compile (default, and
-max-autotune with CUDA graphs), for models of 0.1 to 2.5 GB.
+"""Results of one minute: `taso-mirage optimize` by its defaults with 30 and 60 s, each in a fresh
+process with fresh caches, beside ONNX Runtime alone and torch.compile (default, and max-autotune
+with CUDA graphs), for models of 0.1 to 2.5 GB.
 
     python bench/minute.py [--device cuda] [--only NAME ...] [--budgets 30 60] [--seconds LIMIT]
     [--modes default max-autotune] [--builders 4] [--models DIR] [--small]
@@ -48,7 +48,7 @@ from taso_mirage.onnx_io import load
 from taso_mirage.targets.stamp import read_stamp
 
 MODES = ("default", "max-autotune")
-"""Of torch.compile; the second has CUDA graphs."""
+"""Modes of torch.compile; the second has CUDA graphs."""
 CACHES = ("TASO_MIRAGE_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 """Variables that name folders of caches: each process has fresh ones."""
 BUILDING, RACING = 300.0, 600.0
@@ -61,7 +61,7 @@ ENDING = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What is left of the seconds for all."""
+    """The seconds that are left of a total."""
 
     end: float
 
@@ -124,7 +124,8 @@ def timed(name: str, options: argparse.Namespace) -> None:
 
 
 def _inputs(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Those that a form was built with; of a file, random ones at the sizes of our command."""
+    """The inputs that a form was built with; for a file, random ones at the sizes of our
+    command."""
     if options.files is None:
         with np.load(options.models / f"{name}.npz") as arrays:
             return dict(arrays)
@@ -220,7 +221,7 @@ def built(name: str, options: argparse.Namespace, folder: Path, clock: Clock) ->
 
 
 def optimized(name: str, budget: float, options: argparse.Namespace, folder: Path, clock: Clock) -> dict[str, Any]:
-    """What a user's command does: its wall seconds, and what it says of the result."""
+    """The result of a user's command: its wall seconds, and its own report."""
     output = result_path(folder, name, budget)
     asked = ["-m", "taso_mirage.cli", "optimize", source_path(name, options), "-o", output, "--target", options.device]
     start = time.monotonic()
@@ -260,7 +261,7 @@ def row(name: str, options: argparse.Namespace, folder: Path, clock: Clock) -> d
 
 
 def ratios(us: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Of each of ours how many times as fast it is as each of the others."""
+    """For each of our results, the ratios of the others' times to its time."""
     others = [key for key in us if not key.startswith("ours")]
     return {key: {other: round(us[other] / us[key], 4) for other in others} for key in us if key.startswith("ours")}
 
@@ -300,7 +301,8 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
-    """Of the models that can be asked for; files have no module that torch.compile takes."""
+    """The names of the models that can be asked for; files have no module that torch.compile
+    takes."""
     if options.files is None:
         import minute_models
 

@@ -19,8 +19,8 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Form:
-    """What builds a model from options: those of the real size, what is other on a CPU, where
-    weights take twice the bytes, and what is other in a small model for a try."""
+    """A model's builder with its options: for the real size, for a CPU, where weights take twice
+    the bytes, and for a small model as a trial."""
 
     build: Callable[..., Built]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def dictation(length: int = 32, frames: int = 1500, **options: Any) -> Built:
 
 
 class Attention(nn.Module):
-    """Of tokens among each other, or over others."""
+    """Attention of tokens among each other, or over others."""
 
     def __init__(self, width: int, heads: int, other: int | None = None) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ STAGES = (
     (6, 192, 4, 5, 2),
     (6, 320, 1, 3, 1),
 )
-"""Of EfficientNet-B0: factor, width, blocks, kernel, stride."""
+"""Stages of EfficientNet-B0: factor, width, blocks, kernel, stride."""
 
 
 def efficientnet(batch: int = 1, side: int = 224, scale: float = 1.0, deeper: int = 0, head: int = 1280) -> Built:

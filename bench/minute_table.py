@@ -38,7 +38,7 @@ def _ratios(us: Mapping[str, float]) -> tuple[str, str]:
 
 
 GOOD, SOON = 0.9, 30.0
-"""Of the gain of the longest budget, what this many seconds are to have."""
+"""The share of the gain of the longest budget that this many seconds should have."""
 
 
 def curve(found: dict[str, Any]) -> list[str]:
@@ -69,7 +69,7 @@ def _gain(row: Mapping[str, Any], budget: float) -> float | None:
 
 
 def _soon(gains: Mapping[str, list[float | None]], budgets: list[float]) -> str:
-    """Of how many models most of the gain is there soon."""
+    """The number of models with most of the gain after a short time."""
     soon = max((i for i, budget in enumerate(budgets) if budget <= SOON), default=None)
     if soon is None or soon == len(budgets) - 1:
         return ""
@@ -100,7 +100,7 @@ def _where(found: Mapping[str, Any]) -> str:
 
 
 def quick(found: dict[str, Any]) -> list[str]:
-    """Of `--effort quick` by model: seconds of the command, nodes, and gains in one thread's
+    """Rows of `--effort quick` by model: seconds of the command, nodes, and gains in one thread's
     processor time beside those of other tools."""
     names = list(dict.fromkeys(name for row in found["rows"] for name in row["gains"] if name != ALONE))
     lines = [f"| model | seconds | same bytes | nodes | {' | '.join(names)} | over the best of the others |"]

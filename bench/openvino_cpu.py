@@ -103,7 +103,7 @@ def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
-    """What all rows of a file have in common."""
+    """The head of a file of rows."""
     there = in_child(device_key, OPENVINO, False).rpartition("openvino ")[2]
     versions = {"taso-mirage": __version__, "openvino": there, "onnxruntime": runtime.child_version()}
     head = {"bench": "openvino", "device": runtime.device(), "unit": "us", "versions": versions}

@@ -194,7 +194,7 @@ def versions() -> dict[str, str]:
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
-    """What all rows of a file have in common."""
+    """The head of a file of rows."""
     return {
         "bench": "optimize",
         "device": runtime.device(),

@@ -1,4 +1,4 @@
-"""What partially equivalent mutants with corrections gain (PET, OSDI'21, section 8): the paper's
+"""The gains of partially equivalent mutants with corrections (PET, OSDI'21, section 8): the paper's
 programs, and whole models.
 
     python bench/partial.py [NAME ...] [--target cpu] [--dtype float32] [--batch 1 16] [--models
@@ -114,7 +114,7 @@ def program(name: str, batch: int, dtype: str) -> Graph:
 
 
 def model_of(graph: Graph, arrays: dict[str, StoredWeight]) -> Model:
-    """A program as a model, with what hangs on weights computed ahead."""
+    """A program as a model, with what depends on weights computed ahead."""
     return fold_weights(standalone(graph, {"": 20}, arrays))[0]
 
 

@@ -1,4 +1,4 @@
-"""What other tools make of a model, each in a process of its own, and times of all in turn.
+"""Models optimized by other tools, each in a process of its own, and times of all in turn.
 
     python bench/peers.py TOOL SOURCE TARGET [--kind bert]
 
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def peer_versions(tools: Iterable[str]) -> dict[str, str]:
-    """Those of the tools that are installed."""
+    """The versions of the installed tools."""
     found = {}
     for name in tools:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

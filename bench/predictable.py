@@ -1,5 +1,5 @@
-"""Whether the same command gives the same graph: cold runs on the machine as it is, and as many
-beside busy processes.
+"""A check that a command gives the same graph each time: cold runs on the machine as it is, and as
+many beside busy processes.
 
     python bench/predictable.py [NAME or FILE.onnx ...] [--runs 10] [--beside 2] [--budget 60]
 
@@ -52,7 +52,7 @@ BURN = "while True: sum(i * i for i in range(10000))"
 LATE = 30
 """Seconds that a run may take longer than twice its budget."""
 SECONDS = 4.0
-"""Of the comparison by CPU time."""
+"""The seconds of the comparison by CPU time."""
 
 
 def structure(model: Model, ordered: bool = True) -> str:
@@ -69,7 +69,7 @@ def structure(model: Model, ordered: bool = True) -> str:
 
 
 def _said(value: Any) -> str:
-    """An attribute without places in memory, and without the name of a kernel, which hangs on its
+    """An attribute without places in memory, and without the name of a kernel, which depends on its
     schedule."""
     array = value.numpy() if hasattr(value, "numpy") else value
     if isinstance(array, np.ndarray):
@@ -79,7 +79,7 @@ def _said(value: Any) -> str:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that work all the time."""
+    """Run processes during the block that compute all the time."""
     others = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
     try:
         yield
@@ -134,8 +134,8 @@ def counted(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gains(path: Path, runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each distinct graph how many times as fast it is as the original, by CPU time of one
-    thread; kernels that it carries do not run."""
+    """For each distinct graph, its gain over the original, by CPU time of one thread; kernels that
+    it carries do not run."""
     first = {run["graph"]: run["path"] for run in reversed(runs) if "path" in run}
     model = load(path)
     inputs = random_inputs(model, 0, representative(model, Config()))

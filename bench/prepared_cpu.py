@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight  # noqa: E402
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared  # noqa: E402
+from taso_mirage.kernels.form import CPU_GOALS  # noqa: E402
 from taso_mirage.kernels.regions import RegionSite, fragments  # noqa: E402
 from taso_mirage.kernels.search import Search, SearchOptions  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
@@ -44,7 +44,7 @@ from taso_mirage.targets.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
 from taso_mirage.targets.lowering import Record  # noqa: E402
 
 SECONDS = 1.0
-"""Of a round."""
+"""The seconds of a round."""
 OPSETS = {"": 20, "com.microsoft": 1}
 
 
@@ -145,7 +145,7 @@ def joined(goal: Graph, given: tuple[Node, ...], backend: cpu.CpuLowering) -> tu
     model = standalone(Graph(inputs, outputs), OPSETS, {})
     kinds = []
     for graph, spots in fragments(model, {}, prepared=CPU_GOALS).items():
-        made = prepared(graph, spots[0].inputs)
+        made = CPU_GOALS.prepared(graph, spots[0].inputs)
         found = made.mugraphs(graph, DEVICE) if made else Search(graph, SearchOptions(), DEVICE).run(24, 10.0)
         record = backend.fastest(graph, found, time.monotonic() + 60)
         kinds.append(Fused((), tuple(spots), record, backend.kernel(record), 0.0, made and type(made)))
@@ -162,7 +162,7 @@ def row(name: str, rounds: int) -> dict[str, Any]:
     known = [n for n in goal.inputs if n.dtype == "uint8" or n.attr("name").startswith(("w", "scales", "g"))]
     given = tuple([weight(n.attr("name"), n.tensor) if n in known else n for n in goal.inputs])
     backend = cpu.here()
-    made, spot = prepared(goal, given), RegionSite(given, (), ())
+    made, spot = CPU_GOALS.prepared(goal, given), RegionSite(given, (), ())
     if made is None:
         goal, spot, record = joined(goal, given, backend)
     else:

@@ -58,7 +58,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda.device import H100
 
 TOLERANCE = 4e-3
-"""Of the norm of the difference from float64, over its norm."""
+"""The norm of the difference from float64, over its norm."""
 MEASURED, ROUNDS = 15, 8
 """Runs of a session of ONNX Runtime, and how often each has every set of weights."""
 DECODE = Case("decode_int4", *end_to_end.MODELS["decode"][:1], options=end_to_end.MODELS["decode"][1])
@@ -85,7 +85,7 @@ class Product:
         return self.inner // self.block
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Of x, the weights, the scales and the zeros."""
+        """The shapes of x, the weights, the scales and the zeros."""
         packed = (self.columns, self.blocks, self.block * self.bits // 8)
         found = [
             ("float16", (self.rows, self.inner)),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 MEAN, LEAST = 1.15, 0.98
-"""What the geometric mean and the least ratio are to be."""
+"""The required geometric mean and least ratio."""
 
 
 def quantized(found: dict[str, Any]) -> list[str]:

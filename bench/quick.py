@@ -43,7 +43,7 @@ from taso_mirage.onnx_io import load  # noqa: E402
 
 MINI = ROOT / "models" / "mini_transformer.onnx"
 LAYERS = {"encoder_300": 6, "encoder_3000": 61}
-"""Of the models that are made here, by their names."""
+"""The layers of the models that are made here, by their names."""
 LIMITS = ((400, 3.0), (4000, 15.0))
 """Seconds that a model of up to so many nodes may take."""
 WIDTH, HEADS, TOKENS = 64, 4, 32
@@ -129,7 +129,7 @@ def files(corpus: Path | None, place: Path) -> dict[str, Path]:
 
 
 def nodes(graph: onnx.GraphProto) -> int:
-    """Those of a graph and of all inside of it, but for constants."""
+    """The number of nodes of a graph and of all graphs inside of it, without constants."""
     inner = [a.g for n in graph.node for a in n.attribute if a.HasField("g")]
     return sum(n.op_type != "Constant" for n in graph.node) + sum(map(nodes, inner))
 

@@ -53,7 +53,7 @@ from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.targets.protocol import Trusted  # noqa: E402
 
 STOPS = ((signal.SIGINT, 0.0), (signal.SIGKILL, 15.0))
-"""What a run over the limit gets, and how many seconds later."""
+"""The signals to a run over the limit, and the seconds before each."""
 TOO_SLOW = "over the limit"
 PEERS = ("onnxslim", "onnxsim", "onnxscript", "onnxruntime.transformers")
 LARGEST = 1e9
@@ -78,7 +78,7 @@ KINDS = {
     "whisper_decoder": "bart",
     "whisper_encoder": "bart",
 }
-"""What onnxruntime.transformers.optimizer is told of an architecture, where it is not its usual."""
+"""The model types for onnxruntime.transformers.optimizer, where they are not its usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def last_line(output: str) -> dict[str, Any]:
 
 
 def told(done: Run) -> dict[str, Any]:
-    """What the run says of itself."""
+    """The run's own report."""
     if done.code != 0:
         lines = [line for line in done.errors.strip().splitlines() if line.strip()]
         ended = TOO_SLOW if done.code is None else f"exit {done.code}"

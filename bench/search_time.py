@@ -62,7 +62,7 @@ def searched(name: str, budget: float, folder: Path | None, cache: Path) -> dict
 
 
 def row(name: str, budget: float, folder: Path | None) -> dict[str, Any]:
-    """Its runs, one after the other with the same cache."""
+    """The runs of a case, one after the other with the same cache."""
     found: dict[str, Any] = {"case": name, "budget": budget}
     with (
         tempfile.TemporaryDirectory() as cache,

@@ -44,7 +44,7 @@ COUNTS = {
 LIMIT = 120.0
 """Seconds that a case may take."""
 SLOWEST = 5
-"""So many of the slowest cases are named."""
+"""The number of the slowest cases that are named."""
 FIRST = ("onnx", "numpy", "taso_mirage.cli", "fuzz.judge")
 
 

@@ -1,5 +1,5 @@
-"""What proofs cost and what they take away: the models of `bench/optimize.py`, searched with proofs
-and without, in one run.
+"""The cost of proofs, and the rewrites that they prevent: the models of `bench/optimize.py`,
+searched with proofs and without, in one run.
 
     python bench/soundness.py [NAME ...] [--budget 20] [--small]
 

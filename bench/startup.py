@@ -1,5 +1,5 @@
-"""What a user waits for before anything happens: `--help`, and the import of the package, against
-an empty Python.
+"""The time before a user sees any effect: `--help`, and the import of the package, against an empty
+Python.
 
     python bench/startup.py [--runs 15]
 

@@ -263,7 +263,8 @@ def soundness(found: dict[str, Any]) -> list[str]:
 
 
 def extraction(found: dict[str, Any]) -> list[str]:
-    """Both on each e-graph; costs as a share of what ours finds, and seconds of the processor."""
+    """Rows for both solvers on each e-graph; costs as a share of ours, and seconds of the
+    processor."""
     heads = ["part, seconds of saturation", "classes, options", "cost, milp / ours", "gap, ours", "gap, milp"]
     heads += ["s, ours", "s, milp", "s, milp for one graph"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
@@ -307,7 +308,7 @@ def from_torch(found: dict[str, Any]) -> list[str]:
 DOCS = ROOT / "docs"
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("benchmarks", "torch", "soundness", "security")),
+    *sorted(DOCS.glob("*.md")),
     *sorted((DOCS / "measured").glob("*.md")),
 )
 
@@ -376,7 +377,7 @@ def wrapped(lines: list[str]) -> list[str]:
 
 
 def _results(name: str) -> Any:
-    """What a file of results has; of one in lines, all of them."""
+    """The content of a file of results; for a file of lines, the list of them."""
     path = ROOT / "bench" / "results" / f"{name}.json"
     if path.exists():
         return json.loads(path.read_text())

@@ -43,7 +43,7 @@ PLUGIN, REFERENCE, ORIGINAL = "plugin", "reference", "original"
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    """What a command prints. Raises RuntimeError with all of it where it fails."""
+    """The output of a command. Raises RuntimeError with all of it where it fails."""
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, **options)
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} ends with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -84,7 +84,7 @@ def built(name: str, made: Exported, folder: Path, options: argparse.Namespace) 
 
 
 def measured(library: Path, made: Exported, models: Mapping[str, Path], out: Path, libraries: Path) -> dict[str, Any]:
-    """What the program says of the engines of some models, by their keys: those that could be
+    """The program's measurements of the engines of some models, by their keys: those that could be
     built."""
     index = json.loads((made.folder / "samples" / "samples.json").read_text())["inputs"]
     inputs = ",".join(f"{key}:{made.folder / 'samples' / each['raw']}" for key, each in index.items())

@@ -278,7 +278,7 @@ def measured(
 
 
 def version(package: str) -> str:
-    """That of a package; none where it is not there, which only its models need."""
+    """The version of a package; "none" where it is missing, which only its models need."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

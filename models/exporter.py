@@ -97,7 +97,7 @@ def export(
 
 
 def _clean(model: Any) -> None:
-    """What the exporter's optimizer does, except for the rules that fold a normalization into a
+    """Run the exporter's optimizer without the rules that fold a normalization into a
     convolution."""
     passes = require("onnx_ir.passes.common")
     optimizer = require("onnxscript.optimizer")

@@ -10,8 +10,8 @@ from models import exporter
 
 TOKENS = {"batch": 0, "sequence": 1}
 RANK, SCALE = 16, 0.25
-"""Of the LoRA adapters (Hu et al., 2021): their inner size, and alpha / rank; small, so that
-attention stays as wide as without them."""
+"""Parameters of the LoRA adapters (Hu et al., 2021): their inner size, and alpha / rank; small, so
+that attention stays as wide as without them."""
 
 
 def bert(

@@ -194,7 +194,7 @@ def _where_negative(xp, x, yes, no):
 
 
 def _exp_minus_one(xp, x):
-    """Of a negative x; the minimum keeps the unused half of a `where` finite."""
+    """e^x - 1 for a negative x; the minimum keeps the unused half of a `where` finite."""
     return xp.sub(xp.map(np.exp, xp.map(np.minimum, real(xp, x), xp.literal(0, x))), xp.literal(1, x))
 
 
@@ -263,7 +263,8 @@ gelu.laws("""
         where dtype(x) == "float32"
 """)
 _FACTOR = "div(reciprocal(1.4142135381698608), 0.7071067690849304)"
-"""Of x / sqrt 2: in single precision it is 1 once it is computed, and what it stands in is gone."""
+"""The factor of x / sqrt 2: in single precision it is 1 once it is computed, and the product with
+it is gone."""
 for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0.5)"):
     gelu.laws(f"""
         {_half.format("add(erf(div(x, 1.4142135381698608)), 1)")} \
@@ -271,7 +272,7 @@ for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0
             where dtype(x) == "float32"
     """)
 _POSITIVE = "value(c) > 0 and shape(c) == () and is_float(x)"
-"""Such a scale goes through to what it folds into."""
+"""The condition on a scale that goes through to the operators that it folds into."""
 for _scale in ("mul", "div"):
     clip.laws(f"""
         {_scale}(clip(x, d, *e), c) == clip({_scale}(x, c), {_scale}(d, c), {_scale}(*e, c))  where {_POSITIVE}

@@ -161,8 +161,8 @@ def _capped(xp, scores, softcap):
 
 
 def bias(xp, scores, mask, causal, past):
-    """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if
-    nothing is."""
+    """The summand of the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if there
+    is none."""
     least, zero = xp.literal(-math.inf, scores), xp.literal(0, scores)
     if mask is not None and xp.shape(mask)[-2:] != xp.shape(scores)[-2:]:  # the runtime broadcasts neither
         raise IllTyped(f"a mask of shape {xp.shape(mask)} for scores of shape {xp.shape(scores)}")

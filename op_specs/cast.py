@@ -22,9 +22,9 @@ DTYPES = {
 }
 """ONNX's numbers of the dtypes that convert as C does."""
 FLOAT8 = {"float8_e4m3fn": 17, "float8_e5m2": 19}
-"""Those that convert to floats so; to come to them is to quantize with a scale of 1."""
+"""Dtypes that convert to floats so; converting to them is quantizing with a scale of 1."""
 QUANTIZED = ("float32", "float16", "bfloat16")
-"""What is quantized."""
+"""Dtypes that are quantized."""
 
 
 @op(onnx="Cast", since=6, converts=True)

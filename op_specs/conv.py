@@ -130,7 +130,8 @@ def _(inner, node, box):
 
 
 def seen(node, box, kernel):
-    """What the windows of a box see: intervals of the image, and the padding before and after."""
+    """The intervals of the image that the windows of a box read, and the padding before and
+    after."""
     attrs = (node.attr(name) for name in ("strides", "dilations", "pads"))
     found = [needed(*row) for row in zip(sizes(node.args[0])[2:], box[2:], kernel, *attrs, strict=False)]
     return [f[0] for f in found], [f[1] for f in found], [f[2] for f in found]

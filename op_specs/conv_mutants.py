@@ -40,7 +40,7 @@ class Conv:
         return Conv(x, w, tuple(bias), **dict(node.attrs), out=sizes(node))
 
     def on(self, x: Node, w: Node | None = None, **changes: Any) -> Node:
-        """This convolution of another image, with some attributes changed."""
+        """The convolution of another image, with some attributes changed."""
         attrs = {"strides": self.strides, "pads": self.pads, "dilations": self.dilations, "group": self.group}
         return convolution.term(x, w or self.w, *self.bias, **{**attrs, **changes})
 

@@ -5,7 +5,7 @@ from op_specs.microsoft import quick_gelu
 from op_specs.split import split
 
 ACTIVATIONS = {"": "", "relu": "", quick_gelu.name: ", **e"}
-"""What may stand between, with what captures its attributes."""
+"""Operators that may stand between, with the text that captures their attributes."""
 PARTS = 2
 
 

@@ -1,4 +1,4 @@
-"""What terms need besides operators: constants, sizes, and one part of a value that has several."""
+"""Terms besides operators: constants, sizes, and one part of a value that has several."""
 
 from taso_mirage.operators.ops import Dims, Literal, op
 

@@ -8,12 +8,11 @@ et al., MobileNets, 2017, section 3.1, has the operator; nothing in it is a prod
 from op_specs.conv import conv
 from op_specs.shifted_conv import followed, nothing_follows, squared
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph
 from taso_mirage.operators.ops import Ints, op
 
 
-@op(lowering=Lowering.DEPTHWISE)
+@op()
 def depthwise_conv(
     xp, x, w, *others, body: Graph, strides: Ints, pads: Ints, dilations: Ints, block: Ints = (1, 256, 1)
 ):

@@ -8,12 +8,11 @@ from op_specs.arithmetic import add
 from op_specs.conv import check_bias
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Literal, numpy_dtype
 from taso_mirage.operators.ops import Ints, op
 
 
-@op(lowering=Lowering.IMPLICIT_GEMM)
+@op()
 def implicit_gemm(
     xp,
     x,

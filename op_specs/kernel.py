@@ -23,7 +23,7 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Dims, Ints, Maps, op
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
-"""What an accumulator takes, and its second operand."""
+"""The folds of an accumulator, and the second operand of each."""
 
 
 @op(lowering=Lowering.ACCUMULATE)
@@ -138,8 +138,8 @@ def _stitched(xp, parts, axis, overlap):
 
 
 def _outputs(xp, body, stage, loop, fmap, blocks):
-    """Those of each block of a cluster, or of one block, from its tiles. Each has its own value of
-    a term; a term of the loop has a list of them, one an iteration."""
+    """The outputs of each block of a cluster, or of one block, from its tiles. Each block has its
+    own value of a term; a term of the loop has a list of values, one for each iteration."""
     count = len(blocks)
     values = {ABSENT: [None] * count}
     for i, (leaf, axis) in enumerate(zip(body.inputs, fmap, strict=True)):
@@ -160,7 +160,7 @@ def _iterations(xp, x, axis, loop):
 
 
 def _value(xp, node, loop, args, looped, block):
-    """What a term is in one block."""
+    """The value of a term in one block."""
     args = [x[block] for x in args]
     if not any(looped):
         return interpret_term(node, xp, args)
@@ -177,7 +177,7 @@ def _combined(xp, over, degree, xs, ms=None):
 
 
 def _folded(xp, over, degree, xs, relative=None):
-    """What parts are together; `relative` are the second operands, and for maxima the last one."""
+    """The fold of some parts; `relative` are the second operands, and for maxima the last one."""
     ms, last = relative or (None, None)
     if over == "variance":
         return _variance(xp, xs, ms)
@@ -187,7 +187,7 @@ def _folded(xp, over, degree, xs, relative=None):
 
 
 def _variance(xp, variances, means):
-    """Of all elements, from those of equal parts, in the order of a loop."""
+    """The variance of all elements, from the variances of equal parts, in the order of a loop."""
     found = variances[0], means[0]
     for t in range(1, len(means)):
         count = xp.cast(xp.scalar(t + 1, "float32"), xp.dtype(means[0]))

@@ -67,7 +67,7 @@ def _body(node: Node, wide: Node, centred: Node) -> Node:
 
 
 def _wide(node: Node) -> Node:
-    """What a norm computes with."""
+    """The operand in the precision in which a norm computes."""
     x = node.args[0]
     return cast.term(x, to="float32") if node.attr("stash_type") == 1 and x.dtype in ("float16", "bfloat16") else x
 

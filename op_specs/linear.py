@@ -4,11 +4,10 @@ from op_specs.arithmetic import add
 from op_specs.block_weights import matmul_nbits
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.operators.ops import Ints, op
 
 
-@op(lowering=Lowering.LINEAR)
+@op()
 def linear(
     xp,
     x,

@@ -59,8 +59,8 @@ def _plus(xs: Ints, ys: Ints) -> Ints:
 
 
 def pool_attributes(call: Call) -> dict[str, Ints]:
-    """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches
-    beyond the padding."""
+    """The attributes of all windows; `extra` is how far the last window, which ceil_mode adds,
+    reaches beyond the padding."""
     kernel = tuple(call.attrs["kernel_shape"])
     sizes = call.arg(0).shape[2:]
     attrs = {"kernel": kernel, **windows(call, sizes, kernel)}
@@ -291,7 +291,7 @@ max_pool.laws("""
 """)
 ALL = "expand(1, shape=(1, 1) + k)"
 SHARE = f"div(1, conv({ALL}, {ALL}, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1))"
-"""Of one element in a window of k: shape (1,1,1,1)."""
+"""The share of one element in a window of k: shape (1,1,1,1)."""
 
 average_pool.laws(f"""
     average_pool(add(x, y), **a) == add(average_pool(x, **a), average_pool(y, **a))  where shape(x) == shape(y)
@@ -336,8 +336,8 @@ average_pool.laws(f"""
         | p: (1, 1, 0, 1), a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
         b: {{dilations: (1, 1), group: 2}}
 
-    # the part of each window that is in the image does not hang on the image; the sum itself could
-    # overflow in half precision
+    # the part of each window that is in the image does not depend on the image; the sum itself
+    # could overflow in half precision
     average_pool(x, kernel=k, strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) \
         == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \
             div(1, conv(expand(1, shape=(1, 1) + shape(x)[2:]), expand({SHARE}, shape=(1, 1) + k), strides=s, pads=p, \

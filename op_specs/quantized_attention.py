@@ -11,7 +11,7 @@ from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.ops import Call, op
 
 FILTER = -10000.0
-"""What is added to the scores of keys that are masked."""
+"""The summand of the scores of keys that are masked."""
 
 
 @op(onnx="QAttention", domain="com.microsoft", since=1, quantized=True)
@@ -46,7 +46,7 @@ def qattention(
 
 
 def _added(xp, mask, shape, like, value: float):
-    """What a mask adds to scores (b,n,s,t)."""
+    """The summand of a mask for scores (b,n,s,t)."""
     if xp.shape(mask) not in (shape[:2], shape[:1]):
         raise IllTyped(f"a mask of shape {xp.shape(mask)} for data of shape {shape}")
     batch, keys = shape[:2]

@@ -1,4 +1,5 @@
-"""What quantizing and its way back move through, bit by bit, and what of both cancels.
+"""Laws that move quantizing and dequantizing through other operators, bit by bit, and cancel the
+two.
 
 A law stands here only if both sides have the same bits in single precision: elements that only
 move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. What
@@ -10,7 +11,7 @@ from op_specs.families import each
 from op_specs.quantize import quantize
 
 PARTS = 3
-"""So many parts of a split have laws."""
+"""The number of parts of a split up to which there are laws."""
 _ONE = "size(s) == 1 and size(z) == 1"
 _AXIS = "size(s) > 1 and rank(s) == 1"
 _UP = "value(s) > 0"

@@ -167,7 +167,7 @@ def vector(xp, p):
 
 
 def factors(xp, scales, y_scale):
-    """What sums of products are multiplied by."""
+    """The factors of sums of products."""
     return xp.div(scales, single(xp, one(xp, y_scale)))
 
 

@@ -79,7 +79,7 @@ Tap = tuple[list[int], list[Fraction]]
 
 
 def _taps(at: list[Fraction], n: int, mode: str, rounding: str, cubic: Fraction, inside: int) -> list[Tap]:
-    """What each position of the result is made of."""
+    """The taps of each position of the result."""
     if mode == "nearest":
         return [([min(max(ROUNDINGS[rounding](p), 0), n - 1)], [Fraction(1)]) for p in at]
     if mode == "linear":

@@ -1,4 +1,4 @@
-"""Sizes, and tensors that hang on sizes and positions only."""
+"""Sizes, and tensors that depend on sizes and positions only."""
 
 import math
 

@@ -4,7 +4,7 @@ have it.
 A row of the data is loaded once for all elements of the kernel's row: their products with it lie
 beside each other, each a few pixels further, and the sum of these is the convolution (the implicit
 GEMM of cuDNN, Chetlur et al. 2014, section 3, loads the data once for each). Of a transposed
-convolution the elements that a pixel of the result sees hang on the pixel (its phase): they are
+convolution the elements that a pixel of the result sees depend on the pixel (its phase): they are
 sums of other products of the same row.
 """
 
@@ -14,13 +14,13 @@ from op_specs.conv_transpose import conv_transpose
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering, natural_weights
+from taso_mirage.ir.mugraph import natural_weights
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Ints, op
 
 
-@op(lowering=Lowering.SHIFTED)
+@op()
 def shifted_conv(
     xp,
     x,

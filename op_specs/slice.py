@@ -7,7 +7,7 @@ from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
 from taso_mirage.operators.slicing import whole
 
 UNBOUNDED = 10**9
-"""What exporters write for "to the end" is this or more: no tensor that a model slices has so many
+"""The least number that exporters write for "to the end": no tensor that a model slices has so many
 positions along a free dim."""
 
 

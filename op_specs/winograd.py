@@ -14,7 +14,6 @@ from op_specs.arithmetic import add
 from op_specs.conv import check_bias
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Literal
 from taso_mirage.operators.ops import Ints, op
 
@@ -26,7 +25,7 @@ and 2 the error is less than a third (tests/test_convolutions.py); that the poin
 Barabasz et al., TOMS 2020."""
 
 
-@op(lowering=Lowering.WINOGRAD)
+@op()
 def winograd(
     xp, x, w, b=None, z=None, *, pads: Ints, group: int = 1, tile: Ints = (2, 2), block: Ints = (16, 1), relu: int = 0
 ):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from taso_mirage.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from taso_mirage.front import optimize
+    from taso_mirage.dispatch import optimize
     from taso_mirage.kernels.graph import new_graph
     from taso_mirage.kernels.packaging.register import register
     from taso_mirage.kernels.search import superoptimize
@@ -19,7 +19,7 @@ __all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "session", "
 _PLACES = {
     "RuleSet": "search.rulesets",
     "new_graph": "kernels.graph",
-    "optimize": "front",
+    "optimize": "dispatch",
     "register": "kernels.packaging.register",
     "rules": "search.rulesets",
     "session": "targets.packaging",
@@ -28,8 +28,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What a user calls from Python, imported when it is asked for: `--help` is to answer at
-    once."""
+    """Import a name of the Python API when it is first used, so that `--help` answers at once."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

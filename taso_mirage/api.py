@@ -1,4 +1,4 @@
-"""The front door: `taso_mirage.optimize`, which the command line calls too."""
+"""The Python API for ONNX models: `taso_mirage.optimize`, which the command line calls too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, from_memory, like, load
-from taso_mirage.onnx_io.outputs import check_outputs, same_file
+from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
@@ -60,9 +60,10 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first", "saturate" or
     "both"), shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays),
     budget and run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure,
-    scheduler, explain, report and certificate (paths), trust_kernels, fix_defaults, in_place,
-    may_grow (or a function that is told how much the file would grow, and answers), elsewhere
-    (whether the file may be opened where its kernels do not run, and is to be no slower there),
+    scheduler, explain, report, certificate and trace (paths), trust_kernels, fix_defaults,
+    in_place, may_grow (or a function that is told how much the file would grow, and answers),
+    elsewhere (whether the file may be opened where its kernels do not run, and is to be no slower
+    there),
     allow_rounding (a number of quantization steps, or a text with rules like "1:add.3"), and rules:
     a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
     rules one may stand without a list around it.
@@ -90,7 +91,7 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
 FILE = 0.04
-"""Of the budget, for the report, and for the certificate."""
+"""Share of the budget for the report, and for the certificate."""
 NO_KERNELS = (
     "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
 )
@@ -102,7 +103,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("shape", (), "texts like 'batch:8'"),
     ("inputs", (), "paths of .npz files, or mappings of arrays by input name"),
     ("rules", RuleSet | None, "a RuleSet, or paths of rule files"),
-    *((name, str | Path | None, "a path") for name in ("output", "report", "certificate")),
+    *((name, str | Path | None, "a path") for name in ("output", "report", "certificate", "trace")),
     *((name, bool, "True or False") for name in FLAGS),
     ("may_grow", bool | Callable, "True or False, or a function"),
     ("target", TARGET, "a text like 'cpu'"),
@@ -117,9 +118,9 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("command", Sequence, "a list of texts"),
     ("began", float | None, "a time of time.monotonic"),
 )
-"""What an option is, and how it is said."""
+"""The type of each option that is no list, and its name in an error."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
-"""What those are that stand in lists, or one of them without a list."""
+"""The types of the elements of list options; one element may also stand without a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ class Options:
     explain: bool = False
     report: str | Path | None = None
     certificate: str | Path | None = None
+    trace: str | Path | None = None
     trust_kernels: bool = False
     fix_defaults: bool = False
     in_place: bool = False
@@ -166,7 +168,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
             if not _is_number(value := getattr(self, name), least):
-                raise InvalidOption(f"{name}={_shown(value)}: it is a number of at least {least}")
+                raise InvalidOption(
+                    f"{name}={_shown(value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
+                )
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)
@@ -205,6 +209,7 @@ class Options:
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
             candidates=self.candidates,
+            trace=None if self.trace is None else Path(self.trace),
             elsewhere=self.elsewhere,
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
@@ -244,8 +249,8 @@ def _shown(value: Any) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """What is no list is a list of one; the letters of a text or the keys of a mapping are never
-    meant."""
+    """The argument as a list: a value that is no list is a list of one; the letters of a text or
+    the keys of a mapping are never meant."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
@@ -291,6 +296,8 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
         data_files(model),
         options.in_place,
     )
+    if options.trace is not None:
+        check_empty(Path(options.trace))
     with locked(*(each for each in (output, page, certified) if each is not None)):
         config, heard = options.config(model), (options.progress, options.stop)
         each_file = FILE * deadline.seconds if math.isfinite(deadline.seconds) else 0.0

@@ -36,14 +36,14 @@ from taso_mirage.version import __version__
 PAGE, DATA = "index.html", "index.json"
 MINUTES = 120
 """Seconds from which on minutes are said."""
-APART = {"output", "report", "certificate", "progress", "candidates", "stop", "command", "began"}
+APART = {"output", "report", "certificate", "trace", "progress", "candidates", "stop", "command", "began"}
 """Options that change nothing of a result, or that a folder has for each model."""
 
 ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]
 
 
 class ModelRow(TypedDict):
-    """What became of one model of a folder. Paths are from the folder, or from that of the
+    """The result of one model of a folder. Paths are from the folder, or from that of the
     results."""
 
     model: str
@@ -63,7 +63,7 @@ class ModelRow(TypedDict):
     error: str | None
     exit_code: int
     seconds: float
-    """That it took."""
+    """The seconds spent on the model."""
     options: str
     """The digest of the options and of the version."""
     read: dict[str, str]
@@ -125,7 +125,7 @@ class Folder:
         return asked
 
     def _look(self) -> None:
-        """What models there are, and what earlier runs did of them."""
+        """Find the models of the folder, and the results of earlier runs."""
         names = list(self._found())
         if not names:
             raise InvalidOption(f"{self.source} has no .onnx files; name a folder that has")
@@ -206,8 +206,8 @@ class Folder:
         return file_digests(self.source, files_of(self.source / name))
 
     def _readable(self, name: str) -> dict[str, str]:
-        """The same; of what is no model, or lacks files, its own file: the reader says what is
-        wrong."""
+        """The digests of a model's files; where it is no model, or lacks files, that of its own
+        file alone: the reader says what is wrong."""
         with suppress(InvalidModel, OSError, ValueError):
             return self._read(name)
         with suppress(OSError):
@@ -325,7 +325,7 @@ class Folder:
 
     @property
     def plan(self) -> str:
-        """What is left to do, and the time that it may take."""
+        """One line on the models that are left to do, and the time that they may take."""
         count, left = len(self.rows), len(self.waiting)
         said = f"{plural(count, 'model')}, {count - left} of them done before; {left} to do, "
         if math.isinf(self.budget):
@@ -335,13 +335,13 @@ class Folder:
         return f"{said}each in at most {self.budget:g} s (together {together})"
 
     def said(self) -> list[str]:
-        """What became of all, as lines."""
+        """The results of all models, as lines."""
         states = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         gained = f"{plural(len(self.rows), 'model')}: {states}; {self.gain:.3f} times as fast, as a geometric mean"
         return [gained, f"wrote {self.output / PAGE}"]
 
     def as_data(self) -> FolderReport:
-        """What `index.json` has."""
+        """The content of `index.json`."""
         return {
             "taso_mirage": __version__,
             "folder": str(self.source),
@@ -361,7 +361,7 @@ class Folder:
 
 
 def row_text(row: ModelRow) -> str:
-    """What became of a model, on one line."""
+    """The result of a model, on one line."""
     if row["state"] == "failed":
         return f"{row['model']}: failed: {row['error']}"
     gained = "" if row["ratio"] is None else f", {_shown(row)['ratio']} times as fast"
@@ -402,7 +402,7 @@ def _row(name: str, state: ModelState, options: str) -> ModelRow:
 
 
 def _said(known: Mapping[str, Any] | None, field: str) -> dict[str, str]:
-    """What an earlier row says of files, which is carried on until they are written anew."""
+    """The digests of files in an earlier row, which are kept until the files are written anew."""
     found = (known or {}).get(field)
     return dict(found) if isinstance(found, dict) else {}
 
@@ -428,7 +428,7 @@ def _beside(source: Path) -> Path:
 
 
 def _digest_of(options: Mapping[str, Any]) -> str:
-    """Of the version, the options, and the content of files that they name."""
+    """A digest of the version, the options, and the content of files that they name."""
     said = {
         name: [*map(_content, value)] if isinstance(value, list | tuple) else str(value)
         for name, value in options.items()

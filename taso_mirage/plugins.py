@@ -32,7 +32,7 @@ class Plugin:
         return f"the plug-in {self.name!r} of {self.package}"
 
     def load(self) -> Any:
-        """What it names: a module, or an object of one.
+        """Import the object that the entry point names: a module, or an object of one.
 
         Raises InvalidOption where that cannot be imported: it is a stranger's code, so with
         whatever it raises.
@@ -53,7 +53,7 @@ class Plugin:
         return Path(found)
 
     def files(self) -> list[Path]:
-        """Its Python files: of a module one, of a package all."""
+        """The Python files of the plug-in: one of a module, all of a package."""
         file = self._file()
         return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
@@ -67,7 +67,7 @@ class Plugin:
 
 @cache
 def plugins(group: str) -> tuple[Plugin, ...]:
-    """Those of a group that are installed and chosen, by name."""
+    """The installed and chosen plug-ins of a group, by name."""
     return tuple(sorted(_found(group), key=lambda each: (each.name, each.package)))
 
 

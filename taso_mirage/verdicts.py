@@ -1,5 +1,5 @@
-"""What the provers and checks give back: an answer, which is true, or a `Failure`, which is false
-and says why."""
+"""The answers of provers and checks: a value, which is true, or a `Failure`, which is false and
+says why."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any, TypeGuard
 
 
 class FailureKind(Enum):
-    """What a failure says about the two programs, or the equation, that were looked at."""
+    """The statement of a failure about the two programs, or the equation, that were compared."""
 
     NO_MATCH = "no match"
     """An equation does not apply there, or operands and types differ."""
     REFUTED = "refuted"
-    """They differ: in numbers, or in a finite field."""
+    """The two sides differ: in numbers, or in a finite field."""
     INACCURATE = "inaccurate"
-    """They are equal over the reals at most: on a machine one overflows or is too far off."""
+    """The two sides are equal over the reals at most: on a machine one overflows or is too far
+    off."""
     UNDECIDED = "undecided"
-    """What was tried shows nothing: each trial divides by zero, for example."""
+    """The trials show nothing: each divides by zero, for example."""
     UNPROVED = "unproved"
     """No proof was found."""
     EXCLUDED = "excluded"
-    """It is outside of what can be judged (a division of integers, say), or is not worth it."""
+    """The question is outside of the judge's domain (a division of integers, say), or is not worth
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from gluon_blocks import Block, Event
 
 FLYING = -1
-"""What a slot has while it is copied to."""
+"""The state of a slot while it is copied to."""
 
 
 class Wrong(Exception):

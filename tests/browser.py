@@ -21,7 +21,7 @@ needs_browser = pytest.mark.skipif(
 def chromium(
     path: Path, folder: Path, *options: str, size: tuple[int, int] = (1200, 1600)
 ) -> subprocess.CompletedProcess[str]:
-    """What it says of a page; `folder` is for its profile."""
+    """Run Chromium on a page; `folder` is for its profile."""
     assert CHROMIUM is not None, f"{NEEDED} asks for chromium or chrome, which is not on the path; install it"
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     alone = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]

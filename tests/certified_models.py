@@ -16,7 +16,7 @@ VARIANCE = RNG.uniform(0.5, 2, 4).astype(np.float32)
 
 
 def weights(**shapes: Sequence[int]) -> dict[str, np.ndarray]:
-    """The same numbers at every call."""
+    """Random arrays that are equal at every call."""
     rng = np.random.default_rng(0)
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -386,5 +386,5 @@ KINDS: tuple[Callable[[], dict[str, onnx.ModelProto]], ...] = (
 
 
 def models() -> dict[str, onnx.ModelProto]:
-    """All of them, by name."""
+    """All models, by name."""
     return {name: made for kind in KINDS for name, made in kind().items()}

@@ -55,7 +55,7 @@ def one_line(done: Done) -> str:
 
 
 def result_of(done: Done) -> dict[str, Any]:
-    """What `optimize --json` says of the result."""
+    """The result line of `optimize --json`."""
     (found,) = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "result")
     result: dict[str, Any] = found
     return result

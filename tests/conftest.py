@@ -1,4 +1,4 @@
-"""What all tests share: a cost cache of their own, so that no test reads or fills the user's, and
+"""Fixtures of all tests: a cost cache of their own, so that no test reads or fills the user's, and
 models built once."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sampling import pytest_collection_modifyitems, pytest_terminal_summary  # noqa: F401
 
 if TYPE_CHECKING:
     import onnx
@@ -31,8 +32,8 @@ sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: the garbage collector, a tenth of the time, need not
-    look at it again and again."""
+    """Exempt imported and collected objects from garbage collection, which would take a tenth of
+    the time to visit them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -24,7 +24,7 @@ CLASSES, BEST = 32, 5
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """Of a convolutional model: images at once, channels, lines and columns, blocks."""
+    """The sizes of a convolutional model: images at once, channels, lines and columns, blocks."""
 
     batch: int = 2
     channels: int = 16
@@ -34,7 +34,7 @@ class ImageSizes:
 
 @dataclass
 class Convolutional:
-    """Its model, the terms of each block by their names, and new weights."""
+    """A convolutional model, the terms of each block by their names, and new weights."""
 
     sizes: ImageSizes
     weights: dict[str, StoredWeight] = field(default_factory=dict)

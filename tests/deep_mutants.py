@@ -24,7 +24,7 @@ MASKED = -1e4
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer: images or texts at once, tokens, heads, numbers of a head."""
+    """The sizes of a transformer: images or texts at once, tokens, heads, numbers of a head."""
 
     batch: int = 2
     tokens: int = 24
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass
 class Transformer:
-    """Its model, and each layer's terms by their names."""
+    """A transformer, and each layer's terms by their names."""
 
     sizes: Sizes
     weights: dict[str, StoredWeight] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def _remembered(read: Callable[..., Any]) -> Any:
 
 
 def _composite_operators() -> Any:
-    """Those that are made of others, by what is registered: a test may register more."""
+    """The operators that are made of others, by the registrations: a test may register more."""
     import torch
 
     return _collected(*torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators
+from taso_mirage.kernels.form import GPU_GOALS
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, with_epilogue
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
 
 
 def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[str, Any]) -> tuple[Node, Graph]:
@@ -27,4 +30,9 @@ def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[st
             out = term("mul" if name == "scale" else "add", out, leaves[-1])
     out = term("mish", out) if "mish" in follows else out
     node = term(op, *operands, body=Graph(tuple(leaves), (out,)), **how)
-    return node, Graph(tuple(operands), (*in_operators([node]),))
+    return node, Graph(tuple(operands), (with_epilogue(node),))
+
+
+def with_convolutions(model: Model) -> ConvolvedModel:
+    """A model with its convolutions as terms of the forms for GPUs."""
+    return with_terms(model, GPU_GOALS.terms)

@@ -1,5 +1,5 @@
-"""What the tests of kernels inside models share: a model with two kinds of regions, and clocks that
-say what a test wants."""
+"""Common parts of the tests of kernels inside models: a model with two kinds of regions, and clocks
+that return given times."""
 
 from __future__ import annotations
 

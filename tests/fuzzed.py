@@ -8,8 +8,8 @@ from typing import Any
 
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed
-from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import typings, verdicts
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed
 

@@ -24,9 +24,9 @@ MOVES = re.compile(r"(mov|shfl\.sync\.down)\.b32 \$(\d), \$(\d)(?:, (\d+), 31, -
 WARP = 32
 """Positions that a warp has, four of them in the registers of a thread."""
 Event = tuple[Any, ...]
-"""What a group does: ("wait", barrier, parity), ("arrive", barrier), ("expect", barrier), ("copy",
-barrier, memory, slot), ("begin", memory, slot) and ("end", memory, slot) of a read, ("write",
-memory, slot), ("sync", number) and ("pass", number) of a named barrier."""
+"""The actions of a group: ("wait", barrier, parity), ("arrive", barrier), ("expect", barrier),
+("copy", barrier, memory, slot), ("begin", memory, slot) and ("end", memory, slot) of a read,
+("write", memory, slot), ("sync", number) and ("pass", number) of a named barrier."""
 
 
 class Hang(Exception):
@@ -361,7 +361,7 @@ class Block:
 
 
 NAMES = "q k v scales q_full k_full v_full s_full k_free v_free".split()
-"""Of what a kernel allocates, in its order."""
+"""The names of a kernel's allocations, in its order."""
 
 
 def _layout(*_: Any) -> None:

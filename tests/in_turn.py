@@ -32,7 +32,8 @@ for name in sys.argv[2:]:
 
 
 class Exchanges:
-    """Of the runs so far; in this one the exchanges number `run` of all clusters are noted."""
+    """The exchanges of the runs so far; in this one the exchanges number `run` of all clusters are
+    noted."""
 
     def __init__(self) -> None:
         self.given: dict[Any, dict[int, Any]] = {}

@@ -87,8 +87,9 @@ def _serve() -> None:
 
 
 def _hasten(of_triton: ModuleType) -> None:
-    """What takes half of its time is left out: no index or sum of a few numbers overflows, and what
-    a function of a program sees was replaced when the program began."""
+    """Remove the checks that take half of the interpreter's time: no index or sum of a few numbers
+    overflows, and the names that a function of a program reads were replaced when the program
+    began."""
     object.__setattr__(of_triton.interpreter_builder.options, "sanitize_overflow", False)
     seen: set[str] = set()
     whole, dtype_of = of_triton.GridExecutor.__call__, cache(of_triton._get_np_dtype)

@@ -19,7 +19,7 @@ from taso_mirage.system.files import write_file
 
 
 class Pressed(BaseException):
-    """As what Ctrl-C raises: at any moment."""
+    """An interrupt at any moment, as Ctrl-C raises it."""
 
 
 def interrupted(call: Callable[[], None], line: int) -> bool:

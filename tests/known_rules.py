@@ -25,7 +25,7 @@ SPLIT = "item(split({}, axis=1, split=(dim(v, 0), dim(w, 0))), index={})"
 
 
 def _both(term: str) -> str:
-    """Both parts of a term that is cut along the channels."""
+    """The two parts of a term that is cut along the channels."""
     return f"({SPLIT.format(term, 0)}, {SPLIT.format(term, 1)})"
 
 

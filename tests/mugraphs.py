@@ -18,7 +18,7 @@ from taso_mirage.operators.ops import term
 
 Pair: TypeAlias = tuple[Graph, Graph]
 Operand: TypeAlias = tuple[Node, _Ints, int]
-"""What a kernel reads, its imap and its fmap."""
+"""An operand of a kernel, its imap and its fmap."""
 
 
 def leaf(name: str, dtype: str, *shape: int) -> Node:
@@ -393,4 +393,4 @@ CLUSTERS: dict[str, Callable[[], Pair]] = {
     "long_rows": long_rows,
     "spread_cluster": spread_cluster,
 }
-"""What blocks of a cluster combine."""
+"""MuGraphs whose blocks combine values in a cluster."""

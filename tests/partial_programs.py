@@ -186,7 +186,7 @@ def _other_border(node: Node) -> list[Node]:
 
 
 def _other_place(node: Node) -> list[Node]:
-    """What was padded before comes after."""
+    """Mutants that exchange the padding before and after."""
     a, b, c, d = (node.attr("pads")[k] for k in (2, 3, 6, 7))
     return [changed(node, pads=(0, 0, c, b, 0, 0, a, d)), changed(node, value=1.0 - node.attr("value"))]
 

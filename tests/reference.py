@@ -15,7 +15,7 @@ Array = Any
 
 
 def reproduce(record: Mapping[str, Any]) -> tuple[float, float]:
-    """Both sides of a counterexample's record, run on its inputs, at its output and element."""
+    """The two sides of a counterexample's record, run on its inputs, at its output and element."""
     inputs = record["inputs"]
     index = tuple(record["index"])
     left, right = (run(record[side], inputs)[record["output"]] for side in ("lhs", "rhs"))

@@ -64,7 +64,7 @@ SIMILAR = {
 """Operators that take the same operands and attributes, and compute something else."""
 
 Made = tuple[Graph, Graph, str | None, tuple[tuple[str, Tensor], ...]]
-"""Both sides, the guard and the typing of a mutant."""
+"""The two sides, the guard and the typing of a mutant."""
 Site = tuple[str, Callable[[], Made]]
 
 
@@ -86,7 +86,7 @@ def _typed(law: Equation) -> Rule | None:
 
 
 def mutants(seed: int = 0, count: int = 2000) -> Iterator[tuple[Rule, str]]:
-    """That many different mutants, each with what was changed; the same ones for the same seed."""
+    """`count` different mutants, each with its change; a seed always gives the same ones."""
     places = [(rule, site) for rule in originals() for site in sites(rule)]
     Random(seed).shuffle(places)
     seen = {show_equation(rule.equation) for rule in originals()}
@@ -235,7 +235,7 @@ def _with(node: Node, k: int, operand: Node) -> Node:
 
 
 def _other_values(key: str, value: Any) -> Sequence[Any]:
-    """Other values of an attribute: an axis moved, a permutation changed, a number changed, parts
+    """Wrong values of an attribute: an axis moved, a permutation changed, a number changed, parts
     of a vector exchanged."""
     if isinstance(value, Expr):
         return _other_expressions(key, value.source)

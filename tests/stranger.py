@@ -56,7 +56,7 @@ ILLEGAL = (
     *(TasoMirageError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError),
     *(RecursionError, MemoryError),
 )
-"""What building or running raises where a draw is no typing."""
+"""Errors of building or running a draw that is no typing."""
 FLOATS = ("float32", "float16", "float64", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 ELEMENTS = 200
@@ -179,7 +179,7 @@ def examine(
 
 
 def hash_of(text: str) -> int:
-    """The same number in every run."""
+    """A hash that is equal in every run."""
     import zlib
 
     return zlib.crc32(text.encode())
@@ -226,8 +226,8 @@ def _allowed(node: Node) -> bool:
 
 
 def _fits(node: Node, dtypes: Sequence[str]) -> bool:
-    """What schemas do not say: scalar bounds, remainders of floats, windows that are all padding,
-    attributes of integers."""
+    """Whether a term keeps conditions that schemas do not state: scalar bounds, remainders of
+    floats, windows that are all padding, attributes of integers."""
     attrs = dict(node.attrs)
     if node.op in ("softmax", "log_softmax", "layer_norm", "rms_norm", "lp_norm"):
         return -node.args[0].tensor.rank <= attrs["axis"] < node.args[0].tensor.rank
@@ -441,8 +441,8 @@ class _Drawing:
     def _right(
         self, lhs: tuple[Node, ...], terms: list[Node], names: Mapping[str, Any], strict: bool
     ) -> tuple[tuple[Node, ...], Mapping[str, Any]] | None:
-        """What `apply_equation` builds for a match of these very outputs, and what the names stand
-        for in it."""
+        """The terms that `apply_equation` builds for a match of these very outputs, and the values
+        of the names in it."""
         try:
             each = itertools.islice(matches(self.equation, lhs[0], users(terms)), 20)
             found = next((m for m in each if m.outputs == lhs), None)
@@ -465,7 +465,7 @@ class _Drawing:
         return (built, names) if all(a.type == b.type for a, b in zip(lhs, built, strict=True)) else None
 
     def _varied(self, seed: Seed) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Array]]:
-        """Other sizes, shapes and dtypes than the seed's."""
+        """Random sizes, shapes and dtypes other than the seed's."""
         rng = self.rng
         letters = sorted({s for _, shape in seed.types.values() for d in shape for s in symbols(d)} | _letters(seed))
         choices = rng.choice(((1, 2, 3, 4, 5, 6), (1, 2, 3), (2, 3), (1, 2)))
@@ -645,7 +645,7 @@ def conjuncts(source: str) -> tuple[ast.expr, ...]:
 
 
 def _sides(tree: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
-    """What equals what: (a, b, whether b lists alternatives)."""
+    """The equalities of an expression: (a, b, whether b lists alternatives)."""
     if isinstance(tree, ast.BoolOp):  # an alternative of an `or`
         yield from _sides(tree.values[0])
     if not isinstance(tree, ast.Compare):
@@ -787,7 +787,7 @@ def _higher(shapes: Shapes, rng: Random) -> None:
 
 
 def _change(shapes: Shapes, rng: Random) -> None:
-    """Another size in one place, rather one that is there."""
+    """Change a size in one place, preferably to one that occurs."""
     shape = shapes[rng.choice(list(shapes))]
     there = [n for s in shapes.values() for n in s] + [1, 2, 3, 4, 5, 6]
     if shape:
@@ -809,7 +809,7 @@ def _tail(shapes: Shapes, rng: Random) -> None:
 
 
 def _move(shapes: Shapes, rng: Random) -> None:
-    """What one operand loses along an axis another one gains: a sum of sizes stays as it is."""
+    """Move a size along an axis from one operand to another: the sum of sizes stays as it is."""
     name = rng.choice(list(shapes))
     first = shapes[name]
     others = [shape for n, shape in shapes.items() if n != name and len(shape) == len(first) > 0]

@@ -36,7 +36,7 @@ def counted(made: Model) -> Counter[str]:
 
 
 def test_attention_is_three_products_and_what_is_left() -> None:
-    """Of two layers, one on the other, with a mask and without."""
+    """A model of two layers, one on the other, with a mask and without."""
     first = attention(x("x", 1, 5, WIDTH), "1", x("m", 1, 1, 5, 5))
     whole = model(attention(term("tanh", first), "2"))
     made = decomposed(whole, {})
@@ -66,7 +66,7 @@ def test_what_has_no_kernels_stays_as_it_is() -> None:
 
 
 def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried is compared with the model as it was, not with the one that is taken apart."""
+    """A trial is compared with the model as it was, not with the decomposed one."""
     whole = model(attention(x("x", 1, 8, WIDTH), ""))
     result = optimize_model(whole, Config(budget=0.0, seconds=0.0, measure=False))
     seen: list[Counter[str]] = []

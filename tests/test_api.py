@@ -142,7 +142,7 @@ def test_an_option_that_is_not_known_is_an_error() -> None:
 
 
 def test_weights_in_files_need_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in the current folder is not read because a name says so."""
+    """A file in the current folder is not read because a name says so."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
     with pytest.raises(InvalidModel, match="give the model's path"):
@@ -238,8 +238,8 @@ def test_the_front_door_has_every_option_documented() -> None:
 
 
 def test_nothing_of_a_model_outlives_its_run() -> None:
-    """What a search knows of a model is megabytes: kept from run to run it fills the memory of a
-    process that has many models."""
+    """A search keeps megabytes of facts about a model: kept from run to run they would fill the
+    memory of a process that has many models."""
 
     def kept() -> int:
         gc.collect()

@@ -27,17 +27,15 @@ from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent
 LONG = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "light_inception_v2")
-"""Their float64 reference takes long: weights are large, or images.
-
-The last two are built small from torch, too.
-"""
+"""Models whose float64 reference takes long: weights are large, or images. The last two are built
+small from torch, too."""
 ALIKE = (
     *("resnet50", "resnext50", "nasnet_a", "light_densenet121", "light_inception_v1", "light_squeezenet"),
     *("vit", "llama", "llama_lora"),
     *("inception_v3", "bert", "mini_transformer", "mobilenet_v2"),
 )
-"""Of the kinds of ResNet-18 and -3D, of ShuffleNet, which has groups too, and Llama with a cache.
-What becomes of Inception v3 is judged in test_report.py, and of BERT below, at any size."""
+"""Models of the kinds of ResNet-18 and -3D, of ShuffleNet, which has groups too, and Llama with a
+cache. Inception v3 is judged in test_report.py, and BERT below, at any size."""
 SLOW = (*LONG, *ALIKE)
 
 Small = Callable[..., onnx.ModelProto]
@@ -48,7 +46,7 @@ def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
 
 
 def verified(proto: onnx.ModelProto, result: Result) -> Session:
-    """What a model became is judged; a session on it."""
+    """Judge an optimized model, and open a session on it."""
     assert result.failure is None, result.notes
     assert all(d.passed for d in result.differences)
     assert result.differences or (not result.changed and result.model.graph == from_ir(from_proto(proto)).graph)

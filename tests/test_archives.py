@@ -145,7 +145,7 @@ def test_a_damaged_cache_is_one_line(tmp_path: Path, method: int) -> None:
 
 
 def test_archives_of_seeds(tmp_path: Path) -> None:
-    """Whatever is done to one, it is read, or refused with one reason."""
+    """A damaged archive is read, or refused with one reason."""
     said = []
     for seed in range(300):
         (tmp_path / "a.npz").write_bytes(damaged(seed))

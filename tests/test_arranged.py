@@ -112,7 +112,7 @@ def test_weights_whose_sums_are_not_innermost_are_turned() -> None:
 
 
 def test_what_is_multiplied_as_floats_is_not_turned() -> None:
-    """Its numbers go through registers in any case."""
+    """The weight's numbers go through registers in any case."""
     x, w = variable("x", Tensor("float16", (16, K))), variable("w", Tensor("int8", (K, N)))
     s = variable("s", Tensor("float16", (N,)))
     product = Graph((x, w, s), (term("matmul", x, term("dequantize", w, s, dtype="float16", axis=1)),))
@@ -139,7 +139,7 @@ def test_weights_of_single_precision_are_turned_for_many_rows(
 
 
 def test_a_form_is_proved_and_another_order_is_not() -> None:
-    """Of square weights, of which the types say nothing."""
+    """The weights are square, so that the types say nothing."""
     graph = layer_goal("int8", n=K)
     x, w, *others = graph.inputs
     made = arranged(graph, [x, weight("w", w.tensor), *others])
@@ -234,7 +234,7 @@ def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Res
 
 
 def test_the_model_gives_the_same_bits_where_no_kernel_runs(layer: tuple[Result, Result], tmp_path: Path) -> None:
-    """There the runtime computes the transposes ahead, so that none is left in what runs."""
+    """The runtime computes the transposes ahead, so that none is left in the optimized graph."""
     result, found = layer
     content = serialize(found.model)
     onnx.checker.check_model(content)
@@ -347,7 +347,7 @@ def layer_goal(left: str = "uint8", rows: int = 16, k: int = K, n: int = N) -> G
 
 
 def arranged_goal(graph: Graph) -> Graph:
-    """The same over arranged weights."""
+    """The goal over arranged weights."""
     made = arranged(graph, [weight("w", x.tensor) if x.attr("name") == "w" else x for x in graph.inputs])
     assert made is not None
     assert _proved(graph, made)
@@ -417,7 +417,7 @@ def looped(ptx: str) -> str:
     ],
 )
 def test_no_tile_is_turned_in_registers(left: str, rows: int) -> None:
-    """What multiplies reads both operands from shared memory as they are."""
+    """The tensor cores read both operands from shared memory as they are."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     goal = layer_goal(left, rows, 4096, 4096)
     ptx = {}

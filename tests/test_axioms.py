@@ -1,5 +1,5 @@
-"""What proofs know of scalar functions: every axiom in numbers, what follows from them, and
-lookalikes that must not."""
+"""The axioms about scalar functions: every axiom in numbers, consequences of them, and lookalikes
+that must not be proved."""
 
 from __future__ import annotations
 

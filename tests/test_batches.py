@@ -196,7 +196,8 @@ def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], s
 
 
 def mixed(y: Node, over: str | None) -> Node:
-    """A term whose samples hang on each other by a fold over the leading dim, where it is free."""
+    """A term whose samples depend on each other by a fold over the leading dim, where it is
+    free."""
     if over is None or not y.shape or isinstance(y.shape[0], int):
         return y
     return term("softmax", y, axis=0) if over == "softmax" else term("sub", y, term(over, y, axes=(0,), keepdims=1))

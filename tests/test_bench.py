@@ -36,14 +36,16 @@ def peers() -> ModuleType:
     return script("peers")
 
 
+@pytest.mark.lint
 def test_readme_tables_are_generated_from_the_results() -> None:
     done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, "run `python bench/tables.py`"
 
 
+@pytest.mark.lint
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
-    """What `generate --ops 4` wrote when it was measured is what is shipped, or that with guards
-    which were written since, as its row says."""
+    """The shipped library is the one of the measured `generate --ops 4`, or the one with guards
+    that were written since, as its row says."""
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
     known = [said.get("sha256") for row in rows for said in (row, row.get("guarded", {}))]
     assert script("generate").digest(ROOT / "substitutions") in known

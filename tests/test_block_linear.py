@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -33,7 +33,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import checked, fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Failure
@@ -52,7 +52,7 @@ CASES = (
     ((1, 64), 16, 4, 32, "floating, level 4"),
 )
 BLOCKS = ((16, 8, 1), (64, 2, 2), (32, 6, 1), (48, 9, 3))
-"""Of few rows and of many."""
+"""Blocks of few rows and of many."""
 
 
 def bytes_(name: str, *shape: int) -> Node:
@@ -250,7 +250,7 @@ def regions(*outputs: Node, **sizes: int) -> list[list[str]]:
 
 
 def test_products_of_one_x_are_one_kernel() -> None:
-    """Also where they have other columns, zeros, or something added."""
+    """The products may have other columns, zeros, or a summand."""
     data, z = x("x", 2, 512), x("z", 2, 640)
     one, two = product(2, 512, 512, data=data), product(2, 512, 640, data=data, zeros="uint8")
     whole = (one, term("add", two, z), product(2, 512, 1024, data=data, bias=w("b", 1024)))
@@ -262,7 +262,7 @@ def test_products_of_one_x_are_one_kernel() -> None:
     )
     plain = model(*whole)
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = prepared(graph, spot.inputs)
+    made = CPU_GOALS.prepared(graph, spot.inputs)
     assert made is not None
     found = made.mugraphs(graph, CPU_DEVICE)
     kernels = [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(found[i].graph)) for i in (0, -1)]
@@ -299,13 +299,13 @@ KINDS = [
 def test_a_model_runs_its_product_with_the_library_and_without(
     rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is at least as near to the definition in float64 as the runtime's own."""
+    """The kernel is at least as near to the definition in float64 as the runtime's own."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(product(rows, 300, 71, level=level, zeros=zeros))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = prepared(graph, spot.inputs)
+    made = CPU_GOALS.prepared(graph, spot.inputs)
     assert made is not None
-    assert prepared(graph, graph.inputs) is None, "weights of the run"
+    assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
     with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
     given = {"x": np.random.default_rng(1).normal(size=(rows, 300)).astype(np.float32)}
@@ -319,14 +319,14 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     assert ours <= max(own, 2e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("share", [stage.SHARE, 1e-6])
+@pytest.mark.parametrize("share", [checked.SHARE, 1e-6])
 def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a model of level 4: 15 bits are less than a 32nd of the runtime's error, and more than a
     millionth."""
     quick(monkeypatch)
-    monkeypatch.setattr(stage, "SHARE", share)
+    monkeypatch.setattr(checked, "SHARE", share)
     plain = model(term("tanh", product(2, 512, 512, level=4)))
     result = fused(
         optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search"

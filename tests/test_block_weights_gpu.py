@@ -97,9 +97,9 @@ CASES = {
     "float_zeros": (1, 4, 128, "float", 1024, 16),
 }
 OF_BLOCKS = {"whole_blocks", "whole_blocks_zeros", "whole_blocks_bytes", "long_blocks"}
-"""Those of which all blocks of a group are multiplied with each other (`gpu/block_products.py`)."""
+"""Cases in which all blocks of a group are multiplied with each other (`gpu/block_products.py`)."""
 LEFT = "left = tl.reshape("
-"""What such a program has."""
+"""The text of such a program."""
 FEW = 80
 """Candidates among which there is such a program, if there is any."""
 
@@ -236,7 +236,7 @@ WRONG = {each.__name__: each for each in (swapped, next_zero, turned_scales, nei
 
 
 def small() -> Graph:
-    """As many columns as blocks, so that scales may lie along either axis."""
+    """A goal with as many columns as blocks, so that scales may lie along either axis."""
     return goal(2, 4, 4, "float", 16, 4)
 
 
@@ -272,7 +272,7 @@ def test_bytes_are_any_in_the_field() -> None:
 
 
 def test_integers_are_not_computed_with() -> None:
-    """They wrap, which floats do not."""
+    """Integers wrap, which floats do not."""
     x, y = variable("x", Tensor("uint8", (4, 8))), variable("y", Tensor("uint8", (4, 8)))
     with pytest.raises(Unsupported, match="arithmetic of uint8"):
         label(Graph((x, y), (term("cast", term("add", x, y), to="float16"),)))
@@ -314,7 +314,7 @@ def gated_mlp(zeros: bool = True) -> Model:
 
 
 def test_a_gated_mlp_is_one_region_on_a_gpu() -> None:
-    """Its products count as those with weights that are one operand."""
+    """The products of a gated MLP count as those with weights that are one operand."""
     found = [set(names) for sites in fragments(gated_mlp(), NONE, lanes=4).values() for names in [sites[0].names]]
     assert {"gate", "up", "silu", "gated", "down", "residual"} <= max(found, key=len)
 

@@ -37,7 +37,8 @@ def conv(x: Node, w: Node, stride: int = 1, pad: int = 1, dilation: int = 1, gro
 
 
 def support(output: Node, values: dict[Node, Any], of: Node) -> np.ndarray:
-    """Which elements of one operand each element of the output hangs on: (outputs, elements)."""
+    """The elements of one operand on which each element of the output depends: (outputs,
+    elements)."""
     shape = values[of].shape
     rows = []
     base = interpret([output], EXACT, {**values, of: EXACT.load(np.zeros(shape))})[output]
@@ -78,8 +79,8 @@ def assert_boxes(output: Node, values: dict[Node, Any]) -> int:
 
 @pytest.mark.parametrize(("op", "i"), [use for use in uses() if use.values[0].name != "winograd"])
 def test_every_operator(op: Op, i: int) -> None:
-    """All but winograd, which no model has: its sums cancel what a result does not hang on, but for
-    rounding."""
+    """All but winograd, which no model has: its sums cancel what a result does not depend on, but
+    for rounding."""
     use = build(op, i)
     for output in use.outputs:
         try:
@@ -107,7 +108,7 @@ REFUSED |= {"dequantize", "matmul_integer_to_float", "qgemm"}  # scales of few n
 
 
 def test_what_is_refused_though_it_is_multilinear() -> None:
-    """Of the operators whose degree is at most 1 in each operand, only these end a region; so no
+    """Among the operators whose degree is at most 1 in each operand, only these end a region; so no
     example above is skipped unseen."""
     refused, taken = set(), set()
     for op, i in (use.values for use in uses()):

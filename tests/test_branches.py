@@ -1,4 +1,5 @@
-"""Which branch of an If stands in its place: the only one with which the rest of the model runs."""
+"""The choice of an If's branch that replaces it: the only one with which the rest of the model
+runs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def parse(body: str, **weights: np.ndarray) -> onnx.ModelProto:
 
 
 def exported(after: str) -> onnx.ModelProto:
-    """As torch writes `x.squeeze(-1)` of a size that it does not know, and what follows."""
+    """A model as torch writes `x.squeeze(-1)` for a size that it does not know, with given nodes
+    after it."""
     return parse(
         f"""
         squeezed (float[b, 4, t] x) => (float[] y) <int64[1] last = {{-1}}, int64[1] one = {{1}}, int64[1] first = {{0}}> {{
@@ -80,7 +82,7 @@ def test_other_branches_stay(after: str) -> None:
 
 
 def test_a_decided_branch_decides_those_behind_it() -> None:
-    """What follows on the first has a rank, so that a question for it is a constant."""
+    """The value after the first branch has a rank, so that a question for it is a constant."""
     proto = exported("""
         q = Shape (s)
         rank = Size (q)

@@ -25,6 +25,7 @@ def test_a_promised_browser_is_not_skipped(tmp_path: Path, promised: str, ended:
     assert ("install it" in done.stdout) == (promised == "1")
 
 
+@pytest.mark.lint
 def test_ci_installs_a_browser_and_promises_it() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert f"export {NEEDED}=1" in script

@@ -59,7 +59,7 @@ def test_what_began_too_long_ago_is_kept_and_nothing_is_loaded(monkeypatch: pyte
 
 
 def test_a_load_that_would_not_end_in_time_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes about as long as the file took to read."""
+    """A load takes about as long as reading the file took."""
     deadline = Deadline(10.0, Clock())
     monkeypatch.setattr(runtime, "original", lambda *_: pytest.fail("a session was opened"))
     result = optimize_model(twice(), Config(budget=10.0), deadline=deadline, reading=deadline.last() / 2 + 0.1)
@@ -121,7 +121,7 @@ def test_a_stage_that_would_not_end_in_time_does_not_begin() -> None:
 
 
 def test_once_the_time_is_over_no_stage_of_the_search_begins() -> None:
-    """Neither what is read for it; nor is a kind of region looked for."""
+    """No rules are read for the search, and no kind of region is looked for."""
     job = staged_job(5.0, 20_000)
     job.deadline.clock.now = 5.0  # type: ignore[attr-defined]
     for stage in stages.SEARCH:
@@ -134,7 +134,7 @@ def test_once_the_time_is_over_no_stage_of_the_search_begins() -> None:
 
 
 def replace_last(job: Job) -> Job:
-    """The same job, a moment before all is given up."""
+    """The job a moment before the last end."""
     job.deadline.clock.now += job.deadline.last() - 0.1  # type: ignore[attr-defined]
     return job
 

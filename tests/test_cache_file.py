@@ -171,7 +171,7 @@ def test_a_database_of_somebody_else_stays(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_runs_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps its compiled files, and what it measures later is kept, too."""
+    """A running optimizer keeps its compiled files, and its later measurements are kept, too."""
     of_this_user(tmp_path)
     code = (
         "from taso_mirage.system.builds import private_folder; private_folder('runtime'); print(1, flush=True); input()"

@@ -156,7 +156,7 @@ def test_what_killed_builds_left_is_removed_after_a_day(tmp_path: Path) -> None:
 
 
 def test_a_build_outlasts_a_jump_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process builds meanwhile, for which this build's folder is days old."""
+    """Another process builds at the same time, for which this build's folder is days old."""
 
     def slow(place: Path) -> Path:
         monkeypatch.setattr(builds.time, "time", lambda: os.stat(place).st_mtime + 3 * builds.DAY)

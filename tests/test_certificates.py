@@ -42,7 +42,7 @@ from taso_mirage.search.rulesets import rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 SIZES = {"g": (8,), "m": (8, 8)}
-"""Of two weights."""
+"""The sizes of two weights."""
 Case = tuple[Model, Model, dict[str, Any]]
 
 
@@ -126,7 +126,8 @@ QUICK = (
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in models()])
 def test_every_kind_of_node_is_followed(name: str, tmp_path: Path) -> None:
-    """What a file says and leaves out is read twice, once before the certificate is written."""
+    """Facts that a file states and leaves out are read twice, once before the certificate is
+    written."""
     original, output, steps = (tmp_path / each for each in ("model.onnx", "faster.onnx", "steps.json"))
     onnx.save(models()[name], original)
     given = {"x": np.array([list("abcd")] * 4, object)} if name == "type strings" else None
@@ -389,7 +390,7 @@ def test_weights_in_another_file_count_by_their_bytes(layer: Path, tmp_path: Pat
 
 
 def changed_file(name: str, folder: Path, change: Callable[[ModelProto], Any]) -> str:
-    """What `verify` says where the optimized model was changed."""
+    """The answer of `verify` where the optimized model was changed."""
     onnx.save(models()[name], folder / "model.onnx")
     found = made(folder / "model.onnx", folder)
     (folder / "steps.json").write_text(json.dumps(found[2]))
@@ -531,7 +532,8 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_what_is_equal_for_real_numbers_alone_is_seen_in_the_runtime(name: str, tmp_path: Path) -> None:
-    """Both equalities hold wherever their sides are numbers, so the checker accepts them."""
+    """The sides of both equalities are equal wherever they are numbers, so the checker accepts
+    them."""
     paths = [tmp_path / each for each in ("model.onnx", "other.onnx", "steps.json")]
     for path, output in zip(paths, (X, FORGED[name]), strict=False):
         save(standalone(Graph((X,), (term("abs", output),)), {"": 18}), path)

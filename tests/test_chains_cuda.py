@@ -1,6 +1,6 @@
-"""What follows a convolution or a product of many rows, on CUDA: chains, folds and norms of tensors
-of millions of elements are regions, with kernels of many blocks and wide loads for any number of
-samples. Without a GPU: the search and Triton's compiler are real."""
+"""Operators after a convolution or a product of many rows, on CUDA: chains, folds and norms of
+tensors of millions of elements are regions, with kernels of many blocks and wide loads for any
+number of samples. Without a GPU: the search and Triton's compiler are real."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_the_least_is_computed_as_the_largest_of_what_is_negated() -> None:
 
 
 def test_dims_that_are_folded_together_have_one_order() -> None:
-    """Of a mean over three dims there are three partial sums, from the innermost dim on, not six;
-    all else is there, in every order that a loop may have."""
+    """A mean over three dims has three partial sums, from the innermost dim on, not six; everything
+    else is there, in every order that a loop may have."""
     given = variable("x", Tensor("float32", (4, 3, 5, 7, 2)))
     mean = term("reduce_mean", term("tanh", given), axes=(2, 3, 4), keepdims=0)
     goal = label(Graph((given,), (mean,)))

@@ -1,5 +1,5 @@
-"""What the checker reads an operator as is what ONNX Runtime computes, at the operators' own uses
-and at random typings of the rules."""
+"""The checker's reading of an operator agrees with ONNX Runtime, at the operators' own uses and at
+random typings of the rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOT_HERE = {
 
 
 def run_of(graph: Graph, values: dict[Node, Any], versions: dict[str, int]) -> list[Any]:
-    """What ONNX Runtime computes without rewriting the graph."""
+    """The outputs of ONNX Runtime without rewriting the graph."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -103,7 +103,7 @@ UNKNOWN = {
 
 
 def graphs(wanted: int, seed: int) -> Iterator[Graph]:
-    """Both sides of rules and laws at random typings."""
+    """The sides of rules and laws at random typings."""
     rules = [*library.load_rules(), *law_rules()]
     Random(seed).shuffle(rules)
     for rule in rules:

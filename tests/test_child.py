@@ -92,7 +92,7 @@ def own() -> Iterator[Child]:
 
 
 def test_a_number_of_an_ended_process_is_of_nothing_in_the_next() -> None:
-    """Another thread's call may end the process between a weight's way there and its use: then no
+    """A call of another thread may end the process between sending a weight and using it: then no
     other weight has its number, and the call says why it fails."""
     there = Child()
     first = there.call(native.keep_weight, np.zeros(4, np.float32))

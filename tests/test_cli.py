@@ -263,8 +263,8 @@ def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path
     ],
 )
 def test_an_interrupt_that_comes_too_late_changes_nothing(end: str, code: int, said: str, tmp_path: Path) -> None:
-    """It was postponed to the end of an import, and the program ends before: threads are waited
-    for, errors said in one line."""
+    """The interrupt was postponed to the end of an import, and the program ends before: threads are
+    waited for, errors said in one line."""
     (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
     slow = (
         f"sys.path.append({str(tmp_path)!r})\n"

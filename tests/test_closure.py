@@ -209,7 +209,7 @@ def test_every_goal_closes_and_every_edge_is_right(name: str) -> None:
 
 
 def derivations(closure: Closure, c: int) -> set[tuple[DerivationKind, ...]]:
-    """Of each edge the kind, and the kind of an edge of each operand."""
+    """For each edge, its kind, and the kind of an edge of each operand."""
     return {(e.kind, *kinds) for e in closure.edges[c] for kinds in _kinds(closure, e.args)}
 
 
@@ -243,8 +243,8 @@ def test_a_mean_over_a_split_label_is_taken_once_over_the_whole() -> None:
 
 @pytest.mark.parametrize("others", [0, 2, 4])
 def test_a_shared_sum_is_one_value(others: int) -> None:
-    """Its own derivations are there; the norm above it is closed once, and not for each of its
-    parts."""
+    """A shared sum's own derivations are there; the norm above it is closed once, and not for each
+    of its parts."""
     one, many = (
         close(label(graph(residual_norm(*[tensor(f"Y{i}", 16, 4096) for i in range(n)])))) for n in (0, others)
     )
@@ -439,7 +439,7 @@ def labelled(*outputs: Node) -> bool:
 
 SAMPLE = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE = settings(SAMPLE, max_examples=150)
-"""What the slow tests draw."""
+"""The settings of the slow tests."""
 
 
 def equal_where_normal_forms_are(pool: list[Node]) -> None:
@@ -719,7 +719,7 @@ def mutants(closure: Closure, c: int, edge: DerivationEdge) -> Iterator[Derivati
 
 
 def derived(goal: Labelled, closure: Closure, edge: DerivationEdge) -> AbstractExpression:
-    """What an edge derives, in the algebra."""
+    """The sketch that an edge derives, in the algebra."""
     algebra, args = goal.algebra, [closure.sketches[a] for a in edge.args]
     if isinstance(edge.kind, Elementwise):
         return edge.kind.sketch(algebra, *args)

@@ -35,7 +35,7 @@ from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Failure
 
 TESTED = 32
-"""So many different kernels of a goal are verified."""
+"""The number of different kernels of a goal that are verified."""
 CLUSTERS, ALONE = replace(H100, cluster=8), replace(H100, cluster=1)
 
 
@@ -91,7 +91,7 @@ def test_each_block_of_a_cluster_writes_its_part_of_a_long_row() -> None:
 
 
 def test_a_cluster_comes_after_the_two_kernels_that_are_faster() -> None:
-    """As they were measured on an H200; and the first few candidates have one all the same."""
+    """The candidates were measured on an H200; the first few have a cluster all the same."""
     for graph in (lora().graph(), attention().graph()):
         found = Search(graph, SearchOptions(), CLUSTERS).candidates()
         first = next(c for c in found if c.plan[0].kernel.body.cluster)
@@ -101,7 +101,7 @@ def test_a_cluster_comes_after_the_two_kernels_that_are_faster() -> None:
 
 
 def test_the_first_candidates_have_each_form_that_is_not_far_behind() -> None:
-    """And the best of all stays the first."""
+    """The best of all candidates stays the first."""
     alone, two = (replace(each, sizes={}) for each in _one_and_two())
     slow = [replace(alone, plan=(replace(alone.plan[0], seconds=1e-6 + i * 1e-9),)) for i in range(2 * SOON)]
     near = replace(two, plan=tuple(replace(each, seconds=0.9e-6) for each in two.plan))
@@ -171,8 +171,8 @@ numpy.save(sys.argv[1] + "/found.npy", found.double().numpy())
 
 
 def test_the_first_candidates_have_a_product_of_matrices_that_can_be_put_together() -> None:
-    """Of small products the model has none in front, and of attention's heads of several queries it
-    has some first that are none at the goal's sizes."""
+    """The model ranks no small product first that can be put together, and of attention's heads of
+    several queries it ranks some first that are none at the goal's sizes."""
     x, w = (variable(name, Tensor("float32", shape)) for name, shape in (("x", (64, 128)), ("w", (128, 64))))
     for goal in (Graph((x, w), (term("matmul", x, w),)), several_queries(*SMALL)):
         found = Search(goal, SearchOptions(), H100).candidates()

@@ -46,7 +46,7 @@ def read(given: onnx.ModelProto) -> Model:
 
 
 def differences(changed: onnx.ModelProto) -> list[Difference]:
-    """Of a changed model from the original, as the command has them."""
+    """The differences of a changed model from the original, as the command has them."""
     plain = read(proto())
     cases = list(check_cases(plain, Session(serialize(plain, source=True)), {}))
     fine = Fine.of(plain)
@@ -66,7 +66,7 @@ def test_every_level_is_read_and_written_as_it_was(level: int) -> None:
 
 
 def test_the_runtime_rounds_more_than_single_precision_does() -> None:
-    """Else these tests say nothing."""
+    """Without this property the other tests of this file would prove nothing."""
     plain = read(proto())
     (case, *_) = check_cases(plain, Session(serialize(plain, source=True)), {})
     assert case.fine is not None

@@ -22,7 +22,7 @@ from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp, vector_header
 from taso_mirage.kernels.codegen.cpu.native import FLAGS, NATIVE, NativeKernel, build
-from taso_mirage.kernels.codegen.cpu.prepared import KINDS
+from taso_mirage.kernels.codegen.cpu.prepared import cpu_programs
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
@@ -87,7 +87,7 @@ def test_half_precision_is_computed_in_fp32() -> None:
 
 
 def test_blocks_run_on_the_callers_threads() -> None:
-    """Those that join the parts are few, and have no product: they do not wait for others."""
+    """The blocks that join the parts are few, and have no product: they do not wait for others."""
     graph, goal = mugraphs.attention_split_safe(masked=True, dtype="float32")
     made, given = NativeKernel(graph, flags=STRICT), values(graph)
     block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
@@ -191,8 +191,8 @@ def test_bodies_that_move_elements(body: Callable[..., Node], omap: tuple[int, .
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_result_of_the_first_blocks_alone(dtype: str) -> None:
-    """Other blocks compute something else, and do not store it; on threads, so that their order is
-    open."""
+    """The other blocks compute something else, and do not store it; on threads, so that their order
+    is open."""
     x, y = leaf("X", dtype, 4, 6), leaf("Y", dtype, 6, 8)
 
     def body(x: Node, y: Node) -> tuple[Node, Node, Node]:
@@ -250,7 +250,7 @@ def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
     """
     found, without = [], set()
     for op in load_specs().values():
-        if op.traits.lowering in KINDS:
+        if op.name in cpu_programs():
             continue
         for i, example in enumerate(op.examples):
             operands = [
@@ -309,7 +309,7 @@ def weighed(x: Node, w: Node, g: Node) -> Node:
 
 
 def dotted(w: Node, x: Node) -> Node:
-    """The same along rows of the matrix, times a number, with the result's axes last to first."""
+    """A product along rows of the matrix, times a number, with the result's axes last to first."""
     return term(
         "transpose",
         term("reduce_sum", term("mul", term("mul", w, x), constant(np.float32(3))), axes=(2,)),

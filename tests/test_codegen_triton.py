@@ -33,8 +33,8 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, touched_sectors
 from taso_mirage.kernels.codegen.gpu.order import ordered
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution
-from taso_mirage.kernels.gpu.in_operators import in_operators
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
@@ -304,8 +304,8 @@ def split_last() -> tuple[Graph, Graph]:
 
 @cache
 def searched(name: str) -> list[tuple[Graph, Graph]]:
-    """What the search proposes for a goal, each structure once, at small sizes that are no powers
-    of two."""
+    """The muGraphs that the search proposes for a goal, each structure once, at small sizes that
+    are no powers of two."""
     goal = {
         "lora": lambda: mugraphs.lora(16, 256, 4096, 16, 32, 4),
         "rmsnorm": lambda: mugraphs.rmsnorm_linear(2, 512, 64, 4, 4, gamma=True),
@@ -450,7 +450,7 @@ def test_generated_code_computes_the_goal(name: str, interpreted: Path) -> None:
 
 
 def agrees(name: str, found: np.ndarray) -> None:
-    """That a case's result is its goal's."""
+    """Assert that a case's result is its goal's."""
     _, goal = CASES[name]()
     env = {x: EXACT.load(drawn(name, x, i)) for i, x in enumerate(goal.inputs)}
     wanted = interpret(goal.outputs, EXACT, env)[goal.outputs[0]]
@@ -758,7 +758,7 @@ def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None
 
 
 def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that does not compile is passed over."""
+    """A program that does not compile is passed over."""
 
     def compiler(job: Mapping[str, Any]) -> Future[bool]:
         source = job["source"]
@@ -934,7 +934,8 @@ print(*hits)
 
 
 def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
-    """Neither before nor after this process has compiled ahead of time.
+    """A program compiled by another process is used before and after this process has compiled
+    ahead of time.
 
     What Triton's cache goes by has settings in it, and one that was set later than the tuner's
     processes were started made this process compile all that they had compiled.
@@ -969,7 +970,7 @@ def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
 
 
 def test_measuring_does_not_import_the_compiler_of_torch() -> None:
-    """It takes seconds."""
+    """The import takes seconds."""
     pytest.importorskip("torch")
     script = (
         "import sys, torch; from taso_mirage.kernels.codegen.tune import _into_nan; "

@@ -1,5 +1,5 @@
-"""What a superoptimizer must know: each equation is in the shipped library, or follows from it in a
-few steps."""
+"""Completeness: each known equation is in the shipped library, or follows from it in a few
+steps."""
 
 from __future__ import annotations
 

@@ -66,11 +66,11 @@ class Start:
 
 
 IMPLEMENTED = CostCache(None)
-"""What ONNX Runtime was asked for already: it is the same for all cases."""
+"""Answers of ONNX Runtime: they are the same for all cases."""
 
 
 def optimized(start: Start) -> Rewritten:
-    """What `optimize` would measure and check next: passes, search, passes again.
+    """The graph that `optimize` would measure and check next: passes, search, passes again.
 
     There is no check to hide a bug.
     """
@@ -104,10 +104,7 @@ TRANSFORMATIONS: dict[str, Callable[[Start], Rewritten]] = {
     "rewrite": rewritten,
     "optimize": optimized,
 }
-"""What happens between import and export, and the steps of it.
-
-Structure is compared for `import` only.
-"""
+"""The steps between import and export. Structure is compared for `import` only."""
 
 CHUNKS, EIGHTH = 24, 8
 CASES = 1884
@@ -137,8 +134,7 @@ RESPELLED = {
 
 @dataclass
 class Outcome:
-    """What became of one case: `passed` stages, `skipped` ones with their reasons, and what is
-    wrong."""
+    """The outcome of one case: `passed` stages, `skipped` ones with their reasons, and errors."""
 
     name: str
     passed: list[str] = field(default_factory=list)
@@ -187,7 +183,7 @@ class Case:
 
     @functools.cached_property
     def refused(self) -> str | None:
-        """What the checker says against the original."""
+        """The reason why the checker refuses the original."""
         return _checked(self.model)
 
     @functools.cached_property
@@ -385,7 +381,8 @@ def _cause(error: Exception) -> str:
 
 
 NEWEST_IR = 12
-"""What ONNX Runtime reads; cases of a newer IR version run as this one, before and after."""
+"""The newest IR version that ONNX Runtime reads; cases of a newer one run as this one, before and
+after."""
 os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime then tries operators of opsets to come
 
 
@@ -431,8 +428,8 @@ EXOTIC = {name for name in dir(ml_dtypes) if name.startswith(("bfloat", "float",
 
 
 def equal(a: Any, b: Any) -> bool:
-    """The same structure and dtypes, and the same values but for two units in the last place:
-    constants are folded."""
+    """Whether two values have the same structure and dtypes, and the same numbers up to two units
+    in the last place: constants are folded."""
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
@@ -444,7 +441,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """The same to the bit."""
+    """Whether two values are equal to the bit."""
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(identical, a, b))
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
@@ -518,8 +515,8 @@ def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str |
 
 
 def binding_choices(graph: onnx.GraphProto, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Which inputs to fix: none; then the small integer ones (axes, shapes, pads); then all but the
-    first."""
+    """The choices of inputs to fix: none; then the small integer ones (axes, shapes, pads); then
+    all but the first."""
     named = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs, strict=False) if isinstance(v, np.ndarray)}
     yield {}
     small = {k: v for k, v in named.items() if v.dtype.kind in "iub" and v.ndim <= 1 and v.size <= 64}

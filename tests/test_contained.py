@@ -1,4 +1,4 @@
-"""What goes wrong with one region costs that region, in whatever stage of the kernels it is."""
+"""An error with one region costs that region only, in whatever stage of the kernels it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse import alone, comparisons, fused, kinds, searches, stage
+from taso_mirage.pipeline.fuse import alone, checked, chosen, comparisons, fused, kinds, searches, stage
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering
@@ -76,7 +76,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "its kernel's sizes": (free_regions, "_other", mentions),
     "its forms": (kinds, "forms", mentions),
     "what it may save": (kinds, "possible_seconds", mentions),
-    "its lanes": (stage, "fused_goals", lambda value: mentions(value.graph)),
+    "its lanes": (chosen, "fused_goals", lambda value: mentions(value.graph)),
     "the search": (searches, "Search", mentions),
     "the choice": (CpuLowering, "fastest", mentions),
     "its kernel": (CpuLowering, "kernel", mentions),
@@ -129,7 +129,7 @@ def test_an_error_of_the_last_check_leaves_the_model_without_kernels(
     fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     child().stop()
-    monkeypatch.setattr(stage, "compare", planted(stage.compare, lambda value: True))
+    monkeypatch.setattr(checked, "compare", planted(checked.compare, lambda value: True))
     found = fused(before, CONFIG, "search")
     assert found.model is before.model
     assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes

@@ -125,7 +125,7 @@ def test_lines_without_groups_are_left_to_the_search(group: int) -> None:
 
 
 def rewritten(made: Model, op: str) -> list[Node]:
-    """What a law makes of the convolution of a model."""
+    """The terms that laws make of the convolution of a model."""
     (conv,) = (n for n in made.nodes() if n.op == "conv")
     return [f.results[0] for f in Rules(rules()).applications(conv) if f.results[0].op == op]
 

@@ -26,7 +26,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.kernels.codegen.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.packaging import register
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -213,7 +213,7 @@ def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
 
 
 def error(graph: Graph, given: Any) -> float:
-    """Of float32 against float64, over the largest result."""
+    """The error of float32 against float64, relative to the largest result."""
     exact, single = (
         interpret(graph.outputs, xp, {n: xp.load(a) for n, a in given.items()})[graph.outputs[0]]
         for xp in (EXACT, SINGLE)
@@ -411,7 +411,7 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
 
 
 def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batch normalizations are in the weights then, so that relu is in the kernel; all
+    """The batch normalizations are in the weights then, so that relu is in the kernel; all
     convolutions are tried together first."""
     quick(monkeypatch)
     together(monkeypatch)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from followed_terms import with_convolutions
 from fused_models import TRYING, fresh_cache, on_the_cpu, quick, run, together
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -27,9 +28,10 @@ from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
+from taso_mirage.kernels.form import GPU_GOALS, in_operators
+from taso_mirage.kernels.forms.channels_last import grouped_weights, parts_of_groups
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, ChannelsLastConvolution, read_convolution
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution, read_convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -43,7 +45,6 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, kinds, stage
-from taso_mirage.pipeline.fuse.convolved import grouped_weights, parts_of_groups, with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -128,7 +129,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with free sizes at several, from one process."""
+    """The errors of all forms, of wrong programs, and of one with free sizes at several, from one
+    process."""
     given = []
     for name, ((made, goal), form) in FORMS.items():
         given.append([name, [triton.program(mugraph(made, goal, form)).source], [to_json(goal)]])
@@ -164,7 +166,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]
 
 @pytest.mark.parametrize("name", ["free", "free images"])
 def test_one_program_for_any_number_of_images(name: str, errors: dict[str, float]) -> None:
-    """And for images of any size."""
+    """The program also takes images of any size."""
     assert len(of(errors, name)) == 2
     assert max(of(errors, name)) < BOUND["float32"]
 
@@ -193,7 +195,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, groups and operands."""
+    """The mutants have other strides, pads, dilations, groups and operands."""
     made, goal = convolved((2, 7, 8, 4), (3, 3, 2, 4), "bias, sum", group=2, strides=(1, 2), pads=(1, 0, 1, 1))
     kinds: Counter[str] = Counter()
     right = made.mugraph(2, (32, 32, 32, 0))
@@ -293,7 +295,7 @@ def test_what_has_no_form_says_why() -> None:
     double, of_double = convolved((1, 5, 5, 4), (3, 3, 2, 4), dtype="float64", group=2)
     with pytest.raises(Unsupported, match="x of float64"):
         triton.program(mugraph(double, of_double, (2, (16, 16, 16, 0))))
-    with pytest.raises(Unsupported, match="warps have roles"):
+    with pytest.raises(Unsupported, match="implicit_gemm, which has no form in Gluon"):
         triton.program(mugraph(made, goal, (2, (16, 16, 16, 0))), specialized=True)
     with pytest.raises(IllTyped, match="3 of them merged"):
         made.mugraph(3, (16, 16, 16, 0))
@@ -305,7 +307,7 @@ def test_what_has_no_form_says_why() -> None:
 @pytest.mark.parametrize("follows", ["", "bias", "sum", "bias, sum, relu"])
 @pytest.mark.parametrize(("group", "merged"), [(1, 1), (6, 1), (6, 2), (6, 6)])
 def test_a_goal_tells_what_it_is(follows: str, group: int, merged: int) -> None:
-    """And its form in operators of ONNX has the weights that a model has."""
+    """The goal's form in operators of ONNX has the weights that a model has."""
     made, written = convolved(
         (2, 5, 4, 12), (3, 2, 12 // group, 18), follows, "float16", group, merged, pads=(1, 0, 1, 1)
     )
@@ -333,7 +335,7 @@ def test_weights_are_turned_when_they_are_read() -> None:
 
 def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.found_kinds(block(), {}, GPU, lambda: False, raising).places
-    monkeypatch.setattr(kinds, "with_convolutions", raising)
+    monkeypatch.setattr(kinds, "with_terms", raising)
     assert not kinds.found_kinds(block(), {}, GPU, lambda: True, raising).places
 
 
@@ -483,8 +485,8 @@ def test_all_convolutions_of_a_block_become_kernels(
 
 
 def made_of(content: bytes, folder: Path) -> Counter[str]:
-    """What the runtime makes of a model where no kernels run: the layout and the order of the
-    weights are no work then."""
+    """The operators that the runtime makes of a model where no kernels run: the layout and the
+    order of the weights are no work then."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "made.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -1,5 +1,5 @@
-"""The cost: settings measured on the runtime, what it runs as one, the cache, the fallback, and
-measuring somewhere else."""
+"""The cost: fusion contexts measured on the runtime, what it runs as one, the cache, the fallback,
+and measuring somewhere else."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.explanations import explained
 from taso_mirage.search import cost as costs
-from taso_mirage.search import settings
+from taso_mirage.search import fusion_context
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, Weighted
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import Correction, PredictedCost
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.settings import FusionContext
 
 
 class Here(Executor):
@@ -64,8 +64,8 @@ class Here(Executor):
 
 
 class Elsewhere(Here):
-    """Answers from tables, by the operators of the setting that is asked for, and of states one
-    list after the other; no clock is involved."""
+    """Answers from tables, by the operators of the fusion context that is asked for, and of states
+    one list after the other; no clock is involved."""
 
     def __init__(self, seconds: dict[str, float], kernels: dict[str, int], *states: Sequence[float]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def convolved(operand: Node, channels: int = 16) -> Node:
     return term("conv", operand, kernel, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
 
 
-# ---------------------------------------------------------------- settings
+# ---------------------------------------------------------------- fusion contexts
 
 
 def test_after_its_time_a_cost_asks_nobody() -> None:
@@ -185,7 +185,7 @@ def test_terms_whose_operands_change_places_are_measured_once() -> None:
 def test_the_cost_of_a_graph_does_not_depend_on_the_order_of_its_terms() -> None:
     """To the last digit: a state is no better by a rounding."""
     prices = {"relu": 0.1, "tanh": 0.2, "neg": 0.3}
-    priced = SimpleNamespace(seconds=lambda setting: prices[setting.node.op], joined=lambda *_: False)
+    priced = SimpleNamespace(seconds=lambda fusion: prices[fusion.node.op], joined=lambda *_: False)
     made = [term(op, x(4)) for op in prices]
     for order in permutations(made):
         assert Cost(priced)(order) == math.fsum(prices.values())  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ class Scripted:
 
 
 def test_what_may_be_chance_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of small models that run in turn: the end of the interval next to 1 counts."""
+    """Small models run in turn: the end of the interval next to 1 counts."""
     monkeypatch.setattr(measure, "_settle", lambda run: None)
     noisy = [1.0] * measure.BLOCK + [0.8] * measure.BLOCK
     target = Scripted([1.0], [0.5], noisy, [2.0] * measure.BLOCK + [3.0] * measure.BLOCK)
@@ -321,7 +321,7 @@ def test_states_that_cannot_be_run_leave_the_first() -> None:
 
 @pytest.mark.parametrize(("rows", "distinct"), [(8, 8 * 64), (2048, DRAWN)])
 def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> None:
-    built = settings.context_model(FusionContext(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
+    built = fusion_context.context_model(FusionContext(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
     (weight,) = built.weights.values()
     values = weight.numpy()
     assert (values.shape, values.dtype) == ((rows, 64), np.float32)
@@ -449,7 +449,7 @@ def test_a_scheduler_that_is_not_there_is_an_error() -> None:
 
 
 def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gives its thread ten seconds and fails an assertion then, which was seen on a
+    """Dask's client gives its thread ten seconds and fails an assertion then, which was seen on a
     machine of CI."""
     client, calls = distributed.Client, []
 
@@ -507,7 +507,9 @@ def test_a_large_weight_is_measured_as_a_block_that_repeats(opset: int, target: 
     On a GPU some kernels ask for one.
     """
     rows, kernel = variable("x", Tensor(F, (1, shape[0]))), weight("w", Tensor(F, shape))
-    made = settings.context_model(FusionContext(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target))
+    made = fusion_context.context_model(
+        FusionContext(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target)
+    )
     (product,) = made.graph.outputs
     content = serialize(made)
     if target.gpu or opset == 5 or shape != (4096, 512):

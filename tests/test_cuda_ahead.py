@@ -34,7 +34,7 @@ from taso_mirage.targets.cuda.lowering import CudaLowering  # noqa: E402
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What went to the GPU; any product is large enough."""
+    """The arrays that went to the GPU; any product is large enough."""
     found: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: found.append(tensor) or tensor)
     monkeypatch.setattr(exact, "SLOW", 1.0)
@@ -167,7 +167,7 @@ def test_nothing_starts_where_no_kernels_are_searched_on_a_gpu(target: Target, k
 
 
 def test_processes_that_search_start_beside_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And find what others find; on few cores there are none."""
+    """The processes find the kernels that other searches find; on few cores there are none."""
     goals = [(mugraphs.ntrans(dtype=dtype)[1], None) for dtype in ("float16", "float32", "bfloat16")]
     config = Config(kernels="search", target=CUDA, budget=math.inf)
     monkeypatch.setattr(stages, "cores", lambda: 2 * searches.FEW)
@@ -200,7 +200,8 @@ def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_goes_wrong_meanwhile_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not what is wrong with the back end, which nobody asked for any more."""
+    """The error of the work in between is raised, not that of the back end, which is no longer
+    needed."""
 
     def broken(target: str) -> Any:
         raise OSError("libtorch.so: file too short")

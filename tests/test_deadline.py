@@ -124,7 +124,7 @@ def test_an_interrupt_inside_hastens_the_command_around_it() -> None:
 
 
 def test_extras_end_soon_after_the_budget_and_with_an_interrupt() -> None:
-    """What only makes more of a result is given up before all else."""
+    """Work that only adds to a result is given up before all else."""
     clock = Clock()
     deadline = Deadline(60.0, clock)
     clock.now = 50.0
@@ -154,7 +154,7 @@ def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("strategy", ["best-first", "saturate"])
 def test_a_search_without_an_end_searches(strategy: str) -> None:
-    """What is left of an endless time beside a part of it is no number, in a model of several
+    """The remainder of an endless time less a part of it is no number, in a model of several
     parts."""
     value = given = x(4, 8)
     for i in range(16):

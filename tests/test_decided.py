@@ -58,7 +58,7 @@ def test_a_right_rewrite_that_turns_a_decision_is_left_out_without_an_alarm() ->
 
 
 def test_the_other_rewrites_stay() -> None:
-    """They were left out with it where they came after."""
+    """The later rewrites were left out together with a wrong one."""
     end = QUANTIZED.replace("r = ", "d = ")
     result = optimized(RIGHT, f"{end} m = Neg(d) n = Neg(m) k = Neg(n) r = Neg(k)", OTHER)
     assert result.failure is None
@@ -70,7 +70,7 @@ def test_the_other_rewrites_stay() -> None:
 
 
 def test_other_places_of_the_rule_stay() -> None:
-    """Those that look otherwise: it turns no decision there."""
+    """The other places of the rule differ in their surroundings: it turns no decision there."""
     end = f"{QUANTIZED.replace('r = ', 'd = ')} k = Abs(z) e = Mul(k, d) h = Mul(k, y) r = Add(e, h)"
     result = optimized(RIGHT, end)
     assert result.failure is None
@@ -79,7 +79,7 @@ def test_other_places_of_the_rule_stay() -> None:
 
 
 def test_a_wrong_rewrite_among_others_is_an_alarm() -> None:
-    """Also where one that turns a decision is found first."""
+    """The order does not matter: a rewrite that turns a decision may be found first."""
     end = f"{QUANTIZED.replace('r = ', 'd = ')} e = Sub(d, x) h = Add(e, y) r = Abs(h)"
     wrong = parse_equation("abs(add(x, y)) == abs(x)", name="wrong.0", evidence="taken on trust")
     result = optimized(RIGHT, end, wrong)
@@ -171,7 +171,7 @@ def test_what_moves_an_output_further_than_that_is_left_out() -> None:
 
 
 def test_steps_of_floats_are_a_255th_of_their_range() -> None:
-    """That is 0.78, and one turned decision moves the results by 1."""
+    """The step is 0.78, and one turned decision moves the results by 1."""
     end = f"{QUANTIZED.replace('r = ', 'd = ')} r = Sub(d, x)"
     steps = 255 / float(X[0])
     assert rounded(f"{steps - 0.1}", RIGHT, end).let_through is None
@@ -266,7 +266,7 @@ def bert(shared: Path) -> Path:
 
 
 WEIGHTS = "dequantize(quantize(softmax({}, axis=i), u, k, **a), u, {}, **b)"
-"""Of an attention, in QDQ."""
+"""The weights of an attention, in QDQ."""
 COARSE = WEIGHTS.format("add(s, 65536)", "k")
 """Right in float64; in single precision the sum has lost all digits below 1 / 128."""
 OFF = WEIGHTS.format("s", "cast(sub(cast(k, to='int32'), 1), to='int8')")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from followed_terms import followed
+from followed_terms import followed, with_convolutions
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -26,10 +26,9 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
+from taso_mirage.kernels.form import GPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import read_convolution
 from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
-from taso_mirage.kernels.gpu.in_operators import is_followed
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -42,7 +41,6 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.convolved import with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -122,8 +120,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with a free number of images at several, from one
-    process."""
+    """The errors of all forms, of wrong programs, and of one with a free number of images at
+    several, from one process."""
     given = [[name, [program(goal, block).source], [to_json(goal[1])]] for name, (goal, block) in FORMS.items()]
     goal, block = FORMS["pads"]
     for what, source in wrong(program(goal, block).source):
@@ -180,7 +178,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, operands, and another body."""
+    """The mutants have other strides, pads, dilations, operands, and another body."""
     made, goal = depthwise((2, 4, 7, 8), (3, 3), "bias, sum", pads=(1, 0, 1, 1))
     right = made.mugraph((1, 64, 2))
     assert verified_mugraph(Graph(goal.inputs, (right,)), goal)
@@ -308,7 +306,7 @@ def model(batch: int | str = 2) -> Model:
 
 
 def kinds(given: Model) -> list[str]:
-    return [n.op for n in given.nodes() if is_followed(n)]
+    return [n.op for n in given.nodes() if n.op in ("depthwise_conv", "shifted_conv")]
 
 
 def test_a_model_with_such_convolutions_is_the_model() -> None:
@@ -399,7 +397,7 @@ def test_all_convolutions_become_kernels(
 def test_more_images_are_measured_at_one_number() -> None:
     made, written = depthwise((2, 5, 6, 7), (3, 3), "bias")
     goal = Graph(written.inputs, (made.node,))
-    assert read_convolution(goal) == made
+    assert GPU_GOALS.read(goal) == made
     free = FreeSizes(((N, 5, 6, 7), (5, 1, 3, 3), (1, 5, 1, 1)), ((N, 5, 4, 5),))
     found = [replace(each, free=with_free_names(each.graph, free)) for each in made.mugraphs(goal, H100)]
     record = GPU.fastest(goal, found[:2], 1e9, [{"n0": 2}, {"n0": 1}, {"n0": 4}])

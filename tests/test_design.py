@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripts import ROOT
 
+pytestmark = pytest.mark.lint("docs", "taso_mirage/pipeline")
 DOCS = ROOT / "docs"
 PAGES = sorted((*(DOCS / "design").glob("*.md"), *(DOCS / "decisions").glob("*.md")))
 

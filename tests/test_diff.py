@@ -132,8 +132,8 @@ def test_sizes_that_only_the_second_fixes_are_taken(build: Build) -> None:
 
 
 def test_equal_names_of_dims_must_be_equal_sizes(build: Build) -> None:
-    """Of the sizes tried for n and m, the second model, with one name for both, takes the equal
-    ones only."""
+    """The second model, with one name for both n and m, takes only the equal sizes among those
+    tried."""
     a, b = load(build("a", TWICE, shape=("n", "m"))), load(build("b", RELU, shape=("k", "k")))
     differences = numbers(a, b, {})
     assert {d.case for d in differences} == {"random inputs 1", "random inputs 2", "random inputs 3"}

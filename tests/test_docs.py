@@ -44,8 +44,8 @@ SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences: `text` in a language, what it prints (None: anything), and
-    whether it is slow, or why it is not run."""
+    """A fenced block: `text` in a language, its printed output (None: anything), and whether it is
+    slow, or why it is not run."""
 
     language: str
     text: str
@@ -64,7 +64,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
-REPEATED = ("quickstart.md", "torch.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
+REPEATED = ("quickstart.md", "torch.md", "torch_fallback.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
 """Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
 commands do the same."""
 QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
@@ -143,6 +143,7 @@ def test_all_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
     run(page, ("", "slow"), checkout)
 
 
+@pytest.mark.lint
 def test_every_block_is_one_of_its_language() -> None:
     for page in SLOW:
         for block in blocks(page):
@@ -152,6 +153,7 @@ def test_every_block_is_one_of_its_language() -> None:
                 subprocess.run(["bash", "-n", "-c", block.text], check=True)
 
 
+@pytest.mark.lint
 def test_every_block_is_run_or_says_why_not() -> None:
     """A fence that the pattern does not see would never run."""
     for page in PAGES:
@@ -177,6 +179,7 @@ def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path
     assert len(done.stdout.splitlines()) >= 4
 
 
+@pytest.mark.lint
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("the extra `docs` is not installed")
@@ -189,6 +192,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert [name for name in taso_mirage.__all__ if f'id="taso_mirage.{name}"' not in api] == []
 
 
+@pytest.mark.lint
 def test_the_repositorys_place_is_said_once() -> None:
     """Pages have a name in its stead, which the site replaces by what pyproject.toml says."""
     conf = runpy.run_path(str(DOCS / "conf.py"))
@@ -205,6 +209,7 @@ def test_the_repositorys_place_is_said_once() -> None:
         assert "OWNER" not in file.read_text().replace(conf["UNKNOWN"], ""), file
 
 
+@pytest.mark.lint
 def test_versions_of_examples_are_this_one() -> None:
     page = (DOCS / "teams.md").read_text()
     assert set(re.findall(r"(?:taso_mirage@|rev: )v(\d[\d.]*)", page)) == {taso_mirage.__version__}
@@ -218,6 +223,7 @@ def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
     assert drawn == kept, "run `python docs/pictures.py`"
 
 
+@pytest.mark.lint
 def test_the_page_of_commands_has_every_option() -> None:
     text, root = (DOCS / "commands.md").read_text(), get_command(app)
     commands = {**root.commands, **root.commands["substitutions"].commands}
@@ -238,6 +244,7 @@ def said_in_the_sources() -> Iterator[str]:
                 yield " ".join(node.value.split())
 
 
+@pytest.mark.lint
 def test_every_message_of_the_page_is_one_of_the_package() -> None:
     messages = [m for line in TROUBLES.splitlines() for m in re.findall(r"^\| `([^`]+)`", line)]
     assert len(messages) >= 40
@@ -245,6 +252,7 @@ def test_every_message_of_the_page_is_one_of_the_package() -> None:
     assert [m for m in messages if not all(part.strip() in sources for part in m.split("..."))] == []
 
 
+@pytest.mark.lint
 def test_the_page_has_every_class_of_error_and_every_exit_code() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
     assert [each.__name__ for each in classes if f"`{each.__name__}`" not in TROUBLES] == []

@@ -126,7 +126,7 @@ class Place:
         return self.folder / "code.onnx"
 
     def compiled(self) -> str:
-        """What the compiler was given since this was asked last."""
+        """The compiler's input since the last call of this method."""
         log = self.folder / "compiler.log"
         said = log.read_text() if log.exists() else ""
         log.unlink(missing_ok=True)
@@ -212,7 +212,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--depth": ("--depth", "2"),
     "--limit": ("--limit", "2"),
 }
-"""What an option that takes a value is given; the others are flags."""
+"""Arguments for the options that take a value; the others are flags."""
 TRUSTS = "--trust-kernels"
 TRUSTING = {("optimize", TRUSTS), ("diff", TRUSTS)}
 """Where the user says that the model's kernels may run."""
@@ -329,7 +329,7 @@ def test_a_folder_of_models_runs_none_of_their_code(place: Place) -> None:
 
 
 def test_a_model_sets_no_options_of_the_runtime(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as to write its profile into the folder of the user."""
+    """An option of the model would write the runtime's profile into the user's folder."""
     monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
     proto = onnx.load(place.model)
     proto.metadata_props.add(key="ort_config", value='{"session_options": {"enable_profiling": 1}}')
@@ -360,7 +360,8 @@ def test_what_is_no_onnx_is_not_opened_as_something_else(place: Place) -> None:
 
 
 def test_the_interface_for_python(place: Place) -> None:
-    """Of what users call, four take models; two of these run code where they are told to."""
+    """Four of the functions that users call take models; two of these run code where they are told
+    to."""
     assert set(taso_mirage.__all__) == {
         "RuleSet",
         "new_graph",
@@ -395,7 +396,7 @@ def test_the_interface_for_python(place: Place) -> None:
 
 
 Opening = Callable[[Any], object]
-"""What is given a model in a file, its bytes, or a Model, and opens it."""
+"""A function that opens a model, given as a file, its bytes, or a Model."""
 
 
 def opening() -> dict[str, tuple[bool, Opening]]:
@@ -426,7 +427,7 @@ def opening() -> dict[str, tuple[bool, Opening]]:
 
 
 GIVEN = ("Source", "bytes", "Model", "bytes | str", "Source | _Source")
-"""What a parameter is that may be a model."""
+"""The types of parameters that may be a model."""
 
 
 def models_given(*modules: ModuleType) -> Iterator[str]:
@@ -479,7 +480,7 @@ def parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def test_a_model_from_pytorch_brings_no_code(place: Place) -> None:
-    """What was exported is opened as it is, to be compared with what is made of it."""
+    """An exported model is opened as it is, to be compared with the optimized one."""
     torch = pytest.importorskip("torch")
     from taso_mirage.torch.parts import PrecisionPart
     from taso_mirage.torch.sessions import Sessions
@@ -523,11 +524,12 @@ ONLY = {
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
     "CDLL": {"kernels/codegen/cpu/native.py", "system/memory.py", "targets/cuda/device.py"},
 }
-"""Who may call what opens a model, registers the library, compiles, loads code, or gives trust."""
+"""The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}
 """Names that methods of others have too."""
 
 
+@pytest.mark.lint
 def test_each_way_to_code_has_one_place() -> None:
     found: dict[str, set[str]] = {name: set() for name in ONLY}
     trusting = set()

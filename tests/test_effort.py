@@ -66,7 +66,7 @@ def test_quick_gives_the_same_bytes_and_measures_nothing(monkeypatch: pytest.Mon
 
 
 def test_quick_says_nothing_and_leaves_no_file(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    """What exporters embed."""
+    """Exporters embed this effort."""
     monkeypatch.chdir(tmp_path)
     taso_mirage.optimize(onnx.load(TRANSFORMER), effort="quick")
     assert list(tmp_path.iterdir()) == []

@@ -145,7 +145,7 @@ def test_wherever_memory_ends_it_is_an_error_of_one_line(steps: Sequence[int], m
 
 
 def ran(feed: dict[str, np.ndarray]) -> str:
-    """What a run says that fails; nothing of one that does not."""
+    """The error message of a run; empty where it does not fail."""
     try:
         return "" if Session(growing()).run(feed)[0].shape == (2**26,) else "a wrong result"
     except RunFailed as error:

@@ -1,5 +1,5 @@
-"""What stopped a first try on a model: sizes and integers that were made up, dims without names,
-slices to the end, sequences."""
+"""Errors that stopped a first try on a model: sizes and integers that were made up, dims without
+names, slices to the end, sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.kernels.regions import kernel_regions
 from taso_mirage.measure import check, sizes
-from taso_mirage.measure.draws import feed
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.onnx_io import from_ir, load
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.pipeline import optimize_model
@@ -282,7 +282,7 @@ def zipped(name: str) -> onnx.ValueInfoProto:
 
 
 def forest() -> onnx.ModelProto:
-    """As skl2onnx writes a classifier of scikit-learn: no value inside has a type."""
+    """A classifier of scikit-learn as skl2onnx writes it: no value inside has a type."""
     leaves = {
         "class_ids": [0, 1, 0, 1],
         "class_nodeids": [1, 1, 2, 2],

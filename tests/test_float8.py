@@ -224,8 +224,8 @@ TO, FROM = "b: {axis: 1, block_size: 0, saturate: 1, dtype: 'uint8'}", "a: {axis
 @pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-20, 1.0, 1e29])
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_there_and_back_with_one_scale(dtype: str, scale: float) -> None:
-    """It is what it was where the law applies; with a scale so small that products lose digits, and
-    of infinities that saturate, it is not, and the law does not apply."""
+    """The law applies exactly where the values are equal: not with a scale so small that products
+    lose digits, nor to infinities that saturate."""
     q, s = variable("q", Tensor(dtype, (256,))), constant(scale, "float32")
     back = term("quantize", term("dequantize", q, s, dtype="float32", axis=0), s, dtype=dtype, axis=0)
     with np.errstate(all="ignore"):

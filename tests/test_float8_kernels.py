@@ -155,9 +155,10 @@ def test_generated_code_computes_the_product(name: str, end: str, interpreted: P
 
 
 OLDER = ("tensor", "other_format", "attention", "gated")
-"""What is compiled by default for a GPU without such floats, too."""
+"""Cases that are compiled by default for a GPU without such floats, too."""
 NEWER = (*OLDER, "rows_as_stored", "blocks", "weights_alone_bfloat16", "single", "one_row")
-"""What is compiled by default for one with them: the interpreter runs the others by default."""
+"""Cases that are compiled by default for a GPU with them: the interpreter runs the others by
+default."""
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Grap
 
 
 def test_a_number_may_be_a_scale_and_something_else() -> None:
-    """It stands beside no sum of what it scales where it is something else."""
+    """The number stands beside no sum of what it scales where it is something else."""
     graph = attention(number=0.5)
     (output,) = graph.outputs
     shifted = Graph(graph.inputs, (term("add", output, constant(0.5, "float16")),))

@@ -1,4 +1,4 @@
-"""What reading alone saves: sizes, constants and initial states of zeros."""
+"""Savings of reading alone: sizes, constants and initial states of zeros."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ RNG = np.random.default_rng(0)
 
 
 def recurrent(kind: str, gates: int, value: float) -> onnx.ModelProto:
-    """As torch writes a layer: initial states that are filled, and cut from one tensor."""
+    """A recurrent layer as torch writes it: initial states that are filled, and cut from one
+    tensor."""
     states = "h, c" if kind.endswith("LSTM") else "h"
     quantized = kind.startswith("com.microsoft")
     rest = ", , scale, zero, scale, zero" if quantized else ""

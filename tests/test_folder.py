@@ -315,6 +315,7 @@ def test_wrong_folders_exit_2(models: Path, tmp_path: Path) -> None:
         ((models, "-o", tmp_path / "site"), "an index that is not of an earlier run"),
         ((models, "--report", tmp_path / "r.html"), "--report is for one model"),
         ((models, "--certificate", tmp_path / "c.json"), "--certificate is for one model"),
+        ((models, "--trace", tmp_path / "t"), "--trace is for one model"),
     ):
         assert message in one_line(run("optimize", *arguments, *QUICK, check=2))
     assert (tmp_path / "site" / "index.html").read_text() == "somebody's page"
@@ -380,7 +381,7 @@ def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert time.monotonic() - begun < 30
     assert process.returncode == 130
-    assert said == "taso-mirage: interrupted; what was done before stays, and the same command goes on from there\n"
+    assert said == "taso-mirage: interrupted; finished models are kept, and the same command continues from there\n"
     assert {name: row["state"] for name, row in rows(out).items()} == {
         "a.onnx": "faster",
         "b.onnx": "waiting",

@@ -49,7 +49,7 @@ def value(indices: Indices, p: Poly, at: Sizes) -> Fraction:
 
 
 def factor(indices: Indices, a: Atom, at: Sizes) -> Fraction:
-    if a.kind == "read":  # any number that hangs on the tensor and the place alone
+    if a.kind == "read":  # any number that depends on the tensor and the place alone
         (_, name), where = a.args
         return Fraction(Random(f"{name} {[evaluate(e, at) for e in where]}").randint(-48, 48))
     if a.kind == "sum":

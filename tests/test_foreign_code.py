@@ -85,7 +85,7 @@ def test_diff_drops_foreign_kernels_and_says_so(model: Path, mark: Path) -> None
 
 
 def test_trusted_kernels_are_compiled_and_run(model: Path, mark: Path) -> None:
-    """The same model with the user's word: so the tests above can fail."""
+    """The model is the one above, with the user's word: so the tests above can fail."""
     run_apart("diff", model, model, "--trust-kernels")
     assert mark.exists()
 
@@ -231,8 +231,8 @@ TEXTS = ("4\nimport os; os.system('planted')\n", "4; planted()", "4 if planted()
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_records_bring_no_code(text: str) -> None:
-    """Whatever text stands in the place of any number, flag or word of a record that comes from a
-    file (`cache import`): it is refused, or is not in what is generated."""
+    """Any text in the place of a number, flag or word of a record from a file (`cache import`) is
+    refused, or is not in the generated code."""
     graph = mugraphs.rmsnorm_linear(16, 64, 32, 2, 2)[0]
     schedules = [asdict(each.schedule) for each in triton.program(graph).launches]
     record = json.loads(json.dumps({"mugraph": to_json(graph), "schedules": schedules}))

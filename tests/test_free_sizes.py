@@ -27,7 +27,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.tune import tuned_ranges
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, part_sizes, with_free_names
 from taso_mirage.kernels.free_regions import free_kind
 from taso_mirage.kernels.labels import label
@@ -79,7 +79,7 @@ def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
 
 
 def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
-    """What is timed on several copies of its inputs, each with the memory between its parts."""
+    """Timing uses several copies of the inputs, each with the memory between its parts."""
     search = Search(attention(*INSTANCE.values()), SearchOptions(), CPU_DEVICE, free=FREE)
     assert search.free is not None
     made = next(g for each in search.candidates() if (g := each.free(search.free)) is not None)
@@ -111,7 +111,8 @@ def test_parts_of_a_free_size() -> None:
 
 
 def test_two_labels_of_one_size_that_are_cut_alike() -> None:
-    """As many queries as keys, in tiles of 64: the last of one meets whole ones of the other."""
+    """The model has as many queries as keys, in tiles of 64: the last tile of one meets whole tiles
+    of the other."""
     free = FreeSizes(((N, 4, S, 16), (N, 4, 16, S), (N, 4, S, 16), (N, 1, 1, S)), ((N, 4, S, 16),))
     search = Search(attention(2, 256, 256), SearchOptions(), CPU_DEVICE, free=free)
     assert search.free is not None
@@ -240,7 +241,7 @@ def test_products_and_convolutions_take_any_number_of_rows_or_images(every: bool
     images = Graph((x, w), (term("relu", term("conv", x, w, **how)),))
     batch = FreeSizes(((N, 8, 9, 7), (6, 8, 3, 3)), ((N, 6, 9, 7),))
     w_known = weight("w", w.tensor)
-    found = prepared(images, (x, w_known))
+    found = CPU_GOALS.prepared(images, (x, w_known))
     assert found is not None
     for each in found.mugraphs(images, CPU_DEVICE)[: 3 if every else 1]:
         kernel = NativeKernel(with_free_names(each.graph, batch), flags=(*STRICT, "-Wno-type-limits"))

@@ -59,7 +59,7 @@ def x(name: str, *shape: Dim, dtype: str = "float32") -> Node:
 
 
 def self_attention(b: Dim, s: Dim) -> Graph:
-    """As many queries as keys."""
+    """Attention with as many queries as keys."""
     return attention(b, s, s)
 
 
@@ -183,7 +183,7 @@ for name, sources, goals in json.loads((folder / "given.json").read_text()):
 
 
 def interpret(given: object, folder: Path) -> list[list[str]]:
-    """What a process says, word by word, that runs programs in Triton's interpreter."""
+    """The words that a process prints which runs programs in Triton's interpreter."""
     (folder / "given.json").write_text(json.dumps(given))
     done = interpreter.run(RUN, folder)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -196,7 +196,7 @@ MORE = ("self_attention", "norm", "gated", "activation")
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, list[float]]]:
-    """Those of all cases, or of MORE, at all forms and sizes, from one process."""
+    """The errors of all cases, or of MORE, at all forms and sizes, from one process."""
 
     @cache
     def found(more: bool) -> dict[str, list[float]]:
@@ -230,7 +230,8 @@ def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str,
     ],
 )
 def test_sizes_are_arguments_of_a_cubin(name: str, capability: int) -> None:
-    """Of 32 bits, and nothing is known of them: neither that one is 1, nor a multiple of 16."""
+    """The arguments have 32 bits, and nothing is known of them: neither that one is 1, nor a
+    multiple of 16."""
     program = programs(name)[0]
     for each in compiled(program, capability):
         assert each.cubin[:4] == b"\x7fELF"
@@ -304,7 +305,7 @@ GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 
 @pytest.fixture(scope="module")
 def regions() -> dict[EqualRegions, list[RegionSite]]:
-    """Those of a block of attention with a free batch and a free sequence."""
+    """The regions of a block of attention with a free batch and a free sequence."""
     found, left_out = free_regions(model(), {"batch": 2, "sequence": 24}, 4, True)
     assert left_out == set()
     assert [kind.free is not None for kind in found] == [True] * 3

@@ -31,7 +31,18 @@ from taso_mirage.measure.session import Session, open_in_child, runnable
 from taso_mirage.measure.target import CPU, CUDA, TARGETS, Target
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, check_mode, comparisons, fused, kinds, order, searches, stage, usual_mode
+from taso_mirage.pipeline.fuse import (
+    alone,
+    check_mode,
+    chosen,
+    comparisons,
+    fused,
+    kinds,
+    order,
+    searches,
+    stage,
+    usual_mode,
+)
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
@@ -181,7 +192,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
 ) -> None:
     def cut(share: float) -> None:
         for file in (cache_path().parent / "kernels").iterdir():
-            file.write_text(json.dumps({**json.loads(file.read_text()), stage.CUT: share}))
+            file.write_text(json.dumps({**json.loads(file.read_text()), chosen.CUT: share}))
 
     class Counted(searches.Search):
         def __init__(self, *args: Any) -> None:
@@ -198,7 +209,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
     assert not asked
     assert kernels(fused(result, CONFIG, "search")) == 2
     assert len(asked) == 2
-    assert not any(stage.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
+    assert not any(chosen.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
 
 
 def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +256,11 @@ def test_no_kernel_is_measured_that_there_is_no_time_to_try(result: Result, monk
     late = iter([False, True, False, True])
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
-    assert found.notes[-1] == "no kernels: the time was over"
+    ended = "no kernels: the time was over after 0 of 2 kinds of regions"
+    assert found.notes[-1] == ended
     monkeypatch.setattr(alone, "region_seconds", lambda *args: pytest.fail("it was measured"))
     late = iter([True, True])
-    assert fused(result, CONFIG, "cached").notes[-1] == "no kernels: the time was over"
+    assert fused(result, CONFIG, "cached").notes[-1] == ended
 
 
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +289,7 @@ def test_a_session_without_luck_is_not_the_last_word(result: Result, monkeypatch
 
 
 def test_an_interrupt_ends_the_looks(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above, but Ctrl-C comes while the session without luck runs: it is the last."""
+    """Ctrl-C comes while the session without luck runs: it is the last."""
     stop, looks = Stop(), iter([[2.0, 1.0], [2.0, 1.0], [2.0, 2.02]])
 
     def interleaved(sessions: Sequence[Session], *args: object, **named: object) -> list[list[float]]:
@@ -444,7 +456,7 @@ def test_a_target_without_kernels_says_so() -> None:
 
 
 def test_a_profile_has_the_kernels(searched: tuple[Result, Result, Path]) -> None:
-    """They are compiled and run as in a session of the user's."""
+    """The kernels are compiled and run as in a session of the user's."""
     made = searched[1].model
     content, inputs = runnable(made), random_inputs(made, 0, made.sizes)
     found, _ = profile.profiled_seconds(content, ["CPUExecutionProvider"], inputs, 0.05)

@@ -274,7 +274,7 @@ def test_what_fits_on_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_gpu_that_nothing_compiles_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the one that the kernel was made on."""
+    """The GPU that the kernel was made on is never left out."""
 
     def failing(program: TritonProgram, capability: int, schedules: Any = None) -> Any:
         if capability == broken:
@@ -308,7 +308,7 @@ def test_ptx_is_that_of_the_cubin() -> None:
 
 
 class OnGpu:
-    """As much of a torch tensor as the check needs."""
+    """The part of a torch tensor's interface that the check needs."""
 
     def __init__(self, array: Any) -> None:
         self.array = np.asarray(array)
@@ -345,7 +345,7 @@ for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
 
 @pytest.mark.parametrize("rows", [ROWS, "rows"])
 def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows: int | str, tmp_path: Path) -> None:
-    """Of five rows with the kernels of one, where they are free."""
+    """Where rows are free, five rows run with the kernels of one."""
     pytest.importorskip("torch")
     chosen = []
     regions, out = equal_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)

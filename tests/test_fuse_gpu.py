@@ -208,8 +208,8 @@ def test_ten_thousand_runs_and_a_hundred_sessions_leak_nothing(found: Result) ->
 
 
 def test_ptx_alone_runs_too() -> None:
-    """What a GPU that is newer than all cubins does: the driver compiles the PTX when the session
-    is created."""
+    """A GPU that is newer than all cubins has its driver compile the PTX when the session is
+    created."""
     model = plain().original
     graph, (spot,) = next(iter(fragments(model, {}).items()))
     program = codegen.program(Search(graph, SearchOptions(), H100).run(1, 100.0)[0].graph)

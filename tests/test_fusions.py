@@ -177,8 +177,8 @@ def test_a_mask_of_minus_infinity_keeps_its_guard() -> None:
 
 
 def scaled_attention(dtype: str, *, masked: bool) -> Node:
-    """As torch exports it, scaled on both sides and guarded, with heads of 64, and a mask that lets
-    everything through or none."""
+    """Attention as torch exports it, scaled on both sides and guarded, with heads of 64, and a mask
+    that lets everything through or none."""
     number, rows, shape = np.asarray(64**-0.25, dtype), 9, (2, 9, 128)
     q, k, v = (term("reshape", x(*shape, name=n, dtype=dtype), shape=(2, rows, 2, 64)) for n in "qkv")
     queries = term("mul", term("transpose", q, perm=(0, 2, 1, 3)), constant(number))

@@ -59,7 +59,7 @@ MORE = {
     "value": 120,
     "torch": 20,
 }
-"""Those of the slow tests."""
+"""The counts of the slow tests."""
 
 
 @pytest.mark.slow

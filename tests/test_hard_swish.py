@@ -35,7 +35,7 @@ def test_hard_swish_is_written_at_every_opset_and_part_of_a_convolution(opset: i
 
 
 def test_exported_hard_swish_becomes_one_term_at_old_opsets() -> None:
-    """As Paddle writes it: four nodes, which keep the runtime's blocked layout from the next
+    """Paddle writes four nodes, which keep the runtime's blocked layout from the next
     convolution."""
     x = variable("x", Tensor(F, (2, 3)))
     clipped = term("clip", term("add", x, constant(3.0, F)), constant(0.0, F), constant(6.0, F))

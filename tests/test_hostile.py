@@ -33,19 +33,19 @@ from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context, merge, simplify
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, SearchState, directions, rewrites, search_part
-from taso_mirage.search.settings import FusionContext
 from taso_mirage.search.weights import fold_weights
 
 LARGEST = 600
 """Elements of a term."""
 STATES, SECONDS = 12, 5.0
-"""So many states of a search are expanded; it never comes to the seconds but on a machine that
-stands still."""
+"""The number of states of a search that are expanded; the seconds are reached only on a machine
+that stands still."""
 SIZES = (1, 2, 5)
-"""Of the dynamic dim; the search is told 3."""
+"""The sizes of the dynamic dim; the search is told 3."""
 SANE = 1e3
 """Where a value of the evaluation in float64 is larger, rounding may turn what is compared, and
 only the field decides."""
@@ -211,8 +211,8 @@ class Whim(Roofline):
         super().__init__(context)
         self.rng, self.prices = rng, dict[str, float]()
 
-    def seconds(self, setting: FusionContext) -> float:
-        return self.prices.setdefault(setting.node.op, self.rng.random())
+    def seconds(self, fusion: FusionContext) -> float:
+        return self.prices.setdefault(fusion.node.op, self.rng.random())
 
 
 def _explored(
@@ -299,7 +299,7 @@ def _at(type: Tensor, sizes: dict[str, int]) -> Tensor:
 
 
 def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, context: Context) -> str:
-    """Which equations lead to a state."""
+    """The equations that lead to a state."""
     for state in states:
         for rewrite in rewrites(state, rules, Rules(()), context):
             if rewrite.outputs == bad:

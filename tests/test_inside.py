@@ -213,7 +213,7 @@ def test_a_branch_inside_of_a_loop() -> None:
 
 
 def test_a_weight_of_both_branches_is_stored_once() -> None:
-    """Both fold the transposition of a captured weight: what they make of it is the same."""
+    """The branches both fold the transposition of a captured weight, with equal results."""
     before = parse(
         """
         g (float[2, 64] x, bool c) => (float[2, 64] y) {

@@ -190,7 +190,7 @@ def test_loops_and_several_kernels_are_tried() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_time_of_a_product_of_bytes_hangs_on_no_result(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made of the sums may be of single precision, whose own products take longer."""
+    """Operators on the sums may be of single precision, whose own products take longer."""
     paces: list[Any] = []
 
     def noted(model: tile_work.TileWork, args: Sequence[int], label: str) -> Any:
@@ -209,7 +209,8 @@ INSTRUCTION = re.compile(r"(wgmma\.mma_async|mma)\.sync\.\S*s32\.s8\.s8")
 
 
 COMPILED = ("zero", "long_unsigned", "batched", "turned")
-"""What is compiled for tensor cores by default: zeros of each kind, signs, shapes and layouts."""
+"""Cases that are compiled for tensor cores by default: zeros of each kind, signs, shapes and
+layouts."""
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_many_rows_are_a_product_of_warp_groups(turned: bool) -> None:
 
 @pytest.mark.parametrize("name", SUMMED_OF)
 def test_bytes_apart_from_zeros_are_the_same_product(name: str) -> None:
-    """What a search takes a goal for, with all bytes and with their ends alone."""
+    """The search reads the goal with all bytes and with their ends alone."""
     product = SUMMED_OF[name]
     graph = product.goal()
     other = of_integers_or_floats(inlined(graph.outputs))
@@ -345,7 +346,7 @@ def test_a_product_with_one_axis_keeps_its_type(left: Tensor, right: Tensor, zer
 
 
 def test_other_integers_are_no_goal() -> None:
-    """What is not known to come from bytes may wrap."""
+    """Integers that are not known to come from bytes may wrap."""
     x = variable("x", Tensor("int32", (8, 8)))
     with pytest.raises(Unsupported):
         label(Graph((x,), (term("cast", term("add", x, x), to="float32"),)))
@@ -494,8 +495,8 @@ REGIONS = {
 
 
 def wide(text: str) -> NDArray[Any]:
-    """What the model gives; in float64 where its floats are half precision, since ONNX Runtime's
-    sums on a CPU are not exact enough then."""
+    """The outputs of the model; in float64 where its floats are half precision, since ONNX
+    Runtime's sums on a CPU are not exact enough then."""
     if "float16[" not in text:
         (found,) = Session(serialize(model(text))).run(feed(text))
         return found

@@ -295,7 +295,7 @@ def test_extreme_integers_are_left_out_where_they_are_ids_or_divided() -> None:
 
 
 def test_extreme_integers_never_reach_a_node_whose_work_hangs_on_them() -> None:
-    """They would be the turns of a loop, or the sizes of a tensor."""
+    """The integers would be the turns of a loop, or the sizes of a tensor."""
     nodes = [h.make_node("Range", ["zero", "n", "one"], ["r"]), h.make_node("ReduceMax", ["r"], ["y"], keepdims=0)]
     made = h.make_model(
         h.make_graph(
@@ -375,7 +375,7 @@ def test_scalars_of_every_dtype_pass(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numpys_numbers_are_scalars_too(dtype: str, tmp_path: Path) -> None:
-    """As numpy makes them of arrays of rank 0, in a file and in a program."""
+    """numpy makes such scalars of arrays of rank 0, in a file and in a program."""
     model, path = of_scalars(dtype), tmp_path / "given.npz"
     number, vector = np.ones((), dtype)[()], np.ones(3, dtype)
     np.savez(path, s=number, v=vector)

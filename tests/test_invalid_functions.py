@@ -92,7 +92,7 @@ def test_right_ones_with_bodies_are_read(tmp_path: Path) -> None:
 
 
 def broken_by_optimization(first: Node, more: bool) -> onnx.ModelProto:
-    """What does nothing, and then a product with a quotient that is one."""
+    """A node without effect, and then a product with a quotient that is one."""
     x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2, 3]) for n in "xy")
     nodes = [first, node("Div", ["one", "one"], ["f"]), node("Mul", ["mid", "f"], ["w" if more else "y"])]
     nodes += [node("Tanh", ["w"], ["y"])] if more else []
@@ -106,7 +106,7 @@ def broken_by_optimization(first: Node, more: bool) -> onnx.ModelProto:
 def test_an_original_that_loads_only_without_optimizations(
     tmp_path: Path, op: str, attributes: dict[str, int], options: Sequence[str], more: bool
 ) -> None:
-    """It is compared without them, and what is written loads with them."""
+    """The original is compared without optimizations, and the written model loads with them."""
     model = broken_by_optimization(node(op, ["x"], ["mid"], **attributes), more)
     onnx.checker.check_model(model)
     content = model.SerializeToString()

@@ -48,7 +48,7 @@ LOOP = """
 
 @pytest.mark.parametrize(("size", "inside"), [("3", ["MatMul", "Add"]), ("n", ["ReduceMean", "MatMul", "Add"])])
 def test_what_captured_values_give_is_computed_once(size: str, inside: list[str]) -> None:
-    """Of no rows there is no mean: with a named size it stays."""
+    """A mean over no rows does not exist: with a named size it stays."""
     before = parse(LOOP % (size, size, size))
     after = lightened(before)
     assert sorted(set(kinds(after, "body")) - {"Identity"}) == sorted(inside)

@@ -104,7 +104,7 @@ rhs = "x"
 
 
 def test_strict_asks_for_a_proof_of_every_case(tmp_path: Path) -> None:
-    """Of a rule of which few typings are judged; more of them reach all that are enumerated."""
+    """Few typings of the rule are judged; more of them reach all that are enumerated."""
     file = tmp_path / "mine.toml"
     file.write_text(EVERYWHERE)
     command = ("substitutions", "verify", file, "--workers", 1)
@@ -215,7 +215,7 @@ def test_what_a_file_says_of_a_rule_is_no_verdict(tmp_path: Path) -> None:
 
 
 def test_a_rule_may_claim_its_proved_cases_alone(tmp_path: Path) -> None:
-    """What is excluded is counted by the command, not by the file."""
+    """The command counts the excluded cases, not the file."""
     file = tmp_path / "mine.toml"
     file.write_text(FALSE_WITH_EVIDENCE.replace("evidence", 'where = "proved()"\nevidence'))
     (rule,) = read(file)

@@ -20,7 +20,7 @@ from taso_mirage.targets.cuda.device import H100
 
 
 def test_what_combines_parts_has_whole_lines() -> None:
-    """Of attention split over the keys the second kernel."""
+    """The second kernel of attention split over the keys combines the parts."""
     plan = Search(PAPER["gqa"](batch=1).graph(), SearchOptions(), replace(H100, cluster=1)).candidates()[0].plan
     assert [each.kernel.loop is None for each in plan] == [False, True]
     assert plan[1].tiles["e"] == 64  # columns
@@ -28,7 +28,7 @@ def test_what_combines_parts_has_whole_lines() -> None:
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine(step: int) -> None:
-    """As they were measured, over all first kernels; the model was fitted on others. By default
+    """The kernels were measured over all first kernels; the model was fitted on others. By default
     over each third one."""
     bench = script("second_kernels")
     rows = json.loads((bench.RESULTS / "second_kernels-H100.json").read_text())["rows"]
@@ -37,7 +37,7 @@ def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine(step: int
 
 
 def test_a_loop_of_one_iteration_costs_what_none_does() -> None:
-    """It is the same code."""
+    """The code is the same."""
     closure = close(Search(PAPER["lora"](batch=16).graph(), SearchOptions()).labelled)
     sizes, compared = closure.goal.sizes, 0
     for (kernel,) in plans(closure, Limits(range(1, 2))):

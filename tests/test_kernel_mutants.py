@@ -42,7 +42,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """What was changed, and the mutant once it is asked for: IllTyped if it has no type."""
+    """A change, and its mutant on request: IllTyped if it has no type."""
 
     kind: str
     make: Callable[[], Graph]
@@ -96,7 +96,7 @@ def of_body(node: Node) -> Iterator[tuple[str, Make]]:
 
 
 def of_term(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
-    """Other terms in the place of one term of a body."""
+    """Mutants of one term of a body."""
     attrs = dict(node.attrs)
     for other in OTHERS.get(node.op, []):
         yield f"{node.op} is {other}", lambda *args, other=other: term(other, *args, **_shared(attrs))
@@ -137,7 +137,7 @@ def _accumulators(node: Node) -> Iterator[tuple[str, Make]]:
 
 
 def _combined(node: Node) -> Iterator[tuple[str, Make]]:
-    """Another exchange between the blocks of a cluster."""
+    """Mutants of an exchange between the blocks of a cluster."""
     over, degree = node.attr("over"), node.attr("degree")
     for other in {"sum", "max"} - {over}:
         yield f"cluster: {over} is {other}", lambda x, *m, other=other: term("combine", x, over=other)
@@ -166,8 +166,8 @@ def _rescaled(x: Node, top: Node, degree: int) -> Node:
 
 
 def _rewired(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
-    """One operand replaced by another term of the same type that does not hang on the node: a stale
-    maximum, gate for up..."""
+    """One operand replaced by another term of the same type that does not depend on the node: a
+    stale maximum, gate for up..."""
     above = {node}
     for each in body:
         if not above.isdisjoint(each.args):
@@ -298,7 +298,7 @@ class Counted:
 
 
 def judge(mugraph: Graph, goal: Graph, most: int) -> Counted:
-    """Of each kind up to so `most` mutants that are refused."""
+    """Count the refused mutants, at most `most` of each kind."""
     counted = Counted(Counter(), Counter(), Counter(), Counter())
     seen = {mugraph}
     for mutation in mutations(mugraph):
@@ -362,7 +362,7 @@ MANY = (
     "attention",
     "lora",
 )
-"""Whose kinds of mutants others have too."""
+"""Graphs whose kinds of mutants others have too."""
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(1000, marks=pytest.mark.slow)], ids=["of each kind", "every"])

@@ -29,7 +29,7 @@ def kernels(graph: Graph) -> list[Node]:
 
 
 def form(graph: Graph) -> list[tuple[frozenset[Cut], frozenset[str]]]:
-    """What a muGraph is whatever its sizes: for each kernel how its operands are cut, and what its
+    """A key of a muGraph without its sizes: for each kernel how its operands are cut, and what its
     accumulators do."""
     found = []
     for node in kernels(graph):

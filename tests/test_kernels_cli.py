@@ -77,7 +77,7 @@ def operators(region: KernelRegion) -> list[str]:
 
 
 def kernels(*arguments: object) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """The command's output as JSON."""
     done = CliRunner().invoke(app, ["kernels", *map(str, arguments), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
@@ -226,8 +226,8 @@ def test_dynamic_dims_are_fixed_by_shape(tmp_path: Path) -> None:
 
 
 def attention(keys: int = 4096) -> onnx.ModelProto:
-    """As exporters write it: scales on both sides, a mask that is known, and a guard against rows
-    that are no number."""
+    """Attention as exporters write it: scales on both sides, a mask that is known, and a guard
+    against rows that are no number."""
     seen = np.tri(64, keys, keys - 64, dtype=bool)
     weights = {"scale": np.float32(0.35), "seen": seen, "none": np.float32(0), "low": np.float32(-3.4e38)}
     nodes = [

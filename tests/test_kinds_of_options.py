@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}
 
 
 class Silent:
-    """What cannot be printed."""
+    """An object that cannot be printed."""
 
     def __repr__(self) -> str:
         raise ValueError
@@ -50,6 +50,14 @@ def test_numbers_are_numbers(name: str, value: Any) -> None:
         taso_mirage.optimize(shortened(), **{**QUICK, name: value})
 
 
+@pytest.mark.parametrize("value", [1e300, 1e308, 10**305, 10**400])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_too_large_is_refused_for_its_size(name: str, value: Any) -> None:
+    """Sums with such numbers are infinite, or have no float."""
+    with pytest.raises(InvalidOption, match=rf"^{name}=.*at least \d, below 1e\+300 or infinite$"):
+        taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+
+
 @pytest.mark.parametrize("value", ["false", "no", 0, 1, None, "True"])
 @pytest.mark.parametrize("name", api.FLAGS)
 def test_a_flag_is_no_text(name: str, value: Any) -> None:
@@ -58,7 +66,7 @@ def test_a_flag_is_no_text(name: str, value: Any) -> None:
         taso_mirage.optimize(shortened(), **{**QUICK, name: value})
 
 
-@pytest.mark.parametrize("name", ["output", "report", "certificate", "inputs", "rules"])
+@pytest.mark.parametrize("name", ["output", "report", "certificate", "trace", "inputs", "rules"])
 def test_no_path_has_a_zero_byte(name: str) -> None:
     with pytest.raises(InvalidOption, match=f"^{name}="):
         taso_mirage.optimize(shortened(), **{**QUICK, name: "a\0b"})

@@ -74,7 +74,7 @@ def drawn(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def error(goal: Graph, values: dict[str, np.ndarray], result: np.ndarray) -> float:
-    """Of the largest element."""
+    """The error relative to the largest element."""
     env = {x: EXACT.load(values[x.attr("name")]) for x in goal.inputs}
     with np.errstate(invalid="ignore"):
         wanted = interpret(goal.outputs, EXACT, env)[goal.outputs[0]]
@@ -139,7 +139,7 @@ def test_parts_are_handed_over_in_half_precision() -> None:
 
 
 def test_a_cpu_keeps_parts_in_single_precision() -> None:
-    """Its programs have no others, and would divide for nothing."""
+    """A CPU's programs have no other parts, and would divide for nothing."""
     plans = Search(masked(), SearchOptions(), CPU_DEVICE).candidates()
     graphs = (each.graph() for each in plans if len(each.plan) == 2 and each.sizes.get("cg"))
     graph = next(graph for graph in graphs if graph is not None)
@@ -149,8 +149,8 @@ def test_a_cpu_keeps_parts_in_single_precision() -> None:
 
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_mean_that_the_model_does_not_have_is_not_handed_over(centred: bool) -> None:
-    """Of values less a zero the mean may be small beside that of the values, of which the kernel
-    would round it."""
+    """The mean of values less a zero may be small beside the mean of the values, which the kernel
+    would round."""
     half = "float16"
     q, k, v, c = (
         variable(n, Tensor(half, s)) for n, s in zip("qkvc", [(4, 32), (32, 16384), (16384, 32), (1, 32)], strict=True)

@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from fuzz.law_judge import DEFINITION, DIFFERENT, EQUAL, FAILS, compared
 from fuzz.law_pairs import INTEGERS, RANKS, subjects, typings
 from onnx import TensorProto, helper
+from sampling import DAY
 
 import taso_mirage
 from taso_mirage.errors import IllTyped, Unsupported
@@ -32,12 +32,8 @@ RULES, TYPINGS, RUNS = 90, 3, 3
 LEAST = 450
 
 
-def _day() -> int:
-    return int(time.time()) // 86400
-
-
 def test_a_slice_of_the_rules_and_laws_gives_the_same_on_both_sides_in_the_runtime() -> None:
-    seed, proofs = _day(), Proofs()
+    seed, proofs = DAY, Proofs()
     found, verdicts = list[str](), Counter[str]()
     for name in Random(seed).sample(list(subjects()), RULES):
         tally = compared(subjects()[name], seed, TYPINGS, proofs, runs=RUNS)

@@ -53,7 +53,7 @@ def test_law_holds_on_random_typings(law: Equation, wanted: int) -> None:
 
 
 def compared(law: Equation) -> Fuzzed:
-    """The same by numbers; what is proved counts, as a law applies nowhere else."""
+    """The comparison by numbers; proved typings alone count, since a law applies nowhere else."""
     given, attributes = stated(law)
     refuted = Failure(FailureKind.REFUTED, "by the field")
     drawn = (each for each in typings(law, given=given, attributes=attributes) if legal(each))

@@ -16,11 +16,11 @@ from taso_mirage.pipeline.problem import after
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context, for_search, pass_order
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import Budget, SearchState, directions, search_model
-from taso_mirage.search.settings import FusionContext
 from taso_mirage.search.steps import RewriteStep
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
@@ -35,10 +35,10 @@ class Machine(Roofline):
         super().__init__(CONTEXT)
         self.grouped = grouped
 
-    def seconds(self, setting: FusionContext) -> float:
+    def seconds(self, fusion: FusionContext) -> float:
         known = {"conv": 100e-6, "nhwc_conv": 60e-6, "transpose": 15e-6, "relu": 5e-6}
-        grouped = setting.node.op == "conv" and setting.node.attr("group") > 1
-        return self.grouped if grouped else known.get(setting.node.op, 1e-3)
+        grouped = fusion.node.op == "conv" and fusion.node.attr("group") > 1
+        return self.grouped if grouped else known.get(fusion.node.op, 1e-3)
 
 
 def image(dtype: str = "float16") -> Node:
@@ -64,7 +64,7 @@ def searched(output: Node, target: Target = CHANNELS_FIRST) -> SearchState:
 
 
 def ops(outputs: SearchState) -> list[str]:
-    """Of what runs."""
+    """The operators that run."""
     return sorted(n.op for n in topological(outputs) if n.args and not is_weight(n))
 
 

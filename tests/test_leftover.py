@@ -1,4 +1,4 @@
-"""What is left on the table is said, from what the search of kernels knows."""
+"""The line on regions that were not tried, from facts that the search of kernels knows."""
 
 from __future__ import annotations
 

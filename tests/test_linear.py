@@ -22,7 +22,7 @@ from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, WeightProducts, weight_products
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import RegionSite, fragments
@@ -229,9 +229,9 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = prepared(graph, spot.inputs)
+    made = CPU_GOALS.prepared(graph, spot.inputs)
     assert made is not None
-    assert prepared(graph, graph.inputs) is None, "weights of the run"
+    assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
     with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
     wanted = session(plain, False)
@@ -243,7 +243,8 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
 
 @pytest.mark.parametrize("prepares", [True, False])
 def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others, a GPU's, search a product of few rows as they search everything."""
+    """A back end without them, such as a GPU's, searches a product of few rows as any other
+    goal."""
     quick(monkeypatch)
     monkeypatch.setattr(CpuLowering, "prepared", CPU_GOALS if prepares else None)
     asked: list[Any] = []
@@ -256,11 +257,11 @@ def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeyp
 def test_small_weights_and_those_of_the_run_are_not_prepared() -> None:
     _, goal = case((1, 512), 512, "bias")
     known = [w(leaf.attr("name"), *[int(n) for n in leaf.shape]) for leaf in goal.inputs]
-    assert prepared(goal, known) is not None
-    assert prepared(goal, goal.inputs) is None
+    assert CPU_GOALS.prepared(goal, known) is not None
+    assert CPU_GOALS.prepared(goal, goal.inputs) is None
     _, small = case((1, 512), 511, "bias")
     known = [w(leaf.attr("name"), *[int(n) for n in leaf.shape]) for leaf in small.inputs]
-    assert prepared(small, known) is None
+    assert CPU_GOALS.prepared(small, known) is None
 
 
 def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +269,7 @@ def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pyte
     the same."""
     made, goal = case((8, 512), 512, "")
     given = (made.x, *(weight(leaf.attr("name"), leaf.tensor) for leaf in goal.inputs[1:]))
-    products = prepared(goal, given)
+    products = CPU_GOALS.prepared(goal, given)
     assert products is not None
     kernel = cpu_kernel(products.mugraphs(goal, CPU_DEVICE)[0].graph)
     site, opsets = RegionSite(given, (), ()), {"": 20}

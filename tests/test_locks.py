@@ -77,7 +77,7 @@ def test_a_folder_is_written_by_one_run(tmp_path: Path) -> None:
 
 
 def test_what_another_run_is_writing_is_not_taken_for_a_strangers(tmp_path: Path) -> None:
-    """It has written a model, and not the list of what it wrote yet."""
+    """The other run has written a model, and not the list of its files yet."""
     models, out = tmp_path / "models", tmp_path / "out"
     models.mkdir()
     (models / "a.onnx").write_bytes(MINI.read_bytes())
@@ -105,7 +105,7 @@ def test_an_interrupt_lets_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("again", [0, 3])
 def test_a_signal_that_ends_a_run_lets_go(tmp_path: Path, number: int, again: int) -> None:
-    """It ends by the signal, at once, and nothing but the model is left; more of them change
+    """The run ends by the signal, at once, and leaves nothing but the model; more signals change
     nothing."""
     output = tmp_path / "faster.onnx"
     files = ("-o", output, "--report", tmp_path / "r.html", "--certificate", tmp_path / "c.json")
@@ -120,7 +120,7 @@ def test_a_signal_that_ends_a_run_lets_go(tmp_path: Path, number: int, again: in
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
-    """As `nohup` starts it."""
+    """The run starts as `nohup` starts it."""
     relus(tmp_path / "m.onnx", 2)
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", tmp_path / "m.onnx", "-o", tmp_path / "out.onnx"]
     kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a process that is started now has it so
@@ -213,7 +213,7 @@ def test_an_output_is_held_once_in_one_process_too(tmp_path: Path) -> None:
 
 
 def test_a_lock_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
-    """What somebody planted at its place is neither opened nor written over."""
+    """A file that somebody planted at its place is neither opened nor written over."""
     victim = tmp_path / "victim"
     victim.write_text("of somebody")
     lock_file(tmp_path / "a").symlink_to(victim)

@@ -121,7 +121,7 @@ def test_a_joined_goal_is_the_goal_with_fewer_dims() -> None:
 
 
 def test_what_is_joined_wrongly_is_told() -> None:
-    """As if rows were joined with what each of them is divided by the sum of."""
+    """The wrong join takes rows together with the values that divide each of them."""
     goal = label(softmax(2, 3, 4))
     joined = label(goal.graph, None, (("a", "b"), ("c",)))
     sizes = sizes_apart(goal, 0)
@@ -233,7 +233,7 @@ def test_generated_code_is_the_goal_in_float64(name: str, free: bool, tmp_path: 
 def test_a_length_that_no_power_of_two_divides_is_taken_in_parts(
     length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that fill most of the lanes, as 495 of 512: in a loop, whose other lanes count for
+    """A part fills most of the lanes, as 495 of 512: in a loop, whose other lanes count for
     nothing."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     from taso_mirage.kernels.codegen import triton

@@ -29,8 +29,8 @@ Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
 def sides(text: str, dtype: str, fixed: int | None = None) -> Sides:
-    """Both sides with vectors for x, y, z, a vector of booleans for c and d, and matrices m, w; at
-    every size, or a fixed one."""
+    """The two sides with vectors for x, y, z, a vector of booleans for c and d, and matrices m, w;
+    at every size, or a fixed one."""
     equation = parse_equation(text)
     n = symbol("n") if fixed is None else fixed
     shapes = {"m": (n, n), "w": (n, n)}

@@ -36,7 +36,7 @@ Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
 def sides(text: str, n: Dim, m: Dim = 0, dtype: str = "int8") -> Sides:
-    """Both sides where x has the shape (n,), and y (n, m)."""
+    """The two sides where x has the shape (n,), and y (n, m)."""
     equation = parse_equation(text)
     leaves = {"x": variable("x", Tensor(dtype, (n,))), "y": variable("y", Tensor(dtype, (n, m)))}
     left, right = (instantiate(side, leaves, "float64") for side in (equation.lhs, equation.rhs))
@@ -209,7 +209,7 @@ def test_a_case_covers_no_dim_beyond_the_bound() -> None:
     ],
 )
 def test_bounds_of_sizes_and_positions(text: str, low: int, high: int) -> None:
-    """Of a tensor of (n, m), and positions i below n and j below 5."""
+    """The tensor has the shape (n, m), with positions i below n and j below 5."""
     indices = Indices()
     indices.volumes = element_counts((symbol("n"), symbol("m")))
     indices.variable("i", symbol("n"))

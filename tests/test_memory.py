@@ -1,4 +1,4 @@
-"""What a process keeps of its memory."""
+"""The memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def objects() -> Counter[str]:
 
 
 def test_calls_of_the_api_leave_no_objects_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of the same models, nor of others."""
+    """The calls are of the same models and of others."""
     models = [onnx.load_from_string(random_model(seed)) for seed in (0, 1)]
     monkeypatch.setattr(proofs, "_FOUND", {})
     monkeypatch.setattr(proofs, "MOST", 8)

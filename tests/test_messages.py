@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,13 @@ def test_arrays_of_all_sizes_arrive(monkeypatch: pytest.MonkeyPatch, without: st
 
 
 def test_large_arrays_do_not_go_through_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    there: list[int] = []
-    before = messages.send_handle
-    monkeypatch.setattr(messages, "send_handle", lambda *args: (there.append(1), before(*args)))
+    through: list[int] = []
+    monkeypatch.setattr(
+        messages, "bytearray", lambda content: through.append(len(content)) or bytes(content), raising=False
+    )
     exchanged(drawn())
-    assert len(there) == sum(size >= messages.SHARED for size in SIZES)
+    assert through
+    assert max(through) < messages.SHARED
 
 
 def test_no_descriptor_is_left() -> None:
@@ -59,6 +62,44 @@ def test_no_descriptor_is_left() -> None:
     before = len(os.listdir("/proc/self/fd"))
     exchanged(drawn())
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def mapped(path: Path, mode: Any = "r", offset: int = 4097) -> Any:
+    content = np.random.default_rng(1).integers(0, 255, 3 * messages.SHARED, dtype=np.uint8)
+    path.write_bytes(content.tobytes())
+    return np.memmap(path, np.uint8, mode, offset=offset, shape=(2 * messages.SHARED,))
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of buffers that are copied."""
+    there: list[int] = []
+    copied = messages._in_memory
+    monkeypatch.setattr(messages, "_in_memory", lambda view: (there.append(view.nbytes), copied(view))[1])
+    return there
+
+
+def test_what_is_mapped_from_a_file_is_not_copied(tmp_path: Path, copies: list[int]) -> None:
+    sent = mapped(tmp_path / "weights")
+    found = exchanged(np.asarray(sent))
+    assert np.array_equal(found, sent)
+    assert not copies
+    assert not found.flags.writeable
+
+
+def test_a_file_in_the_place_of_another_is_not_read(tmp_path: Path, copies: list[int]) -> None:
+    sent = mapped(tmp_path / "weights")
+    (tmp_path / "other").write_bytes(bytes(3 * messages.SHARED))
+    os.replace(tmp_path / "other", tmp_path / "weights")
+    assert np.array_equal(exchanged(np.asarray(sent)), sent)
+    assert copies
+
+
+def test_what_was_changed_in_memory_arrives_so(tmp_path: Path, copies: list[int]) -> None:
+    sent = mapped(tmp_path / "weights", "c")
+    sent[5] ^= 1
+    assert np.array_equal(exchanged(np.asarray(sent)), sent)
+    assert copies
 
 
 class _Without:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 DYNAMIC = ("bert", pytest.param("llama", marks=pytest.mark.slow))
 LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")
 ALIKE_LIGHT = ("light_resnet50", "light_inception_v2")
-"""Of the kinds of ResNet from PyTorch, and of the first Inception."""
+"""Models of the kinds of ResNet from PyTorch, and of the first Inception."""
 
 
 Small = Callable[..., onnx.ModelProto]

@@ -60,7 +60,7 @@ def test_they_stay_where_nothing_is_gained() -> None:
 
 
 def test_a_weight_moves_with_its_axes() -> None:
-    """Of every rank, and on either side of a difference and a quotient."""
+    """The weight has every rank, and stands on either side of a difference and a quotient."""
     image = variable("image", Tensor(F, (2, 4, 6, 5)))
     for shape in ((4,), (5, 4), (6, 1, 4), (1, 6, 5, 1), ()):
         for name in ("sub", "div"):

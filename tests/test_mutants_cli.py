@@ -70,7 +70,7 @@ def invoked(*arguments: object) -> Result:
 
 
 def lines(*arguments: object) -> list[str]:
-    """What the command prints."""
+    """The lines that the command prints."""
     done = invoked(*arguments)
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()
@@ -105,7 +105,7 @@ SEAMS = """
 
 def test_the_seams_of_two_images_side_by_side(model: Path) -> None:
     text = "\n".join(lines(model, *SIDES, "block/conv1", "--limit", 20))
-    assert "images.onnx, block/conv1 (the same: block/conv2)" in text
+    assert "images.onnx, block/conv1 (also at block/conv2)" in text
     found = [m for m in text.split("\n\n") if "batch into axis 3: " in m and "corrected" in m]
     assert len(found) == 1
     assert SEAMS.strip("\n") in found[0]
@@ -179,13 +179,13 @@ def test_convolutions_of_each_other_beside_each_other() -> None:
 
 def test_without_time_nothing_is_looked_at(model: Path) -> None:
     text = " ".join(lines(model, *SIDES, "first", "--budget", 0))
-    assert "0 mutants: 0 right everywhere, 0 corrected, 0 without a correction; 9 more were not looked at" in text
+    assert "0 mutants: 0 right everywhere, 0 corrected, 0 without a correction; 9 more were not tried" in text
 
 
 def test_late_mutants_are_not_verified(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "proved", lambda original, found, late: proved(original, found, lambda: True))
     text = "\n".join(lines(model, *SIDES, "first"))
-    assert text.count("not verified: the time was over (--budget, or Ctrl-C)") == 9
+    assert text.count("not verified for lack of time (--budget, or Ctrl-C)") == 9
     assert "  verified" not in text
 
 
@@ -241,7 +241,7 @@ def test_parts_are_listed_with_their_share(model: Path) -> None:
     text = lines(model, "--no-measure")
     assert text[0].startswith("images.onnx: 1 costly part in 2 places, ")
     assert text[1].endswith("conv [2,3,6,6] x [3,3,3,3] pads 1,1,1,1")
-    assert text[2].strip() == "--node block/conv1 (the same: block/conv2)"
+    assert text[2].strip() == "--node block/conv1 (also at block/conv2)"
     found = data(model, "--no-measure")
     (row,) = found["parts"]
     assert row["share"] == pytest.approx(2 * row["cost"] / found["total"])

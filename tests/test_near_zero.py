@@ -100,7 +100,7 @@ def parted(f: Head, n: Numbers) -> str:
 
 
 def softmax(f: Head, z: str) -> str:
-    """Of the classes but the first, as detectors leave the background out."""
+    """The softmax of the classes except the first, as detectors leave the background out."""
     return f("Slice", f("Softmax", z, axis=1), [1], [CLASSES], [1])
 
 
@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Build, Build]] = {
     "softmax scaled by 1.0001": (softmax_head, lambda f, n: f("Mul", softmax_head(f, n), 1.0001)),
 }
 FINE = {"scale of 1.001", "scale of 0.999", "result of 1.01", "softmax of 1.001", "softmax scaled by 1.0001"}
-"""Of these half precision sees nothing: they change less than some of its roundings."""
+"""Changes that half precision does not see: they are smaller than some of its roundings."""
 
 
 def read(made: onnx.ModelProto) -> Model:
@@ -267,7 +267,7 @@ def test_wrong_heads_fail(name: str, dtype: str, seeds: range) -> None:
 
 
 def resolution(op: str, values: list[float], dtype: str = "float32") -> float:
-    """That of an operator's result on these values."""
+    """The resolution of an operator's result on these values."""
     x = variable("x", Tensor(dtype, (len(values),)))
     asked = standalone(Graph((x,), (term(op, x),)), {"": 18})
     name = asked.graph.inputs[0].attr("name")

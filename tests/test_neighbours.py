@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, gene
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import WeightProducts
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS, prepared
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import with_free_names
 from taso_mirage.kernels.free_regions import free_regions
 from taso_mirage.kernels.packaging.embed import embed
@@ -54,11 +54,11 @@ def layer(rows: Any, size: int = 32, level: int = 0, norm: str = "rms_norm", gat
 
 
 def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
-    """Its regions with a kernel each, the first that is found; of products there is another one for
-    up to `most` rows."""
+    """The model's regions with a kernel each, the first that is found; products have another one
+    for up to `most` rows."""
     backend, made = CpuLowering(), []
     for kind, spots in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
-        goal = prepared(kind.goal, spots[0].inputs)
+        goal = CPU_GOALS.prepared(kind.goal, spots[0].inputs)
         if goal is None:
             found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
         else:
@@ -79,7 +79,7 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
 
 
 def joined(plain: Model, apart: Sequence[Fused]) -> list[Fused]:
-    """The same with all neighbours as one."""
+    """The kernels with all neighbours joined into one."""
     made = Neighbours(plain, apart).together(CpuLowering())
     return [*without(apart, [place for _, places in made for place in places]), *[kind for kind, _ in made]]
 
@@ -101,8 +101,8 @@ def placed(plain: Model, made: Sequence[Fused]) -> Model:
 def test_one_kernel_has_the_bits_of_several(
     rows: int, size: int, level: int, norm: str, gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is as near to the definition in float64 as the runtime is; without the library the model
-    runs its own operators."""
+    """The kernel is as near to the definition in float64 as the runtime is; without the library the
+    model runs its own operators."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(*layer(rows, size, level, norm, gate))
     apart = kinds(plain, {})
@@ -122,8 +122,7 @@ def test_one_kernel_has_the_bits_of_several(
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 4])
 def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is a program of its own for few rows, which reads the same prepared
-    weights."""
+    """A separate program for few rows reads the same prepared weights."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(*layer(symbol("n")))
     apart = kinds(plain, {"n": 16}, most)
@@ -140,7 +139,7 @@ def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.Mo
 
 
 def test_programs_whose_weights_lie_otherwise_are_no_ranges() -> None:
-    """They would read what the other has prepared."""
+    """Each program would read the weights that the other has prepared."""
     made, whole = case((4, 64), 40, 4, 32, "")
     narrow, wide, other = (
         Graph(whole.inputs, (made.mugraph(block),)) for block in ((16, 4, 1), (32, 4, 1), (16, 2, 1))
@@ -151,7 +150,7 @@ def test_programs_whose_weights_lie_otherwise_are_no_ranges() -> None:
 
 
 def test_wrong_kernels_are_refused() -> None:
-    """Of a norm, two products and their gate, at small sizes."""
+    """The kernels are of a norm, two products and their gate, at small sizes."""
     data, g, z = x("x", 2, 19), x("g", 19), x("z", 2, 5)
     names = ("w", "v"), ("s", "t")
     codes = [variable(name, Tensor("uint8", (5, 2, 8))) for name in names[0]]

@@ -19,7 +19,7 @@ from taso_mirage.errors import InvalidOption
 
 
 def twice_negated(name: str) -> list[onnx.NodeProto]:
-    """What goes away: the value is then called `NAME_same`."""
+    """A pair of nodes that is removed: its value is then called `NAME_same`."""
     return [h.make_node("Neg", [name], [f"{name}_less"]), h.make_node("Neg", [f"{name}_less"], [f"{name}_same"])]
 
 
@@ -111,7 +111,7 @@ def test_texts_that_are_given_are_what_the_check_runs_on() -> None:
 
 @pytest.mark.parametrize(("make", "value"), [(sequence_given, [np.ones((3, 4), np.float32)]), (map_given, {"a": 1.0})])
 def test_a_sequence_or_map_cannot_be_given(make: Callable[[], onnx.ModelProto], value: Any) -> None:
-    """This was an error of attributes."""
+    """The value was reported as an error of attributes."""
     made = make()
     name = made.graph.input[0].name
     with pytest.raises(InvalidOption, match=f"inputs: the input '{name}' is no tensor"):

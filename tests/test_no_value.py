@@ -64,7 +64,7 @@ def test_such_a_rule_is_refused(rule: Rule) -> None:
 
 @pytest.mark.parametrize("kind", TWINS)
 def test_what_is_undefined_alone_is_the_reason(kind: str, tmp_path: Path) -> None:
-    """Both sides that divide are equal; x - x has the same elements, and a value where they have
+    """The two sides that divide are equal; x - x has the same elements, and a value where they have
     none."""
     divides, other = TWINS[kind]
     (typing, *_) = typings(rule_of(tmp_path, divides, other), 1)
@@ -85,7 +85,7 @@ def test_numbers_show_that_one_side_has_no_value() -> None:
 
 @pytest.mark.parametrize(("fmod", "wrong"), [(1, False), (0, True)])
 def test_where_both_sides_divide_by_zero_nothing_is_claimed(fmod: int, wrong: bool, tmp_path: Path) -> None:
-    """Of the other remainder a negative number tells."""
+    """For the other remainder a negative number shows the difference."""
     rule = rule_of(tmp_path, "sub(x, mul(div(x, y), y))", f"mod(x, y, fmod={fmod})")
     of_integers = [t for t in typings(rule, 40) if {n.dtype for n in t.rhs} <= {"int32", "int64"}]
     assert len(of_integers) > 8

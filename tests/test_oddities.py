@@ -1,4 +1,4 @@
-"""What `optimize` says of the original itself, weights that are stored twice, and files that would
+"""Remarks of `optimize` on the original itself, weights that are stored twice, and files that would
 grow."""
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.config import Config, Stop, quiet
+from taso_mirage.search.duplicate_weights import duplicate_weights, shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.search.twins import shared_weights, twins
 
 QUICK = Config(budget=0.0, measure=False)
 
@@ -90,7 +90,7 @@ def test_a_rounding_is_no_other_result(monkeypatch: pytest.MonkeyPatch, by: floa
 
 def test_an_output_that_hangs_on_no_input_is_named() -> None:
     fixed = term("relu", w(3))
-    assert said(model((x(4),), (term("tanh", x(4)), fixed)), "is constant: it hangs on no input")
+    assert said(model((x(4),), (term("tanh", x(4)), fixed)), "is constant: it depends on no input")
 
 
 def test_an_output_that_no_input_changed_is_named() -> None:
@@ -136,10 +136,12 @@ def test_one_bit_makes_two_weights() -> None:
     made = tied()
     other = made.weights["b"].numpy().copy()
     other.reshape(-1).view(np.uint8)[1] ^= 1
-    assert twins(made)
+    assert duplicate_weights(made)
     for array in (other, np.where(np.arange(64 * 64).reshape(64, 64) == 1, np.float32(-0.0), np.float32(0.0))):
         arrays = {"a": np.zeros((64, 64), np.float32) if array is not other else made.weights["a"].numpy(), "b": array}
-        assert not twins(Model(**{**vars(made), "weights": {n: StoredWeight(a) for n, a in arrays.items()}}))
+        assert not duplicate_weights(
+            Model(**{**vars(made), "weights": {n: StoredWeight(a) for n, a in arrays.items()}})
+        )
 
 
 def test_weights_that_are_inputs_stay() -> None:
@@ -232,7 +234,7 @@ def test_what_is_stored_is_counted() -> None:
 
 
 def grown_by(laws: list[str], outputs: tuple[Node, ...], config: Config) -> tuple[Job, Model, Model]:
-    """What is measured of a model to which laws were applied, and the model as it was."""
+    """The job of a model to which laws were applied, the changed model, and the model as it was."""
     job, made = Job(config, quiet, Stop(), CostCache(None)), model((x(1, 256, 8, 8),), outputs)
     problem, steps = pose(job, made), list[RewriteStep]()
     for law in laws:

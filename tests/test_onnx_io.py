@@ -1068,7 +1068,8 @@ def test_large_weights_go_to_the_runtime_from_where_they_are(source: bool) -> No
 
 @pytest.mark.parametrize("source", [False, True])
 def test_a_checker_gets_types_in_place_of_large_weights(source: bool) -> None:
-    """It sees what it would see of the whole, and nothing of the model that was read changes."""
+    """The checker sees what it would see of the whole, and nothing of the model that was read
+    changes."""
     made = load(ROOT / "models" / "mini_transformer.onnx")
     whole = serialize(made, source)
     types = serialize_types(made, source, above=1000)

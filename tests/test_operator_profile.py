@@ -43,7 +43,7 @@ RUNS_A_PRODUCT = {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
 
 @pytest.fixture(scope="module")
 def measured() -> Result:
-    """Of a model whose operators take much longer than the profiler."""
+    """The result of a model whose operators take much longer than the profiler."""
     a = x(64, 2048)
     doubled = term("relu", term("relu", term("matmul", a, w(2048, 2048))))
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def test_what_runs_in_a_body_counts_there_alone() -> None:
 
 
 def test_of_small_operators_the_profiler_tells_no_time() -> None:
-    """It takes longer than they do: a chain of sums of a few numbers."""
+    """The profiler takes longer than the operators: a chain of sums of a few numbers."""
     a = chain = x(4)
     for i in range(200):
         chain = term("sub", term("sin", chain), w(4, name=f"w{i}"))

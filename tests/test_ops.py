@@ -159,7 +159,7 @@ def test_the_reals_are_what_onnx_runtime_computes(op: Op, i: int) -> None:
 
 
 class Recorder(Typed[None]):
-    """Which elementwise functions a definition uses."""
+    """A meaning that records the elementwise functions that a definition uses."""
 
     def __init__(self) -> None:
         self.functions: set[Any] = set()

@@ -101,8 +101,8 @@ def ops(outputs: tuple[Node, ...]) -> list[str]:
 
 
 def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_time() -> None:
-    """The others keep what is predicted to be the fastest; a part whose first state wins the
-    contest is left as it was."""
+    """The other parts keep the state that is predicted to be the fastest; a part whose first state
+    wins the contest is left as it was."""
     parts_of = {name: x(4, size) for size, name in enumerate("abc", 1)}
     graphs = {name: Graph((leaf,), (term("neg", leaf),)) for name, leaf in parts_of.items()}
     gains, places = {"a": 1.0, "b": 3.0, "c": 2.0}, {"a": 5, "b": 1, "c": 1}
@@ -321,7 +321,8 @@ def test_with_time_for_one_load_the_candidate_by_prediction_is_measured(monkeypa
 
 
 def test_of_little_time_a_comparison_takes_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other half loads what is compared: one candidate that has all of it is no choice."""
+    """The other half loads the candidates: a single candidate with all the time would be no
+    choice."""
     a = x(8, 8)
     candidates = [ModelCandidate(op, model((a,), (term(op, a),)), (), 1.0, CPU) for op in ("neg", "relu", "tanh")]
     posed: Any = SimpleNamespace(target=CPU)
@@ -589,7 +590,7 @@ def test_a_wrong_rule_alone_leaves_the_original() -> None:
 
 
 def test_a_wrong_law_does_not_apply() -> None:
-    """It has no proof, so the check has nothing to find."""
+    """The law has no proof, so the check has nothing to find."""
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
     wrong = RuleSet((parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0"),))
     result = optimize_model(original, Config(measure=False, budget=2, rules=wrong))
@@ -667,7 +668,8 @@ def test_weights_are_not_combined_in_half_precision() -> None:
 
 
 def scaled_twice(factor: float) -> list[str]:
-    """What is left of two products with scales in half precision, of which the values are known."""
+    """The operators left of two products with scales in half precision, of which the values are
+    known."""
     a = variable("x", Tensor("float16", (4,)))
     context = replace(CONTEXT, weights={"s": StoredWeight(np.full(4, factor, np.float16))}, _legal={})
     scaled = term("mul", term("mul", a, constant(factor, "float16")), weight("s", Tensor("float16", (4,))))
@@ -696,7 +698,7 @@ def test_more_numbers_of_a_kernel_are_looked_at_than_of_a_matrix() -> None:
 
 @pytest.mark.parametrize(("scale", "left"), [(1.0, ["conv"]), (1e-4, ["batch_norm", "conv"])])
 def test_a_norm_folds_into_a_large_kernel_in_half_precision(scale: float, left: list[str]) -> None:
-    """Its numbers are known; with a small scale they would be no normal ones."""
+    """The norm's numbers are known; with a small scale they would be subnormal."""
     rng = np.random.default_rng(0)
     values = {
         "w": StoredWeight((0.05 * rng.normal(size=(256, 128, 3, 3))).astype(np.float16)),
@@ -724,8 +726,8 @@ def test_only_the_passes_look_at_weights() -> None:
 
 
 def test_a_kernel_holds_where_every_channel_does() -> None:
-    """Of a normal kernel some numbers are below the normal ones; a channel that is so as a whole is
-    another matter."""
+    """A normal kernel has some subnormal numbers; a channel that is subnormal as a whole is another
+    matter."""
     rng = np.random.default_rng(0)
     kernel = (1e-3 * rng.normal(size=(8, 4, 3, 3))).astype(np.float16)
     w, two = weight("w", Tensor("float16", kernel.shape)), constant(0.5, "float16")
@@ -752,7 +754,7 @@ def test_shared_weight_terms_fold_in_linear_time() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Whatever the blocks, and wherever infinities and unknown references are."""
+    """The block size, infinities and unknown references do not matter."""
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(magnitudes, "BLOCK", int(rng.integers(1, 40)))
     exact = rng.normal(size=(5, 13)) * 10.0 ** rng.integers(-3, 4)

@@ -48,6 +48,7 @@ class Planted:
     region: float = KERNEL
     late: float = 0.0
     bad: frozenset[str] = frozenset()
+    once: bool = False
     now: float = 0.0
     made: list[str] = field(default_factory=list)
     trials: list[list[str]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Planted:
 
     def run(self) -> Planted:
         possible = {KINDS[name]: gain for name, gain in reversed(PLANTED.items())}
-        KernelOrder(possible, (), self.make, self.place, lambda: self.trial, self.left).run(lambda: True)
+        KernelOrder(possible, (), self.make, self.place, lambda: self.trial, self.left, self.once).run(lambda: True)
         return self
 
     @property
@@ -104,8 +105,19 @@ def test_the_first_complete_answer_is_early() -> None:
     assert Planted(60.0).run().trials[0] == ["attention"]
 
 
+@pytest.mark.parametrize("budget", [12.0, 33.0, 60.0, 200.0])
+def test_kernels_of_a_large_model_are_tried_once(budget: float) -> None:
+    """A trial takes no less time than a kernel: more of these are in the model."""
+    once, often = (Planted(budget, trial=4.0, once=each).run() for each in (True, False))
+    assert len(once.trials) == 1
+    assert once.model == once.made
+    assert once.made[0] == "attention"
+    assert once.now <= once.budget
+    assert once.saved >= often.saved
+
+
 def test_the_best_kind_leaves_time_for_the_others() -> None:
-    """Its kernel could be tuned as long as there is time."""
+    """The best kind's kernel could be tuned as long as there is time."""
     planted = Planted(60.0, region=1e6).run()
     assert planted.made[0] == "attention"
     assert len(planted.made) > 4

@@ -141,7 +141,7 @@ def test_sizes_that_powers_of_two_divide_are_cut_equally() -> None:
 
 
 def test_a_sum_over_tiles_that_overlap_is_refused() -> None:
-    """What two blocks have is counted twice."""
+    """Elements of two blocks would be counted twice."""
     t = x("t", 4, 6)
     part = Graph((t,), (term("reduce_sum", t, axes=(0,), keepdims=1),))
     node = term(

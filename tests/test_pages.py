@@ -55,7 +55,8 @@ def named(place: str) -> str:
 
 
 def graph(place: str, operators: int = 1) -> Graph:
-    """Its input, its weight, a dim and an opaque node have evil names; so many more operators."""
+    """A graph with hostile names of its input, its weight, a dim and an opaque node, and more
+    operators."""
     x = variable(evil(f"input of {place}"), Tensor("float32", (symbol(evil(f"dim of {place}")), 3)))
     made = term("add", x, weight(evil(f"weight of {place}"), Tensor("float32", (3,))))
     call = (("call", evil(f"node of {place}")),)
@@ -189,6 +190,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.lint
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_templates_leave_nothing_unescaped(template: Path) -> None:
     """Values stand in text or in attributes with quotes, where escaping is enough."""
@@ -197,6 +199,7 @@ def test_templates_leave_nothing_unescaped(template: Path) -> None:
     assert template.suffix not in (".css", ".js") or not re.search(r"\{[{%#]", text)
 
 
+@pytest.mark.lint
 def test_no_module_writes_html_or_marks_a_text_as_safe() -> None:
     for name, file in modules().items():
         assert not imports(file) & {"html", "markupsafe"}, name

@@ -32,7 +32,7 @@ from taso_mirage.verdicts import Failure
 
 
 def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:
-    """Which elements of the one output differ in any of four trials."""
+    """The elements of the one output that differ in any of four trials."""
     leaves = program_leaves(left.outputs)
     return np.any([w.any(axis=0) for _, w in differing_elements(left.outputs, right.outputs, leaves, 4, seed)], axis=0)
 
@@ -136,7 +136,8 @@ def test_many_boxes_are_compared_whole_or_not_at_all(monkeypatch: pytest.MonkeyP
 
 
 def test_no_trial_is_drawn_for_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what verifies a region would be what found it, where trials run in turn."""
+    """Otherwise the trials that verify a region would be those that found it, where trials run in
+    turn."""
     drawn: list[int] = []
 
     class Seen(Field):
@@ -277,8 +278,8 @@ WITHOUT_RULE = (
     "conv_transpose cumsum depthwise_conv einsum eye_like gather implicit_gemm kernel matmul_nbits one_hot resample "
     "shifted_conv trilu winograd"
 ).split()
-"""Of the operators that may be linear those that have none; and products with vectors, and pads
-that mirror."""
+"""The operators that have no mutants among those that may be linear; and products with vectors, and
+pads that mirror."""
 
 
 @pytest.mark.parametrize(("op", "i"), uses())
@@ -362,7 +363,7 @@ SEEDS = 25
 
 @pytest.mark.parametrize("chunk", [pytest.param(i, marks=[pytest.mark.slow] * (i > 2)) for i in range(6)])
 def test_a_corrected_mutant_equals_its_original(chunk: int) -> None:
-    """Of every chunk a good part is right on a part alone, and corrected."""
+    """Every chunk has many mutants that are right on a part alone, and corrected."""
     outcomes = Counter(outcome(seed) for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS))
     assert outcomes["corrected"] >= 3, outcomes
     assert outcomes["right"] >= 2, outcomes

@@ -149,7 +149,7 @@ def test_no_mutant_comes_twice() -> None:
 
 
 def test_candidates_come_with_both_ways_to_correct() -> None:
-    """And every one of them is equal to the original, verified."""
+    """Every candidate is equal to the original, verified."""
     original = graph(conv(image(2, 2, 6, 6), W))
     found = list(candidates(original))
     made = [c for c in found if isinstance(c, CorrectedMutant)]

@@ -27,8 +27,8 @@ from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize_model, payoff
-from taso_mirage.pipeline.payoff import WIDE, Payoff, split
+from taso_mirage.pipeline import ablation, optimize_model
+from taso_mirage.pipeline.ablation import WIDE, Ablation, split
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.certificate import certificate
@@ -135,7 +135,7 @@ KINDS = change_kinds(MADE.graph.outputs, STEPS)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(gone=st.sets(st.integers(0, len(STEPS) - 1)))
 def test_the_model_is_equal_without_any_steps(gone: set[int]) -> None:
-    """Also where a step stays whose operands would have been made by one that does not."""
+    """A step may stay whose operands would have been made by one that does not."""
     outputs = MADE.graph.outputs
     made = replay(outputs, steps_without(outputs, STEPS, gone))
     expected = values(MADE, outputs, REWRITER.weights)
@@ -174,7 +174,7 @@ def looked(tmp_path: Path, seconds: float = 1000.0, **clocks: float) -> tuple[Mo
     with measuring(config) as (cache, executor):
         problem = pose(Job(config, quiet, Stop(), cache, executor), made)
         candidate = problem.rewriter.passes()[2]
-        found = Payoff(problem, candidate, clock(**clocks), seconds, 0.1)
+        found = Ablation(problem, candidate, clock(**clocks), seconds, 0.1)
         return found.run(), found.left_out
 
 
@@ -196,14 +196,14 @@ def test_several_kinds_that_are_slow_are_all_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_are_taken_apart_only_where_a_look_is_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That walks over the whole model for many of its steps."""
+    """A look walks over the whole model for many of its steps."""
     asked: list[int] = []
 
     def noted(outputs: Sequence[Any], steps: Sequence[RewriteStep]) -> list[RewriteStep]:
         asked.append(len(steps))
         return single_steps(outputs, steps)
 
-    monkeypatch.setattr(payoff, "single_steps", noted)
+    monkeypatch.setattr(ablation, "single_steps", noted)
     assert looked(tmp_path, 0.5) == (None, [])
     assert not asked
     assert looked(tmp_path) == (None, [])
@@ -252,7 +252,7 @@ def test_a_result_keeps_what_pays_and_names_what_does_not(tmp_path: Path) -> Non
     assert "BiasGelu" in there
     assert result.timing is not None
     before = nodes(serialize(result.original))
-    assert result.timing.ratio == pytest.approx(len(before) / len(there))  # how many fewer hangs on measured costs
+    assert result.timing.ratio == pytest.approx(len(before) / len(there))  # how many fewer depends on measured costs
     assert len(there) < len(before)
     assert all(d.passed for d in result.differences)
     (said,) = (note for note in result.notes if note.startswith("left out, as the model was measured faster without"))

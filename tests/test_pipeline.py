@@ -81,7 +81,7 @@ def test_an_interrupted_command_goes_on_with_other_workers(
         patch.setattr(_Run, "_take", interrupt_at(3))
         found = CliRunner().invoke(app, command)
     assert found.exit_code != 0
-    assert "--resume goes on from there" in found.stderr
+    assert "continue with --resume" in found.stderr
     assert not (tmp_path / "elementwise.toml").exists()
     assert _Partial(options(tmp_path, resume=True)).proposed("elementwise") == proposed()
     outcomes = tmp_path / ".partial" / "outcomes-1-0.jsonl"

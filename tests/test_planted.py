@@ -1,5 +1,5 @@
-"""What somebody else puts in the way while this runs, or before: files that are replaced between a
-check and its use, records and verdicts in a cache, checkpoints."""
+"""Hostile changes by others while a run goes on, or before: files that are replaced between a check
+and its use, records and verdicts in a cache, checkpoints."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_model_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path, monkeypat
 
 
 def test_an_output_that_becomes_a_link_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it leads to stays, whenever the link is put there."""
+    """The link's target stays, whenever the link is put there."""
     (tmp_path / "precious").write_text("precious")
     model = load(MINI)
     for write in (lambda path: write_file(path, "written"), lambda path: save(model, path)):
@@ -209,7 +209,7 @@ def relu(*shape: Any) -> Graph:
 
 @pytest.mark.parametrize("free", [None, FreeSizes(((symbol("n0"), 4),), ((symbol("n0"), 4),))])
 def test_a_planted_record_is_compared_with_its_goal(cache: Path, free: FreeSizes | None) -> None:
-    """What this user found is believed; what comes otherwise is once found to be right."""
+    """Records of this user are trusted; others are once found to be right."""
     goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
     rows = 8 if free is None else symbol("n0")
     right, wrong = ({"mugraph": to_json(make(rows, 4))} for make in (relu_of_sum, relu))
@@ -294,7 +294,7 @@ def test_planted_verdicts_are_not_read(cache: Path, tmp_path: Path) -> None:
 
 
 def test_where_no_folder_is_ones_own_nothing_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others made all that have its names: verdicts and receipts stay in memory."""
+    """All folders of its names belong to others: verdicts and receipts stay in memory."""
     for name in ("proofs", "receipts"):
         for each in (name, f"{name}-{os.getuid() + 4711}"):
             (cache / each).mkdir()
@@ -311,7 +311,7 @@ def test_where_no_folder_is_ones_own_nothing_is_kept(cache: Path, monkeypatch: p
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make links of another user")
 def test_a_link_of_another_users_is_no_database(cache: Path, tmp_path: Path) -> None:
-    """It would lead to one of this user's, in which a table would be made."""
+    """The link would lead to one of this user's databases, in which a table would be made."""
     with closing(sqlite3.connect(tmp_path / "mine.sqlite")) as database, database:
         database.execute("CREATE TABLE mine (x TEXT)")
     before = (tmp_path / "mine.sqlite").read_bytes()
@@ -341,7 +341,7 @@ def changed_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_a_checkpoint_vouches_for_no_mugraph() -> None:
-    """Neither for one that computes something else, nor for tests that nobody made."""
+    """A checkpoint neither proves another muGraph, nor tests that nobody made."""
     region, row = surveyed(relu_of_sum(8, 4))
     said = {**row["evidence"], "tests": 10**9, "bound": 0.0}
     found = _from_data(region, {**row, "evidence": said}).found

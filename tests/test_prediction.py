@@ -10,6 +10,7 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.operators.ops import get
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import (
     LAUNCH,
@@ -19,9 +20,8 @@ from taso_mirage.search.prediction import (
     Row,
     correction_of,
     fitted,
-    setting_label,
+    fusion_label,
 )
-from taso_mirage.search.settings import FusionContext
 
 CONTEXT = Context({"": 17}, {})
 
@@ -53,7 +53,7 @@ def test_an_operator_seen_once_keeps_less_of_its_offset_than_one_seen_often() ->
 def test_a_label_has_what_the_runtime_runs_as_one() -> None:
     first = FusionContext(tanh(8))
     second = FusionContext(get("relu").term(first.node), (first,))
-    assert (setting_label(first), setting_label(second)) == ("tanh", "relu(tanh)")
+    assert (fusion_label(first), fusion_label(second)) == ("tanh", "relu(tanh)")
 
 
 def test_a_setting_costs_its_roofline_times_the_correction() -> None:

@@ -365,7 +365,7 @@ def test_steps_are_the_same_every_time() -> None:
 
 
 def test_other_texts_have_no_numbers_to_tell_them_apart() -> None:
-    """What differs in texts is not proved, and no internal error."""
+    """A difference in texts is not proved, and is no internal error."""
     p, r = (variable(name, Tensor("string", (2,))) for name in "pr")
     texts = prove_bounded([t("concat", p, r, axis=0)], [t("concat", r, p, axis=0)])
     assert failed(texts, FailureKind.UNPROVED)
@@ -388,7 +388,7 @@ def rule(given: str, attributes: str, text: str) -> Rule:
 
 
 def climbed(rule: Rule) -> Evidence | Failure:
-    """What is said of a rule as it is stated, by 60 typings."""
+    """The evidence for a rule as it is stated, by 60 typings."""
     proofs = Proofs()
     found = examined(rule, proofs, 1, 60)
     return evidence(found, proofs) if found.holds else failure(rule, found)

@@ -382,7 +382,7 @@ def test_a_right_rewrite_is_not_refused(name: str, changes: tuple[Any, ...]) -> 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_original_is_what_its_definitions_say(name: str) -> None:
-    """So the bounds are those of rounding: no decision of it counts as turned."""
+    """The bounds are therefore those of rounding: no decision of the original counts as turned."""
     model, cases = prepared(name)
     found = compare(model, Session(GRAPHS[name].proto().SerializeToString()), cases)
     assert all(d.passed and d.against == "float64" for d in found), list(map(str, found))
@@ -390,7 +390,7 @@ def test_the_original_is_what_its_definitions_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_roundings_are_told_of_operators_of_several_results(name: str) -> None:
-    """Their parts were taken from terms as if these were tuples.
+    """The parts of such operators were taken from terms as if these were tuples.
 
     DynamicQuantizeLinear has three.
     """

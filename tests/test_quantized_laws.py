@@ -317,8 +317,8 @@ def test_what_is_equal_over_the_reals_alone_is_told(name: str) -> None:
 
 
 def test_the_field_keeps_small_whole_numbers_alone() -> None:
-    """What rounds is a random function of all others: of halves, of large numbers, and of what a
-    dtype does not hold."""
+    """A rounding function is random at all other numbers: at halves, at large numbers, and at
+    numbers that a dtype does not hold."""
     field = Field(trials=8)
 
     def through(function: Callable[[Residues], Residues], value: float) -> bool | None:
@@ -339,8 +339,8 @@ def test_the_field_keeps_small_whole_numbers_alone() -> None:
 
 
 def test_laws_join_the_nodes_between_quantizers() -> None:
-    """As onnxruntime.quantization writes them: a concatenation becomes the runtime's, a pool works
-    on integers, and no bit changes."""
+    """The nodes are as onnxruntime.quantization writes them: a concatenation becomes the runtime's,
+    a pool works on integers, and no bit changes."""
     text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
     g (float[1,4,8,8] x, float[1,3,8,8] y) => (float[1,7,4,4] r)
     <float s = {0.031}, float t = {0.017}, float v = {0.029}, uint8 a = {117}, uint8 b = {131}, uint8 c = {125}>
@@ -404,7 +404,8 @@ def test_a_clip_between_one_scale_is_one_of_integers() -> None:
 
 
 def test_rows_of_a_table_are_taken_before_they_become_floats() -> None:
-    """As onnxruntime.quantization writes an embedding: the table went to floats at each run."""
+    """The embedding is as onnxruntime.quantization writes it: the table went to floats at each
+    run."""
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (int64[5] i, float[4] b) => (float[5,4] r) <float s = {0.031}, int8 z = {3}, float t = {0.1}, int8 o = {0}>
     { table = Cast <to = 3> (numbers) d = DequantizeLinear(table, s, z) e = Gather <axis = 0>(d, i)

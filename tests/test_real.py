@@ -65,6 +65,7 @@ def test_every_model_has_a_licence_and_every_trained_one_inputs() -> None:
     assert all(each.inputs for each in TRAINED)
 
 
+@pytest.mark.lint
 def test_git_tracks_no_file_of_the_corpus() -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [Path(name) for name in tracked.split("\0") if name]

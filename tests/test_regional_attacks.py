@@ -58,7 +58,7 @@ def test_a_region_of_special_weights_vouches_for_no_other() -> None:
 
 
 def with_weight(made: Transformer, name: str, array: np.ndarray) -> None:
-    """Another weight in the place of a model's."""
+    """Replace a weight of the model."""
     made.weights[name] = StoredWeight(np.ascontiguousarray(array, np.float32))
     made.model = made.model.with_graph(made.model.graph.outputs, made.weights)
 
@@ -98,7 +98,7 @@ def computed(made: Transformer) -> Change:
 
 @pytest.mark.parametrize("special", [identity, symmetric, equal_ones, computed])
 def test_a_layer_vouches_for_no_other_weights(special: Callable[[Transformer], Change]) -> None:
-    """What is right for the weights of the layer that is compared may be wrong for those of its
+    """A change that is right for the weights of the compared layer may be wrong for those of its
     equals."""
     made = Transformer(SIZES)
     change = special(made)
@@ -111,7 +111,7 @@ def test_a_layer_vouches_for_no_other_weights(special: Callable[[Transformer], C
 
 
 def test_equal_layers_have_one_float64_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are near what the original gave, each with its own weights."""
+    """The other layers are near the original's values, each with its own weights."""
     made, evaluated = Transformer(SIZES), list[int]()
     given = regional._Compared.case
 

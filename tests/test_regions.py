@@ -195,8 +195,8 @@ def test_one_value_alone_is_no_region() -> None:
 
 
 def test_a_survey_has_a_time_for_every_operator() -> None:
-    """What has labels only beside others, or several results, takes what a roofline says, or its
-    own kernel."""
+    """An operator that has labels only beside others, or several results, takes the roofline's
+    time, or that of its own kernel."""
     made = [model(grouped(2, 6)), model(*items(skip_norm("skip_rms_norm_sum")))]
     for region in (r for each in made for r in kernel_regions(each, {})):
         (each,) = survey([region], 10, {})
@@ -247,7 +247,7 @@ def test_labels_say_which_term_has_none() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_region_has_one_rank_below_all_that_hangs_on_it(seed: int) -> None:
-    """Whatever is merged, as long as no path leaves it and comes back."""
+    """Any regions are merged, as long as no path leaves one and comes back."""
     rng = np.random.default_rng(seed)
     values = [x(f"x{i}", 4) for i in range(3)]
     for _ in range(40):

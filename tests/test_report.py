@@ -188,7 +188,7 @@ def mini() -> Result:
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What `optimize --no-measure --explain --report --json` prints, and the page."""
+    """The output of `optimize --no-measure --explain --report --json`, and the page."""
     folder = tmp_path_factory.mktemp("report")
     options = ["--no-measure", "--explain", "--json", "--report", folder / "out.html"]
     done = run("optimize", MINI, "-o", folder / "out.onnx", *options)
@@ -319,7 +319,7 @@ def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]
     assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
     assert data[1]["ended"] == {"saturated": 2, "time": 1}
     assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]
-    text = "exact in 2 of 3, a better one could save at most 25.0% of a part"
+    text = "optimal in 2 of 3 subgraphs, elsewhere at most 25.0% could be saved"
     assert f"<td>{text}</td>" in html.page(saturated, [], Path("m.onnx"), [], ["taso-mirage"], {})
     for each, words in ((saturated, ("e-nodes", "saturated (2), time (1)", text)), (mini, ("states", "matches"))):
         summary.show(each, Path("m.onnx"), [])
@@ -405,7 +405,7 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
 
 @needs_browser
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """What the test above relies on: an error of the page is printed, the page allows no script,
+    """The test above relies on this: an error of the page is printed, the page allows no script,
     and a blank picture is seen."""
     bad = tmp_path / "bad.html"
     bad.write_text(written[1].read_text().replace("<main>", "<script>document.title = 'owned'</script><main hidden>"))

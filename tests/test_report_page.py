@@ -1,5 +1,5 @@
-"""What the page of a result shows: sections of both models, equations as mathematics, times, a
-roofline; and how it behaves in a browser."""
+"""The page of a result: sections of both models, equations as mathematics, times, a roofline; and
+its behaviour in a browser."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_measured_results_have_peaks() -> None:
 
 
 def test_once_the_time_is_over_nothing_is_measured_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an operator, nor a change, nor what the machine reaches."""
+    """No operator, no change and no peak of the machine is measured."""
     a = x(3, 5)
     changed = optimize_model(
         model((a,), (term("neg", term("neg", term("relu", a))),)), Config(budget=0.0, measure=False)
@@ -330,8 +330,8 @@ def path(mini: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, object]:
-    """What a script finds on the page in a frame (a window is never narrower than 500); the policy,
-    which would refuse the script, is taken out."""
+    """The result of a script on the page in a frame (a window is never narrower than 500); the
+    policy, which would refuse the script, is taken out."""
     content = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())
     probe = f"<script>document.body.dataset.found = JSON.stringify((() => {{ {script} }})())</script></body>"
     page = escape(content.replace("</body>", probe))

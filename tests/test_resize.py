@@ -111,7 +111,7 @@ def test_a_resampling_to_its_own_size_is_nothing() -> None:
 
 
 def test_a_coordinate_between_two_positions_is_left_to_the_runtime() -> None:
-    """Which of the two single precision takes is its own affair."""
+    """Single precision may take either of the two positions."""
     attrs = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     model = read(proto("Resize", 13, ["x", "", "", "s"], np.array([1, 2, 5, 10]), **attrs))
     (found,) = model.graph.outputs

@@ -1,4 +1,4 @@
-"""What a run takes, without the way of its arrays to a session and back."""
+"""Times of runs, without the copies of arrays to a session and back."""
 
 import numpy as np
 import pytest

@@ -86,7 +86,7 @@ def feed_of(inputs: Sequence[Node], seed: int = 0) -> Arrays:
 
 
 def operators(session: Any, tmp_path: Path) -> set[str]:
-    """What really ran, as the runtime's profile has it."""
+    """The operators that really ran, by the runtime's profile."""
     import json
 
     return {
@@ -128,7 +128,7 @@ def test_the_kernel_runs_where_the_library_is_and_the_function_elsewhere(kernels
 
 
 def test_a_kernel_that_a_function_calls_runs(tmp_path: Path) -> None:
-    """As those for CUDA are called, so that their code is in the file once."""
+    """Functions call kernels for CUDA so, to have their code in the file once."""
     model, region = model_of(CASES["rmsnorm_linear"]())
     other = replace(region.kernel, images=(b"none",))
     content, feed = serialize(embed(model, [replace(region, kernel=other)])), feed_of(model.graph.inputs)

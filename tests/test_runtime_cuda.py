@@ -71,7 +71,7 @@ def split_kernel() -> PlannedNode:
 
 
 def check(plan: str | bytes, contents: Sequence[bytes] = ()) -> str:
-    """What the library says of a plan and its images' attributes; nothing if they are right."""
+    """The library's error about a plan and its images' attributes; empty if they are right."""
     run = ctypes.CDLL(str(library())).taso_mirage_check
     text = plan.encode() if isinstance(plan, str) else plan
     array = (ctypes.c_char_p * len(contents))(*contents)

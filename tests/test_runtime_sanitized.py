@@ -249,8 +249,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(process: Path, happens: str) -> list[str]:
-    """What the stand-ins saw; a sanitizer that complains, or memory that nothing points to at the
-    end, fails the test."""
+    """The lines of the stand-ins; a sanitizer that complains, or memory that nothing points to at
+    the end, fails the test."""
     known = {**os.environ, "LD_LIBRARY_PATH": str(process), "ASAN_OPTIONS": "detect_leaks=1"}
     done = subprocess.run([process / "process", process, *happens.split()], env=known, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
@@ -265,7 +265,7 @@ def test_a_graph_may_be_destroyed_after_the_nodes_that_it_captured(process: Path
 
 
 def test_a_node_may_be_destroyed_after_the_library(process: Path) -> None:
-    """As in a program with a session in a global variable."""
+    """A program with a session in a global variable does this."""
     assert said(process, "make A run") == [LOAD, LAUNCH]
 
 
@@ -305,7 +305,7 @@ def test_a_graph_keeps_its_own_copy_of_a_tensor_map(process: Path) -> None:
 
 
 def test_a_map_that_the_driver_refuses_is_an_error_of_the_node(process: Path) -> None:
-    """As any launch that fails; the next run asks again."""
+    """The error is that of any launch that fails; the next run asks again."""
     found = said(process, "map make A refuse run run end")
     assert found[0] == LOAD
     problem = "problem node 'node' (taso_mirage.CudaKernel0): argument 0 of k, float32 2 at 0x"

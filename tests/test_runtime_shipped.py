@@ -1,5 +1,5 @@
-"""What docs/shipping.md says: its Python runs as it stands there, and so does a program without
-Python that calls the C interface."""
+"""The statements of docs/shipping.md: its Python runs as it stands there, and so does a program
+without Python that calls the C interface."""
 
 from __future__ import annotations
 

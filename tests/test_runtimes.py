@@ -64,8 +64,8 @@ for file in sorted(Path(sys.argv[1]).glob("*.onnx")):
     found[file.stem] = "ran"
 print(json.dumps({"version": onnxruntime.__version__, "models": found}))
 """
-"""What a machine does that has nothing but ONNX Runtime and numpy: the models of a folder, and the
-folder of shipped kernels where there is one."""
+"""The script of a machine that has nothing but ONNX Runtime and numpy: it runs the models of a
+folder, with the folder of shipped kernels where there is one."""
 SHAPES = {"bert_torchscript": {"batch": 1, "sequence": 16}, "llama_decode_torchscript": {"past": 7, "total": 8}}
 """Sizes of exports; `models.inputs` has the others."""
 
@@ -83,7 +83,7 @@ class Runtime:
         return subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=600)
 
     def run(self, place: Path, kernels: Path | None = None) -> dict[str, Any]:
-        """What each model of a folder gave on its inputs: the outputs, or the error."""
+        """The outputs or the error of each model of a folder on its inputs."""
         shipped = [] if kernels is None else [str(kernels)]
         done = self.python("-c", RUNS, str(place), *shipped)
         assert done.returncode == 0, done.stderr

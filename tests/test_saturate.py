@@ -45,8 +45,8 @@ def rules(*texts: str) -> Rules:
 def saturated(
     outputs: tuple[Node, ...], using: Rules | None = None, budget: Budget | None = None, eager: Rules | None = None
 ) -> tuple[BestState, saturate.Saturation, tuple[Node, ...]]:
-    """What saturation finds, what it did, and the outputs; equal to the original in the field, and
-    no dearer."""
+    """The result of saturation, its outcome, and the outputs; equal to the original in the field,
+    and no dearer."""
     eager = Rules(()) if eager is None else eager
     graph = Graph((), outputs)
     found, done = saturate.saturated(graph, using or rules(), eager, COST, CONTEXT, budget or Budget(60))
@@ -155,7 +155,7 @@ def test_a_graph_with_folded_constants_equals_the_original() -> None:
 
 
 def test_what_two_share_is_paid_once() -> None:
-    """As trees 5 is cheaper than 8; as a graph 8 is cheaper than 5 + 5."""
+    """By trees 5 is cheaper than 8; by graphs 8 is cheaper than 5 + 5."""
     options = {0: [Option(5.0), Option(0.0, (2,))], 1: [Option(5.0), Option(0.0, (2,))], 2: [Option(8.0)]}
     found = extract(options, [0, 1])
     assert found.exact
@@ -215,8 +215,8 @@ def test_extraction_is_exact(seed: int) -> None:
 
 
 def test_an_integer_program_finds_graphs_of_the_same_cost() -> None:
-    """What `bench/extraction.py` compares with, on random problems, most with cycles: it is exact
-    too, and so are its next graphs."""
+    """The program that `bench/extraction.py` compares with, on random problems, most with cycles:
+    it is exact too, and so are its next graphs."""
     integer = script("extraction_milp")
     rng = random.Random(0)
     for _ in range(40):
@@ -306,7 +306,7 @@ def test_what_is_used_elsewhere_is_not_paid_again() -> None:
 
 
 def test_joins_do_not_repeat_themselves() -> None:
-    """Of four products every set of two or three is joined at most once in each order: the e-graph
+    """Every set of two or three of four products is joined at most once in each order: the e-graph
     ends."""
     join = (
         "(matmul(x, v), matmul(x, w)) == (item(split(matmul(x, concat(v, w, axis=1)), axis=1,"
@@ -368,7 +368,7 @@ def test_both_strategies_say_what_ended_them(monkeypatch: pytest.MonkeyPatch) ->
     assert ended(Rules(()), Budget(60)) == "nothing left to try"
     assert ended(rules(), Budget(0.0)) == "time"
     assert ended(rules(), Budget(60, states_per_part=1)) == "number of states"
-    assert ended(rules(), Budget(60, patience=-1)) == "nothing better found in a while"
+    assert ended(rules(), Budget(60, patience=-1)) == "no recent improvement"
     assert ended(rules(), Budget(60), Budget(60, stop=True)) == "interrupt"
     found, done, _ = saturated(products("ab"), Rules(()))
     assert (found.ended, found.gap, found.states) == ("saturated", 0.0, done.nodes)

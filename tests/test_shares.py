@@ -1,5 +1,5 @@
-"""What must follow on a stage has its time by what it cost in the run; all other time is for what
-is next."""
+"""Work that must follow a stage has its time by its cost in the run; all other time is for the next
+stage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_where_the_first_kernel_has_no_time_nothing_is_kept_for_it() -> None:
 
 
 def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
-    """Its operators take longer than the search has: kernels have the time."""
+    """The model's operators take longer than the search has: kernels have the time."""
     made = job(60.0, 25.0)
     made.terms = 1000
     assert measures_search(made)
@@ -75,6 +75,16 @@ def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
 
 def test_what_others_leave_is_for_the_kernels() -> None:
     assert kernel_seconds(job(60.0, 10.0)) - kernel_seconds(job(60.0, 25.0)) == pytest.approx(15.0)
+
+
+def test_kernels_of_a_large_model_keep_no_time_for_loads_and_comparisons() -> None:
+    """They are checked on what their regions read, in the model that was compared."""
+    whole = job(60.0, 30.0, load=3.0)
+    whole.running = 0.1
+    regions = job(60.0, 30.0, load=3.0)
+    regions.running, regions.regions = 0.1, 6.0
+    assert kernel_seconds(regions) >= kernel_seconds(whole) + 5.0
+    assert kernel_seconds(regions) <= 30.0 - 3.0 - regions.checking
 
 
 def test_the_look_for_parts_that_do_not_pay_takes_no_kernels_their_time() -> None:

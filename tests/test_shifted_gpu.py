@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from followed_terms import followed
+from followed_terms import followed, with_convolutions
 from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
 from test_fuse_cuda import GPU, accepted, called
@@ -27,9 +27,9 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
+from taso_mirage.kernels.form import GPU_GOALS
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS, read_convolution
-from taso_mirage.kernels.gpu.in_operators import is_channels_last, is_followed, nearest_tf32
+from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -44,7 +44,6 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse.convolved import with_convolutions
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -59,6 +58,10 @@ N = symbol("n0")
 Block = tuple[int, int, int, int]
 OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "kernel_0_block")
 """Names of inputs that a program has itself, or makes of those of inputs."""
+
+
+def is_followed(node: Node) -> bool:
+    return node.op in ("shifted_conv", "depthwise_conv")
 
 
 def convolved(
@@ -146,8 +149,8 @@ def wrong(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all forms, of wrong programs, and of one with a free number of images at several, from one
-    process."""
+    """The errors of all forms, of wrong programs, and of one with a free number of images at
+    several, from one process."""
     given = []
     for name, ((made, goal), block) in FORMS.items():
         given.append([name, [program(made, goal, block).source], [to_json(goal)]])
@@ -209,7 +212,7 @@ def test_the_definition_is_the_convolution(name: str) -> None:
 
 
 def test_every_mutant_is_refused() -> None:
-    """Other strides, pads, dilations, operands, and another body."""
+    """The mutants have other strides, pads, dilations, operands, and another body."""
     made, goal = convolved((2, 3, 7, 8), (3, 3), 4, "bias, sum", pads=(1, 0, 1, 1))
     right = made.mugraph(BLOCK)
     assert verified_mugraph(Graph(goal.inputs, (right,)), goal)
@@ -253,7 +256,7 @@ def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Pa
 
 
 def test_results_of_a_phase_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a thread are as far apart as the stride, also where one row has one pixel."""
+    """The results of a thread are as far apart as the stride, also where one row has one pixel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     made, goal = convolved((2, 32, 64, 1), (1, 4), 32, strides=(1, 4), extra=(0, 0))
     found = program(made, goal, (128, 32, 16, 4), TF32_PARTS)
@@ -405,7 +408,7 @@ def test_a_bias_of_equal_numbers_is_a_constant(kind: str, bias: float) -> None:
     node = term(op, x, w, constant(b), **attrs, **extra)
     given = standalone(Graph((x,), (node,)), {"": 20}, {"w": StoredWeight(array)})
     made = with_convolutions(given)
-    inside = [n for n in made.model.nodes() if is_followed(n) or is_channels_last(n)]
+    inside = [n for n in made.model.nodes() if is_followed(n) or n.op == "implicit_gemm"]
     assert len(inside) == 1
     assert any(
         bool(n.op == "weight" and n.tensor.shape != w.shape and size(n.tensor) == b.nbytes) for n in inside[0].args
@@ -456,7 +459,7 @@ def test_what_a_model_says_elsewhere_stays() -> None:
 
 
 def test_what_two_read_ends_what_follows() -> None:
-    """And what is a result, and a mean over the image."""
+    """A value that is a result, and a mean over the image, end it too."""
     attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     x, k = variable("x", Tensor("float32", (1, 8, 5, 5))), weight("k", Tensor("float32", (8, 8, 3, 3)))
     conv = term("conv", x, k, **attrs)
@@ -537,8 +540,8 @@ def test_all_convolutions_become_kernels(
 def test_more_images_are_measured_at_one_number() -> None:
     made, written_as = convolved((2, 5, 6, 7), (3, 3), 7, "bias")
     goal = Graph(written_as.inputs, (made.node,))
-    assert read_convolution(goal) == made
-    assert read_convolution(written_as) is None
+    assert GPU_GOALS.read(goal) == made
+    assert GPU_GOALS.read(written_as) is None
     assert GPU_GOALS.prepared(goal, goal.inputs) is None  # its weights are none
     free = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1)), ((N, 7, 4, 5),))
     found = [replace(each, free=with_free_names(each.graph, free)) for each in made.mugraphs(goal, H100)]

@@ -23,10 +23,10 @@ from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
 LARGEST = 3.38e38
-"""What is larger rounds to no finite number of 8 binary digits; of what is smaller than 2e-31 the
-last part is no normal number."""
+"""Larger numbers round to no finite number of 8 binary digits; the last part of numbers below 2e-31
+is subnormal."""
 SEVERAL = 4
-"""Of so many candidates one is on the tensor cores, however small the product is."""
+"""The number of candidates among which one is on the tensor cores, however small the product is."""
 MULTIPLIED = {"tf32x3": {"tf32"}, "bf16x6": {"bf16"}, "ieee": set[str]()}
 """The types of operands on tensor cores."""
 

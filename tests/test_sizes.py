@@ -199,8 +199,8 @@ def test_one_dim_is_moved_after_the_other() -> None:
 
 
 def test_sizes_run_on_every_draw_that_the_check_needs() -> None:
-    """Places are sums of a mask: how far they reach into the table hangs on what is drawn. 70 rows
-    hold what the first draw of 128 asks for, and not that of another."""
+    """Places are sums of a mask: how far they reach into the table depends on what is drawn. 70
+    rows hold what the first draw of 128 asks for, and not that of another."""
     made = proto(
         [
             h.make_node("CumSum", ["mask", "last"], ["count"]),

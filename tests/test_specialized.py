@@ -23,7 +23,8 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram, kernel_terms, output_buffers, tensor_buffers
+from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms, output_buffers, tensor_buffers
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.codegen.gpu.specialized import GROUPS, ROWS, SpecializedBlock
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.targets.cuda import lowering as cuda
@@ -133,7 +134,7 @@ def test_it_compiles_for_hopper_with_copies_products_and_turns(name: str) -> Non
 
 @pytest.mark.parametrize("name", GOALS)
 def test_the_exponentials_end_before_the_turn_does(name: str) -> None:
-    """Of the PTX of a group: in an iteration all powers stand between its turn's begin and end."""
+    """In the PTX of a group, all powers of an iteration stand between its turn's begin and end."""
     text = kernels(name)[0].ptx
     for mine, other in ((8, 9), (9, 8)):
         begin = text.index(f"bar.sync {mine}, 256")

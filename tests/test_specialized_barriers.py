@@ -30,7 +30,7 @@ from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgra
 TILE = 64
 """Keys."""
 THREADS = 128
-"""Of a group."""
+"""The threads of a group."""
 
 
 @cache
@@ -42,7 +42,7 @@ def program(normed: bool, loop: int, tile: int = TILE, splits: int = 2) -> Trito
 
 
 def traced(normed: bool, loop: int, stages: int, old: str = "", new: str = "") -> Block:
-    """What each group of a block does, where the source has something else in one place."""
+    """The actions of each group of a block, where the source has something else in one place."""
     made = program(normed, loop)
     assert old in made.source
     block = Block(made.source.replace(old, new), blocks=False)
@@ -63,7 +63,7 @@ def test_no_order_of_the_groups_hangs_or_races(normed: bool, loop: int) -> None:
 
 KEYS_FREE = "gl_mbarrier.wait(k_free.index(t % STAGES), (n // STAGES) & 1)"
 WRONG = "has tile|more arrivals|for ever"
-"""What is seen first hangs on the order."""
+"""The possible errors: the order decides which one is seen first."""
 SCALES = "gl_mbarrier.wait(s_full.index(slot), phase)"
 BROKEN = {
     "no wait for a slot of keys": (False, KEYS_FREE, "pass", WRONG),
@@ -215,8 +215,8 @@ def test_turns_have_barriers_of_their_own(normed: bool, tile: int) -> None:
 
 @FORMS
 def test_registers_are_enough_for_all_groups_at_once(normed: bool, tile: int) -> None:
-    """Who asks for more waits until others gave up as many: the sums at the start, and beside each
-    other, are what a block has."""
+    """A group that asks for more registers waits until others have given up as many: their sum, at
+    the start and during the run, is at most that of a block."""
     text = kernel(normed, tile).ptx
     threads, each = (int(re.search(rf"\.{word} (\d+)", text)[1]) for word in ("reqntid", "maxnreg"))  # type: ignore[index]
     changes = re.findall(r"setmaxnreg\.(inc|dec)\S*\s+(\d+)", text)

@@ -38,7 +38,7 @@ from taso_mirage.targets.cuda.device import SPECIALIZED, gpu
 
 LIMIT = 120.0
 TOLERANCE = 4e-3
-"""Of the norm of the difference, as `bench/kernels_h100.py` has it."""
+"""The norm of the difference, as in `bench/kernels_h100.py`."""
 TOOL = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
 PROGRAM = """
 import importlib.util, sys, numpy, torch
@@ -113,7 +113,7 @@ def exact(values: Mapping[str, Any], normed: bool) -> Any:
 
 
 def results(folder: Path, script: str, *words: str, tool: Sequence[str] = ()) -> list[Any]:
-    """What a process found; a test that takes longer fails with TimeoutExpired."""
+    """The arrays that a process writes; a test that takes longer fails with TimeoutExpired."""
     command = [*tool, sys.executable, "-c", script, str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
@@ -244,7 +244,8 @@ int main(int argc, char**) {
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize("all_arrive", [False, True])
 def test_racecheck_does_not_see_a_group_that_met_before_one_thread_arrives(all_arrive: bool, tmp_path: Path) -> None:
-    """Both are right. When this fails for the first, racecheck should find nothing above either."""
+    """The programs are both right. When this fails for the first, racecheck should find nothing
+    above either."""
     (tmp_path / "pattern.cu").write_text(ARRIVING)
     built = ["nvcc", "-arch=sm_90", "-lineinfo", "-o", tmp_path / "pattern", tmp_path / "pattern.cu"]
     subprocess.run(built, check=True, timeout=LIMIT)
@@ -282,7 +283,7 @@ def test_a_model_computes_attention(name: str, normed: bool, tmp_path: Path) -> 
 @in_a_runtime
 @pytest.mark.parametrize(("make", "keys"), [*product((gqa, qknorm), (4096, 3072, 5120)), (qknorm, 4095)])
 def test_the_tuner_keeps_what_is_right_and_fastest(make: Callable[..., Any], keys: int, tmp_path: Path) -> None:
-    """Of both forms where there are two: 4,095 keys are no tiles of 64."""
+    """Where there are two forms, both are tried: 4,095 keys are no tiles of 64."""
     goal = make(batch=8, keys=keys).graph()
     backend = cuda.here()
     found = superoptimize(goal, best=20, budget=60.0, device=backend.device)

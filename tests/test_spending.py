@@ -1,4 +1,4 @@
-"""What the seconds of a command were spent on: each counts once."""
+"""The account of the seconds of a command: each counts once."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def program(goal: Goal) -> TritonProgram:
 
 
 def parts(made: TritonProgram) -> int:
-    """Of the columns."""
+    """The parts of the columns."""
     found = re.search(r"columns = gl.program_id\(0\) % (\d+)", made.source)
     assert found is not None
     return int(found[1])
@@ -83,7 +83,7 @@ def inputs_of(goal: Goal) -> list[Any]:
 def run(
     source: str, made: TritonProgram, inputs: list[Any], blocks: int, late: bool, known: Mapping[str, int] | None = None
 ) -> Any:
-    """What so many blocks store, where a run gives these sizes."""
+    """The values that some blocks store, where a run gives these sizes."""
     (launch,) = made.launches
     known = known or {}
     sizes = [evaluate(n, known) for n in made.buffers[-1].shape]
@@ -168,7 +168,7 @@ def test_a_run_counts_the_images() -> None:
 
 
 def test_results_of_four_phases_have_room() -> None:
-    """They pass through shared memory all together."""
+    """The phases pass through shared memory all together."""
     made = program(convolved((1, 120, 4, 8), (3, 4), 32, "bias", strides=(1, 4), extra=(0, 0)))
     (kernel,) = compiled(made)
     assert kernel.shared <= 227 * 1024
@@ -193,7 +193,7 @@ def test_the_compiler_takes_it(name: str) -> None:
 
 @pytest.mark.parametrize(("follows", "width"), [("bias, mish", 32), ("bias", 64)])
 def test_what_follows_stays_in_registers(follows: str, width: int, tmp_path: Path) -> None:
-    """Of two phases a thread has twice as many results: with as many columns these would go to
+    """A thread has twice as many results in two phases: with as many columns these would go to
     memory."""
     attrs = {"strides": (2, 2), "pads": (1,) * 4, "extra": (1, 1)}
     made = program(convolved((2, 64, 32, 32), (3, 3), 64, follows, **attrs))
@@ -236,7 +236,8 @@ def test_what_has_no_form_says_why() -> None:
 
 @pytest.mark.parametrize(("columns", "warps"), [(7, 4), (128, 8)])
 def test_other_gpus_take_turns_too(columns: int, warps: int) -> None:
-    """What a record says for others has the same grid and the same buffers, and rounds nothing."""
+    """The record's variant for other GPUs has the same grid and the same buffers, and rounds
+    nothing."""
     goal = convolved((2, 16, 6, 8), (3, 3), columns, "bias", strides=(2, 2), pads=(1,) * 4, extra=(1, 1))
     made = program(goal)
     record = {"mugraph": to_json(Graph(goal[1].inputs, (goal[0].mugraph((128, 128, 32, 3)),)))}

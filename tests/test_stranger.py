@@ -106,7 +106,7 @@ def test_what_onnx_allows() -> None:
 
 @pytest.mark.parametrize("name", ["integers", "dtypes", "signs", "vectors", "broadcasting", "smaller"])
 def test_counterexamples_hold_in_the_reference_of_onnx(name: str) -> None:
-    """Both sides as ONNX models, in their own dtypes: they differ where the oracle says so."""
+    """The two sides as ONNX models, in their own dtypes, differ where the oracle says so."""
     checked = 0
     for rule in rules(f"false_{name}")[::3]:
         found = refute(rule, draws=DRAWS)

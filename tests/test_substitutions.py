@@ -299,8 +299,8 @@ ROUNDING = 2e-4
 
 
 def agree(made: Pair, seed: int) -> bool:
-    """Both models in ONNX Runtime, as written: its own fusions would make the sides alike (and one
-    of them is wrong for Pad)."""
+    """Whether both models agree in ONNX Runtime, as written: its own fusions would make the sides
+    alike (and one of them is wrong for Pad)."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -329,8 +329,8 @@ def close(a: Any, b: Any) -> bool:
 
 
 def check_pairs(each: Rule, wanted: int) -> None:
-    """Both sides at legal sizes of the rule's typing, and at random legal typings that ONNX can
-    express (a convolution has no negative pads there). The runtime takes all of them."""
+    """The runtime takes both sides at legal sizes of the rule's typing, and at random legal typings
+    that ONNX can express (a convolution has no negative pads there)."""
     own = filter(None, (at_sizes(each, sizes) for sizes in small_sizes(each)))
     drawn = ((t.lhs, t.rhs) for t in typings(each.equation, 5, 400, each.given, each.attributes))
     made = [*islice(exported(own), 2), *islice(exported(drawn), wanted)]
@@ -383,6 +383,7 @@ def test_every_shipped_pair(each: Rule) -> None:
     check_pairs(each, 5)
 
 
+@pytest.mark.lint
 def test_the_shipped_page_is_that_of_the_shipped_rules() -> None:
     assert len({r.name for r in SHIPPED}) == len(SHIPPED)
     assert all(r.evidence.proof is not None for r in SHIPPED)

@@ -26,7 +26,7 @@ PROVED = Rules(laws(), Proofs())
 
 
 def rewrites(root: Node, *operators: str) -> Iterator[Node]:
-    """What the proved laws stated beside some operators make of a term."""
+    """The terms that the proved laws stated beside some operators make of a term."""
     for found in PROVED.applications(root):
         if found.equation.name.partition(".")[0] in operators:
             yield found.results[0]
@@ -148,7 +148,7 @@ def test_a_pool_of_a_convolution_is_a_convolution(
 
 
 def convolutions(root: Node) -> list[Node]:
-    """What becomes of a pool as a convolution of the data themselves."""
+    """The convolutions of the data themselves that laws make of a pool."""
     return [each for each in rewrites(root, "average_pool") if each.op == "conv" and each.args[0].op == "input"]
 
 

@@ -1,4 +1,4 @@
-"""What teams use beside the command line: the GitHub Action, the pre-commit hooks, the containers
+"""Tools of teams beside the command line: the GitHub Action, the pre-commit hooks, the containers
 and the shell's completion. Their commands run here as they stand in the files."""
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def shell(command: list[str], environment: dict[str, str], cwd: Path) -> subproc
 
 
 def expanded(text: str, inputs: dict[str, str]) -> str:
-    """What GitHub makes of `${{ ... }}`; what the action does not have is an error here."""
+    """The text that GitHub makes of `${{ ... }}`; an expression that the action does not have is an
+    error here."""
     known = {f"inputs.{name}": value for name, value in inputs.items()} | {"github.action_path": str(ROOT)}
     return re.sub(r"\$\{\{ *([^ ]+) *\}\}", lambda found: known[found[1]], text)
 
@@ -125,6 +126,7 @@ def test_the_action_installs_what_it_is_part_of() -> None:
     assert (ROOT / "pyproject.toml").exists()
 
 
+@pytest.mark.lint
 def test_the_workflows_of_the_page_fit_the_action() -> None:
     page = (ROOT / "docs" / "teams.md").read_text()
     workflows = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
@@ -191,7 +193,8 @@ def steps_of(path: Path) -> list[list[str]]:
 
 
 def context(target: Path) -> Path:
-    """What `COPY . /src` copies: the build context, less what .dockerignore leaves out."""
+    """The content that `COPY . /src` copies: the build context, less the files that .dockerignore
+    leaves out."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[0] == "*"
     hidden = shutil.ignore_patterns("__pycache__")
@@ -205,6 +208,7 @@ def context(target: Path) -> Path:
     return target
 
 
+@pytest.mark.lint
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.name)
 def test_a_container_is_of_a_user_and_starts_the_command(path: Path) -> None:
     parts = instructions(path)

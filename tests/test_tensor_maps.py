@@ -77,7 +77,7 @@ def form(normed: bool, tile: int, dtype: str = "float16", loop: int = 4) -> Form
 
 
 def run(driver: Path, folder: Path, made: Form, **env: object) -> list[str]:
-    """What the stand-in for a driver is told: its kernels have the parameters of the PTX."""
+    """The calls that the stand-in for a driver gets: its kernels have the parameters of the PTX."""
     sizes = made.program.buffer(made.program.launches[0].buffers[0]).shape
     count = len(made.parameters)
     given = {

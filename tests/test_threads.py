@@ -36,7 +36,7 @@ def switching(threshold: int, seconds: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("gpus", [(80, 120), pytest.param(SHIPPED, marks=pytest.mark.slow)])
 def test_cubins_are_made_for_every_gpu(gpus: tuple[int, ...]) -> None:
-    """Of all, while no thread takes turns, in test_fuse_cuda.py."""
+    """The test with every GPU, while no thread takes turns, is in test_fuse_cuda.py."""
     program = codegen.program(mugraphs.ntrans(dtype="float32")[0])
     with switching(20, 1e-6):
         assert {x.capability for x in everywhere(program, 90, gpus)} == {90, *gpus}

@@ -58,7 +58,7 @@ def test_thresholds_are_between_0_and_1(name: str) -> None:
 
 
 def test_other_floats_are_of_both_signs() -> None:
-    """Also those that a threshold is computed of."""
+    """The signs matter also for inputs from which a threshold is computed."""
     text = DETECTOR.format(inputs="float[1] a", thresholds="iou = Sigmoid (a) least = Neg (a)")
     model = from_ir(from_proto(parser.parse_model(text)))
     assert min(float(random_inputs(model, seed)["a"][0]) for seed in range(8)) < 0

@@ -1,4 +1,5 @@
-"""What paired runs say, how often they are wrong, by which clock they are, and when they pause.
+"""Statistics of paired runs: how often they are wrong, by which clock they are, and when they
+pause.
 
 The noise of the simulations is that of shared machines: heavy tails, disturbances that last for
 several rounds, drifts, and luck that a session keeps.
@@ -154,7 +155,7 @@ def sessions(rng: np.random.Generator, gain: float, rounds: int, luck: float, no
 
 
 def looked(rng: np.random.Generator, gain: float, luck: float, noise: float) -> Timing:
-    """As the choice looks: new sessions until it is decided."""
+    """The choice's procedure: new sessions until it is decided."""
     looks: list[Timing] = []
     while len(looks) < PAIRS and not (looks and pooled(looks).verdict is not Verdict.UNDECIDED):
         looks.append(sessions(rng, gain, 15, luck, noise))
@@ -249,7 +250,7 @@ def test_a_look_is_made_in_the_process_of_the_runtime(monkeypatch: pytest.Monkey
 
 
 class Working:
-    """What a run does: it works, and then waits for others."""
+    """A run that works, and then waits for others."""
 
     def __init__(self) -> None:
         self.left = iter([True])

@@ -388,7 +388,7 @@ def test_calls_read_what_lies_there_now(owning: bool, tmp_path: Path) -> None:
 
 
 def test_a_run_on_cuda_is_in_the_order_of_the_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What ONNX Runtime is asked for, without a GPU; where it takes a part for the CPU, runs are
+    """The options asked of ONNX Runtime, without a GPU; where it takes a part for the CPU, runs are
     waited for."""
     asked: list[tuple[dict[str, str], bool]] = []
     whole = True
@@ -438,7 +438,7 @@ def bound(folder: Path, owning: bool) -> BoundCalls:
 
 
 def test_a_large_graph_is_optimized_with_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs, and is compared with eager, with all."""
+    """The optimized graph runs, and is compared with eager, with all samples."""
     monkeypatch.setattr(program, "LARGE", 1 << 12)
     monkeypatch.setattr(program, "SAMPLE", 1 << 10)
     model = torch.nn.Sequential(LINEAR, torch.nn.ReLU(), torch.nn.LayerNorm(8))
@@ -782,8 +782,8 @@ def test_tensors_that_are_drawn_keep_their_memory() -> None:
 
 
 def test_inputs_lie_where_the_session_reads_them() -> None:
-    """What a kernel of CUDA wants in the processor's memory is there: a binding would copy it once,
-    and not again."""
+    """An operand that a kernel of CUDA wants in the processor's memory is there: a binding would
+    copy it once, and not again."""
 
     class Info:
         def __init__(self, name: str) -> None:

@@ -74,7 +74,7 @@ class Stream:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What PyTorch is asked of a GPU."""
+    """The calls that PyTorch gets for a GPU."""
     found: list[str] = []
     current = Stream("the caller's", found)
 
@@ -120,7 +120,7 @@ def test_after_an_error_the_caller_still_waits(said: list[str], tmp_path: Path) 
 def test_memory_of_the_runtime_is_read_where_the_runs_are(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives it to the next run, whatever stream would still read it."""
+    """The runtime gives the memory to the next run, whatever stream would still read it."""
     given: list[Any] = []
     plain = of_sessions._tensor
     monkeypatch.setattr(of_sessions, "_tensor", lambda *each: given.append(plain(*each)) or given[-1])  # type: ignore[func-returns-value]
@@ -132,7 +132,7 @@ def test_memory_of_the_runtime_is_read_where_the_runs_are(
 
 
 def test_nobody_runs_while_another_does(said: list[str], tmp_path: Path) -> None:
-    """Of any model: a graph that is captured would hold it, or fail."""
+    """The rule holds for runs of any model: a graph that is captured would hold it, or fail."""
     started, other = Event(), Event()
     beside = []
 
@@ -152,7 +152,7 @@ def test_nobody_runs_while_another_does(said: list[str], tmp_path: Path) -> None
 
 def test_a_binding_that_another_thread_took_is_made_anew(tmp_path: Path) -> None:
     class Taken(list[Any]):
-        """What was there when it was looked at."""
+        """The content at the moment of the look."""
 
         def __bool__(self) -> bool:
             return True

@@ -29,7 +29,7 @@ def twice(held: Sequence[Any]) -> list[Any]:
 
 
 class Graph:
-    """What a captured run is: it reads and writes its own memory."""
+    """A captured run: it reads and writes its own memory."""
 
     def __init__(self, scale: float = 2.0) -> None:
         self.scale, self.runs = scale, 0
@@ -135,7 +135,7 @@ def test_each_set_of_sizes_has_its_graph_and_there_are_not_too_many(times: dict[
 
 
 def test_a_graph_in_use_is_not_taken_by_another_thread(times: dict[Any, float]) -> None:
-    """As if another call came while the graph runs."""
+    """The nested call stands for another call that comes while the graph runs."""
     times[twice] = 2.0
     calls: CapturedWhereFaster
 
@@ -189,7 +189,7 @@ def test_calls_on_a_gpu_are_captured() -> None:
 
 @on_a_gpu
 def test_a_recorded_call_needs_nothing_that_others_let_go() -> None:
-    """As PyTorch's own graphs do, when they are captured."""
+    """PyTorch's own graphs let memory go when they are captured."""
     w = torch.randn(512, 512, device="cuda", dtype=torch.float16)
     given = [torch.randn(256, 512, device="cuda", dtype=torch.float16) for _ in range(4)]
     with torch.no_grad():

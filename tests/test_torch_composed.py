@@ -1,5 +1,5 @@
-"""What the optimizer made of a graph as one function by Inductor: kernels are operators in it, and
-it runs where it gives the same and is faster.
+"""The optimized graph as one function by Inductor: kernels are operators in it, and it runs where
+it gives the same and is faster.
 
 Inductor is played by eager PyTorch, and races are decided by hand, but for the last tests.
 """
@@ -202,7 +202,7 @@ def test_another_size_runs_otherwise_and_other_strides_are_copied() -> None:
 @pytest.mark.usefixtures("played")
 @pytest.mark.parametrize("first", [torch.ones(1, 3).expand(4, 3), torch.ones(6).unfold(0, 3, 1)])
 def test_elements_that_share_memory_are_no_layout(first: Any) -> None:
-    """Others could not be copied into it."""
+    """No other tensor could be copied into such a layout."""
     made = calls([OptimizedPart(of(term("exp", variable("x", Tensor("float32", (4, 3))))), {}, CPU)], first)
     for given in (first, torch.randn(4, 3), torch.randn(3, 4).T):
         torch.testing.assert_close(made([given]), [given.exp()])

@@ -201,7 +201,7 @@ def test_a_failure_of_inductor_is_one_warning(inductor: Played, monkeypatch: pyt
 def test_its_results_are_compared_with_those_of_eager_pytorch(
     factor: float, by: str, inductor: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far apart as operands in TF32 make them they are not taken."""
+    """Results are refused that are as far apart as operands in TF32 make them."""
     made = inductor.compile
     monkeypatch.setattr(
         fallback, "compiled_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]

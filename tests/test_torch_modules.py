@@ -1,5 +1,5 @@
-"""What modules of PyTorch do that few graphs have: numbers that may change, operators that the
-exporter does not know or has wrong, rows that see nothing, threads, and copies."""
+"""Modules of PyTorch with features that few graphs have: numbers that may change, operators that
+the exporter does not know or has wrong, rows that see nothing, threads, and copies."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_numbers_of_free_graphs_are_fixed_where_they_are_no_operands() -> None:
 
 
 def test_guards_name_inputs_as_the_graph_does() -> None:
-    """As in `L['L_x_']`, which the exporter calls `l_x_`."""
+    """The guards name `L['L_x_']`, which the exporter calls `l_x_`."""
     graph = torch.fx.Graph()
     x = graph.placeholder("L_x_")
     graph.output((graph.call_method("reshape", (x, -1, 4)),))
@@ -287,8 +287,8 @@ def test_pieces_that_are_slower_together_do_not_run(monkeypatch: pytest.MonkeyPa
 
 
 def test_threads_of_a_session_rest_between_calls() -> None:
-    """Those of another session, and PyTorch's, would find no core: pieces took many times as long
-    as eager."""
+    """The threads of another session, and PyTorch's, would find no core: pieces took many times as
+    long as eager."""
     ours, graphs = compiled(LINEAR)
     with torch.no_grad():
         same(ours(X), LINEAR(X))
@@ -325,11 +325,12 @@ def test_pieces_share_the_budget() -> None:
 
 @pytest.mark.parametrize("order", [torch.sort, partial(torch.topk, k=3)])
 def test_what_orders_stays_where_the_order_among_equals_is_another(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of tokens by their expert, and of experts by their scores."""
+    """The order among equals matters for tokens by their expert, and for experts by their
+    scores."""
     run = Program._run
 
     def reversed_order(self: Any, given: Any) -> Any:
-        """As a runtime may sort."""
+        """The run with another order among equals, as a runtime may sort."""
         found = run(self, given)
         return [each.flip(0) if each.dtype == torch.int64 else each for each in found]
 

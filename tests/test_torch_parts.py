@@ -89,7 +89,7 @@ class InTurn(N.Module):
 
 
 class Beside(N.Module):
-    """A product and a convolution that do not hang on each other, and results of both."""
+    """A product and a convolution that do not depend on each other, and results of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_half_precision_is_not_cut() -> None:
 
 
 def test_what_has_bodies_or_functions_is_not_cut() -> None:
-    """Their operators are known."""
+    """The operators inside are known."""
     inner = ir.Graph([], [], nodes=[], name="body")
     x, w = (ir.val(name, ir.DataType.FLOAT, (2, 2)) for name in "xw")
     product = ir.node("MatMul", [x, w])
@@ -181,8 +181,8 @@ def chained(model: ir.Model, folder: Any) -> BoundCalls:
     ],
 )
 def test_parts_run_as_one(name: str, faster: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As eager does, at every size, captured and not: the results of one part lie where the next
-    one reads them, and results of earlier calls stay as they are."""
+    """The parts run as eager does, at every size, captured and not: the results of one part lie
+    where the next one reads them, and results of earlier calls stay as they are."""
     seconds = lambda call, held: float(isinstance(call, captured.CapturedRun) != faster)  # noqa: E731
     monkeypatch.setattr(captured, "_seconds", seconds)
     build, x, _ = MODELS[name]
@@ -391,7 +391,7 @@ class Features(N.Module):
 
 @pytest.fixture
 def regimes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of the sessions that were opened."""
+    """The TF32 flags of the sessions that were opened."""
     found: list[bool] = []
     plain = Sessions._opened
     monkeypatch.setattr(Sessions, "_opened", lambda made, path, tf32: found.append(tf32) or plain(made, path, tf32))  # type: ignore[func-returns-value]
@@ -399,7 +399,7 @@ def regimes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def distance(found: Any, exact: Any) -> float:
-    """Of the largest number."""
+    """The distance relative to the largest number."""
     return float((found.double() - exact).abs().max() / exact.abs().max())
 
 
@@ -428,8 +428,8 @@ def test_parts_on_a_gpu_in_threads_with_streams() -> None:
     ours, graphs = compiled(module)
 
     def calls(number: int) -> list[tuple[Any, Any]]:
-        """As what asks for memory may be refused while another thread captures, nothing else is
-        done on the GPU."""
+        """The results of some calls; nothing else is done on the GPU, since requests for memory may
+        be refused while another thread captures."""
         found = []
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             for x, wanted in given[number::3]:

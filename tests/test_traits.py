@@ -121,10 +121,11 @@ OWN = {
     "report/leftover.py": {"conv", "gemm", "matmul"},
     "targets/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
 }
-"""What a muGraph's body is made of besides operators, as `KINDS` is for a term; words of a report;
-what is known of a runtime's kernels, each by its operator."""
+"""The parts of a muGraph's body besides operators, as `KINDS` has them for a term; words of a
+report; facts about a runtime's kernels, each by its operator."""
 
 
+@pytest.mark.lint
 def test_no_module_names_an_operator() -> None:
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -135,6 +136,7 @@ def test_no_module_names_an_operator() -> None:
     assert wrong == []
 
 
+@pytest.mark.lint
 def test_what_may_name_operators_is_there() -> None:
     assert all((PACKAGE / name).is_dir() for name in ELSEWHERE)
     assert all(names == {n for _, n in named((PACKAGE / file).read_text())} for file, names in OWN.items())
@@ -336,7 +338,7 @@ def test_it_has_mutants_that_are_made_whole(turned: Op) -> None:
 
 
 def test_its_kernel_is_computed_before_the_run(turned: Op) -> None:
-    """Whatever that stores: a kernel that is one number everywhere."""
+    """The kernel is stored in any way: here it is one number everywhere."""
     one = weight("w", Tensor("float32", (1,)))
     output = turned.term(image(1, 256, 4, 4), term("expand", one, shape=(256, 256, 3, 3)), **{**ATTRIBUTES, "group": 1})
     model = standalone(graph(output), {"": 20}, {"w": StoredWeight(np.ones(1, np.float32))})

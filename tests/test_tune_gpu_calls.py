@@ -93,8 +93,8 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("machine", "sets", "calls"), [(20e-6, 3, 66), (20e-6, 100, 100), (1e-3, 2, 6), (1.0, 2, 2)], indirect=["machine"]
 )
 def test_a_graph_has_enough_calls_and_no_more(machine: Machine, sets: int, calls: int) -> None:
-    """They go round the inputs; its start counts for less than a percent, slow calls are not
-    repeated, whatever the host takes to launch one, and results of one round are kept."""
+    """The calls go round the inputs; the graph's start counts for less than a percent, slow calls
+    are not repeated, whatever the host takes to launch one, and results of one round are kept."""
     found = tune.measured(machine.call, [[i] for i in range(sets)])
     assert machine.graphs[-1] == [i % sets for i in range(calls)]
     assert machine.seconds < found < 1.01 * machine.seconds

@@ -29,7 +29,7 @@ FREE = {
     "StringSplit": "the most parts of a text",
     "Unique": "the elements that differ",
 }
-"""Operators whose results have a size that hangs on values, and what it counts."""
+"""Operators whose results have a size that depends on values, and what it counts."""
 
 
 def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -315,7 +315,7 @@ def test_what_is_behind_an_opaque_node_has_our_dims() -> None:
 
 
 def test_sizes_in_int32() -> None:
-    """As tf2onnx computes the shape of a reshape."""
+    """tf2onnx computes the shape of a reshape so."""
     proto = parse("""
         g (float[n, 6] x) => (float[a, b, c] y) {
             s = Shape(x)
@@ -373,7 +373,7 @@ def test_one_unknown_size_of_a_reshape_is_what_the_others_leave() -> None:
 
 
 def test_a_range_of_floats_up_to_a_size() -> None:
-    """As detectors number the cells of an image."""
+    """Detectors number the cells of an image so."""
     proto = parse("""
         g (float[n, m] x) => (float[a] y) {
             s = Shape<start = 1>(x)

@@ -53,8 +53,7 @@ def layers(count: int) -> Model:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What goes to the process of the runtime: calls by the name of the function, and the bytes of
-    weights."""
+    """The calls to the runtime's process by the name of the function, and the bytes of weights."""
     found: Counter[str] = Counter()
 
     def counted(function: Any, *args: Any) -> Any:
@@ -123,7 +122,8 @@ def test_what_is_computed_twice_is_one_weight() -> None:
 
 @pytest.mark.parametrize("source", [False, True])
 def test_the_runtime_makes_the_same_of_a_model_whose_weights_are_apart(tmp_path: Path, source: bool) -> None:
-    """What is measured is what is written: it folds, fuses and lays out shared weights too."""
+    """The measured model is the written one: the runtime folds, fuses and lays out shared weights
+    too."""
     for number, made in enumerate((load(ROOT / "models" / "mini_transformer.onnx"), layers(2), convolutions())):
         content, apart = serialize_apart(made, source, above=100)
         assert apart
@@ -164,7 +164,8 @@ def convolutions() -> Model:
 
 
 def test_the_process_starts_while_the_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It has a session on the target, and so its libraries, before anything waits for it."""
+    """The process has a session on the target, and so its libraries, before anything waits for
+    it."""
     began: list[int] = []
     child().stop()
 

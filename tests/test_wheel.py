@@ -80,7 +80,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, *args: object) -> str:
-    """What the installed command line prints; it and its data lie in `installed`."""
+    """The output of the installed command line; it and its data lie in `installed`."""
     dependencies = sysconfig.get_path("purelib")
     done = _python("-S", "-P", "-c", START, dependencies, "taso_mirage.cli", *args, cwd=cwd, path=installed)
     used = [Path(line) for line in done.stderr.splitlines()]
@@ -144,6 +144,7 @@ def contents(wheel: Path) -> dict[str, int]:
     return {each.filename: each.CRC for each in entries if not each.filename.endswith("RECORD")}
 
 
+@pytest.mark.lint
 def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] in (__version__, f"{__version__} (not released yet)")

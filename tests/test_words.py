@@ -1,7 +1,9 @@
-"""What users read: plain words, and nothing that looks like a gain where there is none."""
+"""The texts that users read: plain words, and nothing that looks like a gain where there is
+none."""
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,12 @@ from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.search import Budget, SearchStatistics, _limit
 
 HOME = Path(__file__).parents[1]
+CODE = ("taso_mirage", "op_specs", "bench", "models", "tests")
+LEANS = re.compile(
+    r"(Of|Those|These|That|The same|It|Its|What|Whatever|As|Both|Which|Whose|Who|Whether the same|They|Their|Them|Such"
+    r"|Also|Else|So|And|But|Or|Nor|Neither|There|Others)\b"
+)
+"""Beginnings of a docstring that a reader understands only beside the code or another docstring."""
 FASTER, SLOWER = Timing(1.07, 1.0, 1.07, 1.06, 1.08, 40), Timing(1.0, 1.25, 0.8, 0.7, 0.9, 40)
 
 
@@ -71,7 +79,7 @@ def test_only_a_gain_that_passed_the_check_is_green(result: Result) -> None:
 
 def test_the_table_and_the_data_say_that_the_check_failed(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(result, failure=CheckFailed("the check failed"))
-    for each, head in ((result, "optimized"), (failed, "without what failed")):
+    for each, head in ((result, "optimized"), (failed, "without the failed rewrite")):
         summary.show(each, Path("m.onnx"), [])
         assert head in capsys.readouterr().out
     assert result_data(failed, Path("m.onnx"), [])["failure"] == "the check failed"
@@ -84,9 +92,9 @@ def test_the_line_of_the_search_is_plain(result: Result, capsys: pytest.CaptureF
     looked = Mutations(programs=7, mutants=12, seconds=1.5)
     summary.show(replace(result, statistics=statistics, mutations=looked), Path("m.onnx"), [])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "search: parts: 3, 2 of them different; states: 7; matches: 9; seconds:" in printed
-    assert "ended: nothing better found in a while (2)" in printed
-    assert "mutants: 12 looked at, of 7 costly programs, 0 faster on their own, 1.50 seconds" in printed
+    assert "search: 3 subgraphs (2 distinct), 7 states explored, 9 matches in " in printed
+    assert "ended by: no recent improvement (2)" in printed
+    assert "mutants: 12 tried for 7 costly programs, 0 faster alone, 1.50 s" in printed
 
 
 def test_a_kernels_gain_says_against_what() -> None:
@@ -136,3 +144,33 @@ def test_a_search_that_saw_nothing_does_not_say_that_nothing_applies(budget: flo
     save(standalone(Graph((x,), (term("softmax", x, axis=1),)), {"": 20}), tmp_path / "m.onnx")
     found = optimize_model(load(tmp_path / "m.onnx"), Config(budget=budget, measure=False))
     assert found.kept == f"{said}: the original's graph is kept"
+
+
+def leaning(source: str) -> list[tuple[int, str]]:
+    """The docstrings, those of values included, that begin without their subject: line and text."""
+    statements = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
+    texts = ((n.lineno, n.value.value) for n in statements if isinstance(n.value, ast.Constant))
+    return sorted((line, text.strip()) for line, text in texts if isinstance(text, str) and LEANS.match(text.strip()))
+
+
+def python_files() -> list[Path]:
+    return [file for folder in CODE for file in sorted((HOME / folder).rglob("*.py"))]
+
+
+def test_results_depend_on_operands() -> None:
+    riddle = re.compile("hangs? " + "on")
+    assert [str(file) for file in python_files() if riddle.search(file.read_text())] == []
+
+
+def test_a_docstring_begins_with_its_subject() -> None:
+    files = python_files()
+    wrong = [
+        f"{file.relative_to(HOME)}:{line}: {text[:60]}" for file in files for line, text in leaning(file.read_text())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("text", ["What it costs.", "The same for a GPU.", "Of a block.", "Its height."])
+def test_a_docstring_without_a_subject_is_found(text: str) -> None:
+    assert leaning(f'def f():\n    """{text}"""\n\n\nX = 1\n"""{text}"""\n') == [(2, text), (6, text)]
+    assert leaning('"""The costs of a block."""\n') == []

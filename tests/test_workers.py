@@ -15,7 +15,7 @@ from taso_mirage.system.workers import Workers, process_pool
 
 
 def done(job: Mapping[str, Any]) -> Any:
-    """What the processes of these tests do."""
+    """The jobs of the processes of these tests."""
     what = job["what"]
     if what == "print":
         print("no answer", end="")

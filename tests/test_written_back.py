@@ -1,5 +1,6 @@
-"""What is read of a model can be written again: in half precision before there was an operator of
-that name, with sizes that a run gives; and what cannot be stays the node that it was."""
+"""Terms that are read from a model can be written again: in half precision before there was an
+operator of that name, with sizes that a run gives; a term that cannot be written stays the node
+that it was."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def test_a_kernel_of_free_sizes_says_no_sizes(text: str) -> None:
 
 
 def test_what_cannot_be_written_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any operator, whatever the reason: the node is kept, and says why."""
+    """The node of any operator is kept, whatever the reason, and says why."""
 
     def refused(op: Op, node: Any, opset: int) -> Any:
         raise Unsupported("no such thing here") if op.name == "layer_norm" else AssertionError(op.name)

@@ -1,5 +1,5 @@
-"""What goes wrong with a user's input is one line that says what is wrong and what to do, and never
-a traceback; the table has what to do that `test_cli.py` and `test_hostile_files.py` do not ask."""
+"""A user's wrong input gives one line that says what is wrong and what to do, and never a
+traceback; the table has the cases that `test_cli.py` and `test_hostile_files.py` lack."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def module(name: str, *, batch: int = 1, small: bool = True) -> tuple[Any, dict[
 
 
 def build(name: str, *, batch: int = 1, small: bool = True, half: bool = False) -> onnx.ModelProto:
-    """The same as an ONNX model, by PyTorch's newer exporter; of a module in half precision with
-    `half`."""
+    """The module as an ONNX model, by PyTorch's newer exporter; in half precision with `half`."""
     found, inputs = module(name, batch=batch, small=small)
     if half:
         found.half()

@@ -17,7 +17,7 @@ TORCHSCRIPT_OPSET = 17
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is exported: `call(module, **arguments)` gives the tensors that `outputs` names.
+    """A module to export: `call(module, **arguments)` gives the tensors that `outputs` names.
 
     `free` names the dynamic dimensions of inputs.
     """

@@ -106,7 +106,7 @@ def convolutional(which: str, *, name: str, small: bool = True) -> onnx.ModelPro
 
 
 def clip(which: str, *, small: bool = True) -> onnx.ModelProto:
-    """Both towers of CLIP: an image and texts to their similarities."""
+    """The two towers of CLIP: an image and texts to their similarities."""
     transformers, torch = exporter.require("transformers"), exporter.require("torch")
     sizes = {
         "text_config": {**TEXT, "projection_dim": 32},

@@ -128,7 +128,7 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def nothing(x: Tensor, **_: Any) -> Tensor:
-    """Of finite numbers none is NaN, or infinite."""
+    """A finite number is neither NaN nor infinite, so the result is false everywhere."""
     return x.over(lambda p: ZERO, dtype="bool")
 
 

@@ -54,7 +54,7 @@ from taso_mirage.errors import Unsupported
 
 @dataclass(frozen=True)
 class Accepted:
-    """Both sides are equal."""
+    """The verdict that both sides of an equation are equal."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def check(lhs: str, rhs: str) -> Accepted | Refused:
 
 
 def check_step(step: Mapping[str, Any]) -> Accepted | Refused:
-    """The same for the texts of a step; "bounded" ones have fixed sizes."""
+    """Check the equation of a certificate's step by its texts; "bounded" steps have fixed sizes."""
     return (
         check(step["lhs"], step["rhs"])
         if step.get("proof") in ("symbolic", "bounded")
@@ -225,7 +225,7 @@ def spelled_out(p: Poly, dtype: str) -> bool:
 
 
 FEW = 12
-"""So many positions are looked at one after the other."""
+"""The largest number of positions that are examined one after the other."""
 
 
 def summands(p: Poly) -> Poly:

@@ -51,7 +51,7 @@ def spend(steps: int = 1) -> None:
 
 
 def number(x: Number) -> Number:
-    """The same number as an int if it is whole."""
+    """x as an int if it is whole, else as a fraction."""
     return int(x) if x.denominator == 1 else x
 
 
@@ -197,7 +197,7 @@ def close(bound: Bound, factors: Iterable[tuple[Atom, Number]]) -> Poly:
 
 
 def without(v: Atom, bound: Bound, powers: Powers) -> Poly | None:
-    """The same with a simpler range for the bound variable v, or without it; None if it stays."""
+    """Remove the bound variable v from a sum, or give it a simpler range; None if it stays."""
     extent, others, n = v[2], bound - {v}, constant(v[2])
     if n is not None and n <= 1:
         return summed(substituted(single((frozenset(), powers)), {v: ZERO}), others) if n == 1 else ZERO
@@ -405,7 +405,7 @@ def floor(p: Poly, d: Poly) -> Poly:
         return p
     whole, rest = apart(p, d)
     for _ in range(TURNS):
-        if not variables(rest) or not holds(rest - d, facts):  # of sizes alone it hangs on no facts
+        if not variables(rest) or not holds(rest - d, facts):  # of sizes alone it depends on no facts
             break
         whole, rest = whole + 1, rest - d
     if holds(rest, facts) and holds(d - 1 - rest, facts):
@@ -422,7 +422,7 @@ def boolean(a: Atom) -> bool:
 
 
 def conditions(*ps: Poly) -> list[Atom]:
-    """Those that bind no variable, in order."""
+    """The conditions among the factors of some polynomials that bind no variable, in order."""
     return sorted(
         {a for p in ps for (b, f), _ in p.terms for a, _ in f if boolean(a) and variables(a).isdisjoint(b)}, key=key
     )

@@ -86,7 +86,7 @@ def inverse(p: Poly) -> Poly:
 IDEMPOTENT = ("abs", "ceil", "floor", "round", "sign", "as")
 """Functions that are the identity on their own results; names may have a dtype behind them."""
 MONOTONE = ("as", "atan", "ceil", "erf", "floor", "log", "round", "sign", "sinh", "sqrt", "tanh")
-"""Those that keep order."""
+"""Functions that keep order."""
 TO_WHOLE = ("ceil", "floor", "round")
 
 
@@ -177,7 +177,7 @@ def single_number(dtype: str, member: tuple[Term, Number]) -> Number | None:
 
 
 def content(members: list[Atom]) -> Number:
-    """What all coefficients of the members of a bag are multiples of."""
+    """The largest number that divides all coefficients of the members of a bag."""
     found = [c for a in members for _, c in a[1].terms]
     above, below = math.gcd(*(c.numerator for c in found)), math.lcm(*(c.denominator for c in found))
     return ratio(above or 1, below)
@@ -210,7 +210,7 @@ def value_of(dtype: str, p: Poly) -> Poly | None:
 
 
 def unbound(bound: Bound, powers: Powers) -> frozenset[tuple[Term, Number]]:
-    """The terms of a member of a bag that do not hang on its bound variables."""
+    """The terms of a member of a bag that do not depend on its bound variables."""
     p = next(a[1] for a, _ in powers if a[0] == "val")
     return frozenset((t, c) for t, c in p.terms if variables(t).isdisjoint(bound))
 

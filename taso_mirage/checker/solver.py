@@ -72,7 +72,7 @@ class Reals:
         self.solver.add(self.z3.Or([x == v for v in values]), *(above(x, v) for v in values))
 
     def known(self, a: Any, x: Any) -> None:
-        """What is known of a new symbol."""
+        """Tell the solver everything that is known of a new symbol."""
         z3, add = self.z3, self.solver.add
         values = self.members(a, "float64", 1)
         if values is not None:

@@ -127,7 +127,8 @@ class Tensor:
         return self.along(axis, size, lambda *i: start + i[axis])
 
     def along(self, axis: int, size: Poly, place: Callable[..., Poly]) -> Tensor:
-        """Another size along an axis; the position there, given the index."""
+        """The tensor with another size along an axis, where `place` gives the position that an
+        index reads."""
         shape = tuple(size if a == axis else n for a, n in enumerate(self.shape))
         return Tensor(self.dtype, shape, lambda *i: self.at(*(place(*i) if a == axis else j for a, j in enumerate(i))))
 

@@ -1,4 +1,4 @@
-"""The commands `taso-mirage cache`: what was measured and searched, for other machines of the same
+"""The commands `taso-mirage cache`: measurements and search results, for other machines of the same
 kind."""
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from taso_mirage.measure.cache_clear import Cleared
     from taso_mirage.measure.cache_file import CacheContents
 
-cache_app = typer.Typer(
-    no_args_is_help=True, help="Measured costs, searched kernels and mutants: show, export, import, clear."
-)
+cache_app = typer.Typer(no_args_is_help=True, help="Show, export, import or clear measured costs, kernels and mutants.")
 _Archive = Annotated[Path, typer.Argument(metavar="FILE.zip", help="The archive.")]
 
 
 @cache_app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Show how many measurements the cache has of each device."""
+    """Show the number of measurements of each device."""
     from taso_mirage.measure.cache_file import contents
 
     _say(contents(), as_json)
@@ -34,7 +32,7 @@ def show(as_json: JsonOption = False) -> None:
 
 @cache_app.command("export")
 def export_command(file: _Archive, as_json: JsonOption = False) -> None:
-    """Write the cache to a file. The same device with the same versions reads its times from it."""
+    """Export the cache to a file, for the same kind of device with the same versions."""
     from taso_mirage.measure.cache_file import export_cache
 
     _say(export_cache(file), as_json)
@@ -42,8 +40,11 @@ def export_command(file: _Archive, as_json: JsonOption = False) -> None:
 
 @cache_app.command("import")
 def import_command(file: _Archive, as_json: JsonOption = False) -> None:
-    """Add a file's measurements to the cache; what is there already stays. It is data, no code, and
-    what is made with it is checked as ever; wrong times can make a model slower."""
+    """Import measurements from a file; existing entries are kept.
+
+    The file is data, not code, and results are checked as usual. Wrong times can make a model
+    slower.
+    """
     from taso_mirage.measure.cache_file import import_cache
 
     found = import_cache(file)
@@ -53,9 +54,15 @@ def import_command(file: _Archive, as_json: JsonOption = False) -> None:
 
 
 @cache_app.command()
-def clear(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, as_json: JsonOption = False) -> None:
-    """Remove what the cache has: measured costs, verdicts, kernels, mutants and compiled files.
-    What else lies in its folder stays, and so do compiled files that a running process uses."""
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove measured costs, verdicts, kernels, mutants and compiled files.
+
+    Other files in the cache's folder are kept, and so are compiled files that a running process
+    uses.
+    """
     from taso_mirage.measure.cache_clear import clear_cache
     from taso_mirage.measure.cost_cache import cache_path
 

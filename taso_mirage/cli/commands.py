@@ -1,6 +1,6 @@
 """The command line: `taso-mirage optimize | inspect | diff | substitutions | doctor`.
 
-Commands import what is heavy.
+Commands import heavy modules when they run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="A superoptimizer for ONNX models: faster, equal, and with the evidence for every step.",
-    epilog="Exit codes: 0 done; 1 error; 2 wrong option; 3 invalid model; 4 cannot write; 5 check failed; "
+    help="A superoptimizer for ONNX models: faster, equivalent models, with evidence for every step.",
+    epilog="Exit codes: 0 success; 1 error; 2 wrong option; 3 invalid model; 4 cannot write; 5 check failed; "
     "6 runtime unavailable; 130 interrupted.",
 )
 
@@ -64,13 +64,14 @@ def inspect(
         bool,
         typer.Option(
             "--profile",
-            help="Run it too: what of a quantized model runs in integers, what falls back to floats and why, what conversions take.",
+            help="Run the model too: which nodes of a quantized model run in integers, which fall back to floats and why, and the "
+            "time of conversions.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and
-    why."""
+    """Show the operators of MODEL.onnx with their shapes, flops and bytes, and the nodes that are
+    opaque, with the reason."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io.files import load_as_data
     from taso_mirage.report import inspection, quantized
@@ -91,20 +92,23 @@ def inspect(
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(help="The ONNX model that is right.", metavar="A.onnx")],
-    second: Annotated[Path, typer.Argument(help="The one to compare with it.", metavar="B.onnx")],
+    first: Annotated[Path, typer.Argument(help="The reference ONNX model.", metavar="A.onnx")],
+    second: Annotated[Path, typer.Argument(help="The ONNX model to compare with it.", metavar="B.onnx")],
     shape: ShapeOption = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
+        list[Path] | None, typer.Option(help="Inputs for the comparison (.npz file, arrays by input name); repeatable.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="Where both run: cpu, cuda (which a model made for it may need), or openvino.")
+        str,
+        typer.Option(help="Target on which both run: cpu, cuda (models optimized for CUDA may need it) or openvino."),
     ] = "cpu",
     trust_kernels: TrustKernels = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two models: their structure, and their outputs by the check's criterion (exit code 5
-    where they differ)."""
+    """Compare the structure and the outputs of two models.
+
+    The outputs must agree by the criterion of the optimizer's check; exit code 5 if they differ.
+    """
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
     from taso_mirage.onnx_io import load
@@ -138,7 +142,7 @@ def diff(
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, the execution providers that really work here, and the cost cache."""
+    """Show versions, the execution providers that work on this machine, and the cost cache."""
     from taso_mirage.report import inspection
 
     found = inspection.diagnosis()
@@ -150,7 +154,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def main(began: float | None = None) -> None:
     """Run the command line; every expected error is one line on stderr and its exit code. `began`:
-    when the command did, by `time.monotonic` (now, if left out)."""
+    the start of the command, by `time.monotonic` (now, if left out)."""
     steady()
     signal.signal(signal.SIGINT, interrupt.give_up)
     interrupt.end_cleanly()
@@ -185,16 +189,13 @@ def main(began: float | None = None) -> None:
 
 
 def _complain(text: str) -> None:
-    """Say what went wrong on stderr. Where that takes no more, the exit code still says it."""
+    """Print an error on stderr. Where stderr is closed, the exit code still reports it."""
     with contextlib.suppress(OSError):
         say(f"taso-mirage: {text}", err=True)
 
 
 def _unexpected(error: Exception) -> int:
-    """Say that there is a bug.
-
-    The exit code.
-    """
+    """Print that there is a bug; return the exit code."""
     if os.environ.get("TASO_MIRAGE_TRACEBACK"):
         raise error
     text = (str(error).splitlines() or [""])[0][:300]

@@ -86,7 +86,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _wait(number: int, frame: FrameType | None) -> None:
-    """It is ending already."""
+    """Ignore a signal: the process is ending already."""
 
 
 def _leave(number: int) -> None:
@@ -107,7 +107,7 @@ _postponed = threading.Event()
 
 
 def _again(number: int) -> None:
-    """The same signal a moment later.
+    """Send the same signal to this process again, a moment later.
 
     It is sent to the process: only so does it wake the main thread from a wait.
     """
@@ -117,8 +117,8 @@ def _again(number: int) -> None:
 
 
 def unraisable(dropped: sys.UnraisableHookArgs) -> None:
-    """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a
-    signal is not to be lost there."""
+    """Handle exceptions that Python drops because they are raised in `__del__` or in the callback
+    of a weak reference: a signal must not be lost there."""
     if isinstance(dropped.exc_value, CtrlC):
         _postponed.set()
         _again(signal.SIGINT)

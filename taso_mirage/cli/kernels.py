@@ -1,6 +1,6 @@
 """The command `taso-mirage kernels`: the fusible regions of a model, and the best muGraph of each.
 
-What is heavy is imported by it.
+Heavy modules are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -24,32 +24,35 @@ if TYPE_CHECKING:
     from taso_mirage.rewriting.equation import Equation
 
 PLACES = 3
-"""So many places of a region are named."""
+"""The number of places of a region that are named."""
 
 
 def kernels_command(
     model: ModelFile,
     budget: Annotated[
-        float, typer.Option(min=0, help="Seconds that the search may take; each region has its share.")
+        float, typer.Option(min=0, help="Time limit of the search in seconds, shared by the regions.")
     ] = 60.0,
     shape: ShapeOption = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep what is found in this file, and go on from it.")
+        Path | None, typer.Option(metavar="FILE", help="Save results in this file, and continue from it.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the Triton program of every region.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Write the Triton program of every region into this folder."
+        ),
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--report", metavar="OUT.html", help="Write a page with the regions and their muGraphs."),
+        typer.Option("--report", metavar="OUT.html", help="Write an HTML page with the regions and their muGraphs."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of
-    each.
+    """List the regions of MODEL.onnx that fused kernels can replace, and search for the best
+    kernels of each.
 
-    Laws that leave operators away are applied first, so that a guard behind a softmax is not in the
-    way of its online form.
+    Laws that remove operators are applied first, so that a guard behind a softmax does not prevent
+    its online form.
     """
     from taso_mirage.kernels.regions import kernel_regions
     from taso_mirage.kernels.survey import survey
@@ -89,7 +92,7 @@ def kernels_command(
 def _say(
     model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], as_json: bool
 ) -> None:
-    """What was found, as lines or as JSON."""
+    """Print the regions that were found, as lines or as JSON."""
     from taso_mirage.kernels.survey import survey_data
 
     if as_json:
@@ -104,7 +107,7 @@ def _say(
 
 
 def normal(model: Model, sizes: Mapping[str, int]) -> Model:
-    """The model after the laws that leave operators away.
+    """The model after the laws that remove operators.
 
     A term has the name of the ONNX node that it comes from, or of one that uses it.
     """
@@ -131,8 +134,8 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
 
 
 def _removes(law: Equation) -> bool:
-    """Whether a law only leaves operators away: what it would fuse into another one has more to
-    give a region."""
+    """Whether a law only removes operators: a region gains more from operators that a law would
+    fuse into another one."""
     before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
     return after <= before
 
@@ -141,7 +144,7 @@ def _removes(law: Equation) -> bool:
 
 
 def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
-    """What an earlier run kept in a file; nothing if there is none yet."""
+    """Regions that an earlier run kept in a file; nothing if there is no such file yet."""
     from taso_mirage.kernels.survey import VERSION, known_regions
     from taso_mirage.system.toml import read_json
 
@@ -157,7 +160,7 @@ def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
 
 
 def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[Surveyed]) -> None:
-    """Write what is known of any model's regions: those found now, and those of before."""
+    """Write the regions of any model: those found now, and those of earlier runs."""
     from taso_mirage.kernels.survey import VERSION, survey_data
     from taso_mirage.system.files import write_file
 
@@ -203,15 +206,15 @@ def _lines(
 
 
 def _total(found: Sequence[Surveyed]) -> str:
-    """What all places take together, or nothing."""
+    """One sentence with the time of all places together; empty where nothing was found."""
     done = [(each, each.found) for each in found if each.found is not None]
     if not done:
         return ""
     apart = sum(each.apart * len(each.region.places) for each, _ in done)
     fused = apart - sum(each.gain for each, _ in done)
     return (
-        f"In all places {_micro(fused)} instead of {_micro(apart)} as a kernel for each operator: what an analytic "
-        f"model of one {done[0][1].device} predicts, not measured."
+        f"In all places {_micro(fused)} instead of {_micro(apart)} with one kernel for each operator, as predicted by an "
+        f"analytic model of one {done[0][1].device}; not measured."
     )
 
 

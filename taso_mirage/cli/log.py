@@ -1,4 +1,4 @@
-"""What `optimize --json` prints: one JSON object a line, and nothing else on stdout.
+"""The output of `optimize --json`: one JSON object per line, and nothing else on stdout.
 
 The types are the schema (`taso-mirage schema log`, which `docs/schemas.py` writes from them).
 """
@@ -85,8 +85,7 @@ class WarningLine(TypedDict):
 
 
 class ResultLine(ResultData):
-    """What came of a model: the last line of one that was done, also where an `error` says what of
-    it failed the check."""
+    """The last line of a model that was done; its `error` says which rewrite failed the check."""
 
     event: Literal["result"]
 
@@ -98,7 +97,7 @@ class ErrorLine(TypedDict):
     model: str
     message: str
     exit_code: int
-    """That of the command, or of this model of a folder."""
+    """The exit code of the command, or of this model of a folder."""
 
 
 class FolderLine(FolderReport):
@@ -167,7 +166,8 @@ class Log:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Whatever ends the command is a line, too, unless its last line is printed."""
+        """Print a last line for any error that ends the command, unless its last line is
+        printed."""
         try:
             yield
         except typer.Exit:  # all is said

@@ -1,4 +1,4 @@
-"""The command `taso-mirage optimize`: of one model, or of all below a folder."""
+"""The command `taso-mirage optimize`, for one model or for all models below a folder."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ _Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Where to write; MODEL.optimized.onnx if left out. Of a folder the folder, FOLDER.optimized if left out: "
-        "models have the same paths there, beside index.html and index.json.",
+        help="Output file (default: MODEL.optimized.onnx). For a folder of models, the output folder (default: "
+        "FOLDER.optimized), which has the models at the same paths, with index.html and index.json.",
     ),
 ]
 _TargetName = Annotated[
     str,
     typer.Option(
-        help="Where the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs), or openvino."
+        help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino."
     ),
 ]
 _Portable = Annotated[
-    bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
+    bool, typer.Option("--portable", help="Use only standard ONNX operators, none of the runtime's own.")
 ]
 _Effort = Annotated[
     str,
     typer.Option(
         metavar="quick|default|thorough",
-        help="How much is done for a result. quick: substitutions by predicted costs, a search of few steps and a short check, "
-        "in seconds and the same every time (beside it --no-measure --no-partial --kernels off). thorough: ten minutes and wider "
-        "searches. Options that are given beside it count.",
+        help="How much work to do. quick: substitutions by predicted costs, a search of few steps and a short check; takes "
+        "seconds and is deterministic (implies --no-measure --no-partial --kernels off). thorough: ten minutes and wider "
+        "searches. Other options override the effort.",
     ),
 ]
 _Strategy = Annotated[
     str | None,
     typer.Option(
-        help="best-first (if left out), saturate (equality saturation and extraction), or both, one after the other "
-        "(of --effort thorough)."
+        help="Search strategy: best-first (default), saturate (equality saturation and extraction), or both, one after the "
+        "other (default of --effort thorough)."
     ),
 ]
 _WeightedShapes = Annotated[
@@ -66,104 +66,113 @@ _WeightedShapes = Annotated[
     typer.Option(
         "--shape",
         metavar="NAME:DIMS[+...][@WEIGHT]",
-        help=f"{FIXES} For several sets of sizes give each its weight, how often it is run: "
-        "--shape batch:1+seq:512@3 --shape batch:8+seq:128@1; what has no weight holds in every set.",
+        help=f"{FIXES} For several sets of sizes, give each a weight, which says how often it runs: "
+        "--shape batch:1+seq:512@3 --shape batch:8+seq:128@1. Sizes without a weight hold in every set.",
     ),
 ]
 _InputFiles = Annotated[
     list[Path] | None,
-    typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
+    typer.Option(help="Inputs for timing and for the check (.npz file, arrays by input name); repeatable."),
 ]
 _Seconds = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Seconds that the command may take, from its start to its end; of a folder, for each model. 60 if left out, 600 "
-        "of --effort thorough.",
+        help="Time limit of the whole command in seconds; for a folder, of each model (default: 60, with --effort thorough "
+        "600).",
     ),
 ]
 _RunLimit = Annotated[
-    float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
+    float, typer.Option(min=0, help="Time limit in seconds for one load, run or measurement in ONNX Runtime.")
 ]
 _KernelMode = Annotated[
     str | None,
     typer.Option(
-        help="off, search (fused kernels for regions), or cached (what was searched here before); search if left out, unless the "
-        "model is to be portable, or nothing is measured here. Kernels run where taso_mirage.register was called; elsewhere the "
-        "model runs without them."
+        help="Fused kernels: off, search, or cached (only kernels found here before). Default: search, or off with --portable, "
+        "--no-measure or --scheduler. Kernels run where taso_mirage.register was called; elsewhere the model runs its "
+        "ordinary operators."
     ),
 ]
 _Mutants = Annotated[
     bool | None,
     typer.Option(
         "--partial/--no-partial",
-        help="Try mutants with corrections of costly operators (PET), as is usual but for --effort quick.",
+        help="Try corrected mutants of costly operators (PET). Default: on, except with --effort quick.",
     ),
 ]
 _Alpha = Annotated[
-    float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
+    float, typer.Option(min=1, help="Cost of the states that the search expands, at most, relative to the best state.")
 ]
 _Measure = Annotated[
     bool | None,
     typer.Option(
         "--measure/--no-measure",
-        help="Measure operators and models, as is usual but for --effort quick, or estimate by a roofline.",
+        help="Measure operators and models, or estimate costs by a roofline. Default: measure, except with --effort quick.",
     ),
 ]
 _Scheduler = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Measure operators on the workers of this Dask scheduler (tcp://host:8786)."),
 ]
-_Explain = Annotated[
-    bool, typer.Option("--explain", help="Say of every change where, how much it wins, and what proves it.")
-]
+_Explain = Annotated[bool, typer.Option("--explain", help="Print every change with its place, its gain and its proof.")]
 _Page = Annotated[
     Path | None,
     typer.Option(
         "--report",
         metavar="OUT.html",
-        help="Write a page with times, pictures and proofs. Of a folder there is always one of each model.",
+        help="Write an HTML page with times, pictures and proofs. A folder of models always gets a page for each.",
     ),
 ]
 _CertificateFile = Annotated[
     Path | None,
-    typer.Option(metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
+    typer.Option(metavar="OUT.json", help="Write every step with its proof, for `taso-mirage verify`."),
+]
+_TraceFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="DIR",
+        help="Write the graph after every stage and every applied rule as text into this folder, with an index.",
+    ),
 ]
 _FixDefaults = Annotated[
     bool,
     typer.Option(
         "--fix-defaults",
-        help="Make weights of the inputs that have an initializer as their default: no caller can replace them any more.",
+        help="Turn inputs that have an initializer as their default into weights: callers can no longer replace them.",
     ),
 ]
 _InPlace = Annotated[
     bool,
-    typer.Option("--in-place", help="Write onto the model itself: it is replaced once the new one is whole."),
+    typer.Option("--in-place", help="Replace the input file, once the new one is complete."),
 ]
 _MayGrow = Annotated[
-    bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
+    bool,
+    typer.Option(
+        "--may-grow", help="Write a file that is more than 1.2 times as large as the original, without asking."
+    ),
 ]
 _Elsewhere = Annotated[
     bool,
     typer.Option(
         "--elsewhere/--no-elsewhere",
-        help="The file may go to other machines, and be opened where its library of kernels is not registered: it is no slower "
-        "than the original there, either. Without: only here, and with the library.",
+        help="Whether the file may run on other machines and without the kernel library: if so, it is no slower than the "
+        "original there either. With --no-elsewhere it runs only on this machine and with the library.",
     ),
 ]
 _Rounding = Annotated[
     str | None,
     typer.Option(
         metavar="STEPS[:RULE,...]",
-        help="Quantized models: let rewrites that are right in float64 but round otherwise turn roundings of quantizers, "
-        "where that moves no output further than STEPS quantization steps (one of a quantized output; of floats, a 255th "
-        "of their range). With names, let these rules alone. What was let through is said, with its measured error.",
+        help="For quantized models: accept rewrites that are exact in float64 but change the rounding of quantizers, as long as "
+        "no output changes by more than STEPS quantization steps (for a float output, a step is 1/255 of its range). With "
+        "names, accept only these rules. Accepted rewrites are reported with their measured error.",
     ),
 ]
-_ShowTiming = Annotated[bool, typer.Option("--timing", help="Say what the seconds of each stage were spent on.")]
+_ShowTiming = Annotated[bool, typer.Option("--timing", help="Print how the time of each stage was spent.")]
 _RuleFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."),
+    typer.Option(metavar="FILE.toml", help="File of additional rules, each applied where it is proved; repeatable."),
 ]
 
 
@@ -190,6 +199,7 @@ def optimize(
     explain: _Explain = False,
     report: _Page = None,
     certificate: _CertificateFile = None,
+    trace: _TraceFolder = None,
     trust_kernels: TrustKernels = False,
     fix_defaults: _FixDefaults = False,
     in_place: _InPlace = False,
@@ -200,9 +210,10 @@ def optimize(
     timing: _ShowTiming = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make MODEL.onnx faster, or every model below a folder.
+    """Optimize MODEL.onnx, or every model below a folder.
 
-    The result computes the same, is never slower, and is checked before it is written.
+    The optimized model computes the same results, is never slower, and is checked before it is
+    written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
     del options["context"], options["model"], options["as_json"], options["timing"]
@@ -253,12 +264,13 @@ def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Resu
 
 
 def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
-    """One model after the other. What was done stays, and is not done again, however it ends."""
+    """Optimize one model after the other. Finished models are kept and not optimized again, however
+    the command ends."""
     from taso_mirage.folder import PAGE, Folder
 
-    for name in ("report", "certificate"):
+    for name in ("report", "certificate", "trace"):
         if name in options:
-            raise InvalidOption(f"--{name} is for one model; of a folder each has a page, and {PAGE} leads to it")
+            raise InvalidOption(f"--{name} is for one model; in a folder each model has a page, linked from {PAGE}")
     if options["in_place"]:
         raise InvalidOption("--in-place is for one model; the results of a folder need a folder of their own")
     folder = Folder(source, options.get("output"), options)
@@ -270,7 +282,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
             say(folder.plan, err=True)
             _optimize_each(folder, log, timing)
     except CtrlC as given_up:
-        said = str(given_up) or "interrupted; what was done before stays, and the same command goes on from there"
+        said = str(given_up) or "interrupted; finished models are kept, and the same command continues from there"
         if log is not None:
             log.error(said, 130)
             log.folder(folder.as_data(), 130)
@@ -302,12 +314,12 @@ def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
         elif row["error"] is not None:
             log.error(row["error"], row["exit_code"])
         if stop.asked:
-            raise CtrlC("interrupted; the same command goes on from here")
+            raise CtrlC("interrupted; the same command continues from here")
 
 
 def _heard(stages: Stages, log: Log | None, writing: Callable[[], object]) -> dict[str, Any]:
-    """Options of `api.optimize` for what is heard of its work. `writing` is done before a file is
-    written: from there on it could not be said that nothing was."""
+    """The options of `api.optimize` that report progress. `writing` is called before a file is
+    written: afterwards an interrupt could not say that nothing was."""
     show = stages if log is None else log.progress
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-FIXES = "Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable."
+FIXES = "Fix dynamic dimensions, by input (x:1,128) or by name (batch:4); repeatable."
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables and text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 TrustKernels = Annotated[
     bool,
     typer.Option(
         "--trust-kernels",
-        help="Compile and run the fused kernels that the file carries. They are code: only for models that you trust. Else their "
-        "ordinary operators run.",
+        help="Compile and run the fused kernels in the file. They are code: use this only for models that you trust. Otherwise "
+        "the equivalent ordinary operators run.",
     ),
 ]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]

@@ -1,5 +1,5 @@
-"""The command `taso-mirage mutants`: the mutants of a costly part, where they are right, and what
-they cost. What is heavy is imported by it."""
+"""The command `taso-mirage mutants`: the mutants of a costly part, where they are right, and their
+costs. Heavy modules are imported when the command runs."""
 
 from __future__ import annotations
 
@@ -37,30 +37,32 @@ MADE = 0.2
 SEARCHED = 0.7
 """The share of the budget after which no more mutants are tried, and those found are verified."""
 PLACES = 3
-"""So many equal parts are named."""
+"""The number of equal parts that are named."""
 
 
 def mutants_command(
     model: ModelFile,
     node: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A node, or a value that it writes; left out, the costly parts are listed."),
+        typer.Option(metavar="NAME", help="A node, or a value that it writes (default: list the costly parts)."),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="How many steps may lead to a mutant.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, help="How many are shown and verified, the cheapest first.")] = 10,
-    target: Annotated[str, typer.Option(help="Where it will run: cpu, or cuda.")] = "cpu",
+    depth: Annotated[int, typer.Option(min=1, help="Largest number of mutation steps.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Number of mutants to show and verify, the cheapest first.")] = 10,
+    target: Annotated[str, typer.Option(help="Target on which the model will run: cpu or cuda.")] = "cpu",
     shape: ShapeOption = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure operators, or estimate by a roofline.")
+        bool, typer.Option("--measure/--no-measure", help="Measure operators, or estimate costs by a roofline.")
     ] = True,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds that it may take; what was begun is ended.")] = 60.0,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Time limit in seconds; steps in progress are completed.")
+    ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """List the mutants of a costly part of MODEL.onnx: programs that are right on a part of its
     result, and corrected elsewhere.
 
-    Each with a picture of where it is right, what it costs without and with correction, and whether
-    the corrected one was verified.
+    Each mutant is shown with a picture of where it is right, its cost without and with correction,
+    and whether the corrected program was verified.
     """
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
@@ -87,8 +89,8 @@ def mutants_command(
 
 @dataclass(frozen=True)
 class _About:
-    """What the command was asked: the file, its model, the sizes of dynamic dims, whether costs are
-    measured, and how many to show."""
+    """The request of the command: the file, its model, the sizes of dynamic dims, whether costs are
+    measured, and how many parts to show."""
 
     path: Path
     model: Model
@@ -181,7 +183,7 @@ class _Listed:
             f"{duration(self.total)} ({self.about.how}, each operator alone)"
         )
         if self.estimated:
-            yield f"It was late: {plural(self.estimated, 'operator')} estimated, not measured."
+            yield f"For lack of time {plural(self.estimated, 'operator')} were estimated, not measured."
         for part, seconds in self.parts[: self.about.limit]:
             first, *others = self.about.places(part)
             count = f"{len(part.nodes)} x " if others else ""
@@ -214,8 +216,8 @@ def _listed(about: _About, parts: Sequence[CostlyPart], term: Weighted, stages: 
 
 @dataclass(frozen=True)
 class _Found:
-    """The mutants of a part, in their order, which costs so many seconds as it is; `left` of them
-    were not looked at."""
+    """The mutants of a part, in their order, and the seconds of the part as it is; `left` mutants
+    were not tried."""
 
     about: _About
     part: CostlyPart
@@ -253,7 +255,7 @@ class _Found:
     def _counts(self) -> str:
         refused = sum(each.corrected is None for each in self.mutants)
         total = sum(each.total for each in self.mutants)
-        left = f"; {self.left} more were not looked at (--budget, or Ctrl-C)" if self.left else ""
+        left = f"; {self.left} more were not tried (--budget, or Ctrl-C)" if self.left else ""
         text = (
             f"{plural(len(self.mutants), 'mutant')}: {total} right everywhere, {len(self.mutants) - total - refused} corrected, "
             f"{refused} without a correction{left}."
@@ -314,9 +316,9 @@ def _mutant(i: int, each: Ranked, before: float) -> Iterator[str]:
 
 
 def _right(each: Ranked) -> str:
-    """Where a mutant is right, and what corrects the rest."""
+    """Where a mutant is right, and the correction of the rest."""
     if each.agreement is None:
-        return "where it is right is not known"
+        return "unknown where it is right"
     points = "" if each.agreement.whole else " (compared at points of each box)"
     if each.total:
         return f"right everywhere{points}"
@@ -331,7 +333,7 @@ def _evidence(each: Ranked) -> str:
     from taso_mirage.search.partial.whole import tests_in_words
 
     if each.evidence is None:
-        return "not verified: the time was over (--budget, or Ctrl-C)"
+        return "not verified for lack of time (--budget, or Ctrl-C)"
     if isinstance(each.evidence, Failure):
         return f"WRONG, not to be used: {each.evidence.reason}"
     return f"verified: {tests_in_words(each.evidence)}"
@@ -341,7 +343,8 @@ def _evidence(each: Ranked) -> str:
 
 
 def _outline(program: Graph) -> str:
-    """What runs: the products and pools with their shapes, and how many of the rest."""
+    """One line about a program: its products and pools with their shapes, and the number of the
+    other operators."""
     from taso_mirage.ir.terms import topological
     from taso_mirage.operators.expressions import is_weight
     from taso_mirage.search.partial.families import begins
@@ -408,8 +411,8 @@ def _wrapped(start: str, text: str) -> list[str]:
 
 
 def _also(others: Sequence[str]) -> str:
-    """The other places of a part."""
+    """A note that names the other places of a part; empty where there are none."""
     if not others:
         return ""
     more = f" and {len(others) - PLACES} more" if len(others) > PLACES else ""
-    return f" (the same: {', '.join(others[:PLACES])}{more})"
+    return f" (also at {', '.join(others[:PLACES])}{more})"

@@ -1,6 +1,6 @@
 """The command `taso-mirage export-plugin`: an optimized model's fused kernels as TensorRT plugins.
 
-What is heavy is imported by it.
+Heavy modules are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ def export_plugin(
     model: Annotated[
         Path, typer.Argument(help="An optimized model with fused kernels for CUDA.", metavar="OPTIMIZED.onnx")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
-        "plugin"
-    ),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Output folder.")] = Path("plugin"),
     shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model,
-    samples and a README."""
+    """Export the kernels of OPTIMIZED.onnx as the source of a TensorRT plugin library, with its
+    model, samples and a README."""
     from taso_mirage.kernels.tensorrt.export import export
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
@@ -40,11 +38,11 @@ def export_plugin(
         say(json.dumps(said, indent=2))
         return
     say(
-        f"{output}: {plural(len(made.kernels), 'plugin')}, {', '.join(made.kernels)}; README.md says how to build and run them"
+        f"{output}: {plural(len(made.kernels), 'plugin')}, {', '.join(made.kernels)}; see README.md to build and run them"
     )
     if made.foreign:
         say(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)
     for reason in made.refused.values():
-        say(f"  its operators stay: {reason}")
+        say(f"  exported as ordinary operators: {reason}")
     for name, reason in made.not_in_python.items():
         say(f"  {name} is not in the Python module: {reason}")

@@ -15,7 +15,7 @@ NAMES = "rules, rejected, family, log (`optimize --json`) or folder (index.json 
 
 
 def schema(name: Annotated[str, typer.Argument(metavar="NAME", help=f"{NAMES}.")]) -> None:
-    """Print the JSON schema of a kind of file, for editors and programs."""
+    """Print the JSON schema of a kind of file, for editors and other programs."""
     path = FOLDER / f"{name}.schema.json"
     if not path.is_file() or path.parent != FOLDER:
         raise InvalidOption(f"no schema is called {name!r}; there are {NAMES}")

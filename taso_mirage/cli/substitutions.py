@@ -1,6 +1,6 @@
 """The commands `taso-mirage substitutions list | show | explain | verify | generate`.
 
-What is heavy is imported by the commands.
+Heavy modules are imported when the commands run.
 """
 
 from __future__ import annotations
@@ -23,30 +23,26 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The library of proved substitutions: search it, explain it, verify it, or generate it anew.",
+    help="List, explain, verify or generate the library of proved substitutions.",
 )
 
 Library = Annotated[
-    Path | None, typer.Option("--library", metavar="DIR", help="A folder of rules; the shipped one if left out.")
+    Path | None, typer.Option("--library", metavar="DIR", help="Folder of rules (default: the shipped library).")
 ]
-Name = Annotated[str, typer.Argument(help="The rule's name, or how it begins.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="The rule's name, or the beginning of it.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-_Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; every core if left out.")]
+_Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes (default: one for each core).")]
 
 
 @app.command("list")
 def list_(
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="Words in the name or the equation.", metavar="TEXT")
-    ] = None,
-    operator: Annotated[
-        list[str] | None, typer.Option(help="Only rules with this operator on a side; repeatable.")
-    ] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Text in the name or the equation.", metavar="TEXT")] = None,
+    operator: Annotated[list[str] | None, typer.Option(help="Only rules with this operator; repeatable.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only rules of this family; repeatable.")] = None,
     library: Library = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the rules that hold every TEXT and every --operator: name, operators, proof,
+    """List the rules that contain every TEXT and every --operator: name, operators, proof,
     equation."""
     from taso_mirage.operators.ops import get
     from taso_mirage.report.rule_in_words import chosen, equation_text, rule_data
@@ -74,7 +70,7 @@ def list_(
 
 @app.command()
 def show(name: Name, library: Library = None, as_json: AsJson = False) -> None:
-    """Show one rule: both sides, guard, typing, evidence."""
+    """Show one rule: its sides, guard, typing and evidence."""
     from taso_mirage.report.rule_in_words import find_rule, rule_data, shown_rule
 
     rule = find_rule(_rules(library), name)
@@ -85,11 +81,11 @@ def show(name: Name, library: Library = None, as_json: AsJson = False) -> None:
 def explain(
     name: Name,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Where the picture and the models go.")
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Output folder for the picture and the models.")
     ] = Path("."),
     library: Library = None,
 ) -> None:
-    """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each
+    """Describe one rule in words, draw its sides (NAME.svg), and write each as an ONNX model
     (NAME-lhs.onnx, NAME-rhs.onnx)."""
     from taso_mirage.report.drawing import draw
     from taso_mirage.report.rule_in_words import find_rule, shown_rule, words
@@ -120,7 +116,7 @@ print(all(np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in zi
 
 
 def _write_pair(rule: Rule, folder: Path) -> list[Path]:
-    """Both models and inputs for them."""
+    """Write both sides of a rule as models, with inputs for them; return the files."""
     import io
 
     import numpy as np
@@ -141,34 +137,40 @@ def _write_pair(rule: Rule, folder: Path) -> list[Path]:
 @app.command()
 def verify(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Files of rules; the shipped ones if left out.", metavar="FILE")
+        list[Path] | None, typer.Argument(help="Files of rules (default: the shipped ones).", metavar="FILE")
     ] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this rule, or those that begin so; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only rules whose name begins with NAME; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of trials and typings; another one asks other questions.")] = 1,
-    typings: Annotated[int, typer.Option(min=1, help="Random legal typings of every rule.")] = 320,
+    seed: Annotated[int, typer.Option(help="Seed of the random trials and typings.")] = 1,
+    typings: Annotated[int, typer.Option(min=1, help="Number of random legal typings of every rule.")] = 320,
     workers: _Workers = None,
     laws: Annotated[
         bool,
         typer.Option(
-            "--laws", help="The laws beside the operators instead of rules. Where one is not proved, it does not apply."
+            "--laws",
+            help="Verify the laws of the operators instead of rules. A law does not apply where it is not proved.",
         ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 5, too, where a rule is bounded: not proved in every case.")
+        bool,
+        typer.Option(
+            "--strict", help="Exit with code 5 also if a rule is bounded, which means not proved in every case."
+        ),
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With --laws: write the cases of each law into the folder of a library; with --rule the others stay.",
+            help="With --laws: write the cases of each law into this folder of a library; with --rule, keep the other laws.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or
-    refuted. Exit code 5 if one fails."""
+    """Verify rules as they are stated: draw typings of every kind, and prove or refute each case.
+
+    Exit code 5 if a rule fails.
+    """
     from taso_mirage.generate.readme import recorded_laws, write_laws
     from taso_mirage.prove.rules.recheck import (
         exclusions,
@@ -223,22 +225,22 @@ def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None
 
 @app.command()
 def generate(
-    ops: Annotated[int, typer.Option(min=1, help="The most operators that a side may have.")] = 4,
-    family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable. All if left out.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same files, byte for byte.")] = 0,
+    ops: Annotated[int, typer.Option(min=1, help="Largest number of operators of a side.")] = 4,
+    family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable (default: all).")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; a seed always gives the same files, byte for byte.")] = 0,
     workers: _Workers = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work (tcp://host:8786)."),
+        typer.Option(metavar="ADDRESS", help="Use the workers of this Dask scheduler (tcp://host:8786)."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files of rules go.")] = Path(
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Output folder.")] = Path(
         "substitutions"
     ),
 ) -> None:
-    """Generate the library: enumerate, fingerprint, prune, generalise, prove.
+    """Generate the library: enumerate, fingerprint, prune, generalise and prove.
 
-    Deterministic, whatever the number of workers.
+    The result does not depend on the number of workers.
     """
     from taso_mirage.generate import pipeline
 
@@ -249,7 +251,7 @@ def generate(
         pipeline.generate(options)
     except BaseException:
         if any((output / ".partial").glob("*.json*")):
-            say(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
+            say(f"the progress is kept in {output / '.partial'}; continue with --resume", err=True)
         raise
 
 

@@ -1,6 +1,6 @@
-"""The command `taso-mirage verify`: a certificate followed from one model to the other.
+"""The command `taso-mirage verify`, which follows a certificate from one model to the other.
 
-What is heavy is imported by the command.
+Heavy modules are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -17,30 +17,37 @@ from taso_mirage.system.terminal import say
 
 
 def verify(
-    original: Annotated[Path, typer.Argument(help="The model that was optimized.", metavar="ORIGINAL.onnx")],
-    optimized: Annotated[Path, typer.Argument(help="What `optimize` wrote.", metavar="OPTIMIZED.onnx")],
+    original: Annotated[Path, typer.Argument(help="The original model.", metavar="ORIGINAL.onnx")],
+    optimized: Annotated[Path, typer.Argument(help="The model written by `optimize`.", metavar="OPTIMIZED.onnx")],
     certificate: Annotated[
-        Path, typer.Argument(help="What `optimize --certificate` wrote.", metavar="CERTIFICATE.json")
+        Path, typer.Argument(help="The certificate written by `optimize --certificate`.", metavar="CERTIFICATE.json")
     ],
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what the small checker does not accept by itself.")
+        bool, typer.Option("--strict", help="Refuse equalities that the small checker does not accept by itself.")
     ] = False,
     float_checks: Annotated[
         bool,
-        typer.Option("--float-checks", help="Let pass what rests on the float check of the model alone, unproved."),
+        typer.Option(
+            "--float-checks", help="Accept unproved equalities that rest on the float check of the whole model."
+        ),
     ] = False,
     fix_defaults: Annotated[
-        bool, typer.Option("--fix-defaults", help="Inputs that have a default are weights, as for `optimize`.")
+        bool,
+        typer.Option(
+            "--fix-defaults", help="Treat inputs that have a default as weights, as `optimize --fix-defaults` does."
+        ),
     ] = False,
     run: Annotated[
         bool,
-        typer.Option("--run/--no-run", help="Compare both models in ONNX Runtime as well: proofs know no rounding."),
+        typer.Option(
+            "--run/--no-run", help="Compare both models in ONNX Runtime as well, since proofs do not model rounding."
+        ),
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it.
+    """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check each of its steps.
 
-    Exit code 5 where one does not hold.
+    Exit code 5 if a step does not hold.
     """
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.defaults import with_fixed_defaults
@@ -64,10 +71,10 @@ def verify(
         say(f"{count} equalities: {ground}")
     for name, why in sorted(found.alone.items()):
         say(f"  without the checker: {name} ({why})")
-    say(f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms")
+    say(f"applied at {found.places} places; {found.computed} weights and constants recomputed; {found.terms} terms")
     say(compared)
     if kernels is not None:
-        say("the code of fused kernels is not followed: their operators were, in its place")
+        say("the code of fused kernels is not verified; their equivalent operators are")
     say(f"the certificate leads from {original} to {optimized}")
 
 

@@ -1,4 +1,5 @@
-"""What one family proposes: enumeration, equations, joins, minimising; every stage counted."""
+"""Propose rules of one family by enumeration, equations, joins and minimising, with counts of every
+stage."""
 
 from __future__ import annotations
 

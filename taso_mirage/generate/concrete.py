@@ -15,14 +15,14 @@ from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr, names_in_expression
 from taso_mirage.operators.ops import get
-from taso_mirage.prove.rules.draws import VariableTypes
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.patterns import REST
 
 Spot = tuple[Node, str]
 """One attribute of one pattern term."""
 Forms = Mapping[Spot, Any]
-"""What stands at the attributes: values, names and expressions."""
+"""The values at the attributes: numbers, names and expressions."""
 
 LETTERS = {
     **{"axis": "ij", "axes": "ij", "perm": "pq", "strides": "s", "pads": "pq", "dilations": "d", "group": "g"},
@@ -39,9 +39,9 @@ LETTERS = {
 }
 """The names that attributes get, those first that no variable has."""
 CHANNELS = 4
-"""What a letter that counts groups is in the rule's own typing."""
+"""The value of a letter that counts groups in the rule's own typing."""
 TOGETHER = 3
-"""So many dims at most get a new letter at once."""
+"""The largest number of dims that get a new letter at once."""
 KEPT = frozenset({"index", "to", "stash_type", "mode", "approximate"})
 """Attributes that keep their values: parts, dtypes and modes."""
 
@@ -276,7 +276,7 @@ def _symbolic(value: Any) -> bool:
 
 
 def _sort(spot: Spot) -> str:
-    """Which attributes may share a name."""
+    """A key that is equal for two attributes if they may share a name."""
     node, key = spot
     if key in ("axis", "axes"):
         return "axis"

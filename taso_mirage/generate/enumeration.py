@@ -64,7 +64,7 @@ class Columns:
 
 @dataclass
 class LevelCounts:
-    """What one level looked at."""
+    """Counts of the operators, candidates and terms of one level of the enumeration."""
 
     operators: int
     pairs: int = 0
@@ -190,7 +190,7 @@ class Table:
         return Columns.joined(parts)
 
     def masks(self, args: NDArray[np.int32]) -> NDArray[np.uint64]:
-        """Which inputs occur below operands."""
+        """For each row of operands, the bit mask of the inputs that occur below them."""
         mask = np.zeros(len(args), np.uint64)
         for column in args.T:
             mask |= np.where(column >= 0, self.all.mask[self.candidate[column]], np.uint64(0))
@@ -233,7 +233,7 @@ class Table:
     def node_sets(self, columns: Columns, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """The operator nodes of candidates, descending, at most four; -1 for none.
 
-        Halves of one split are one node.
+        FunctionalSplit of one split are one node.
         """
         below = columns.args[chosen]
         sets = [self.nodes[column] * (column >= 0)[:, None] - (column < 0)[:, None] for column in below.T]

@@ -112,8 +112,8 @@ def common_supergraph(table: Table, pairs: EquationPairs) -> NDArray[np.bool_]:
 def recheck_equations(
     table: Table, pairs: EquationPairs, assignments: Sequence[Assignment], seed: int
 ) -> NDArray[np.bool_]:
-    """Which equations hold at other sizes and other values: order makes flukes (max_pool of relu)
-    that eight trials pass."""
+    """For each equation, whether it holds at other sizes and other values: order statistics agree
+    by chance (max_pool of relu) in eight trials."""
     ok = np.ones(len(pairs), bool)
     for i, assignment in enumerate(assignments):
         again = _Again(table, TermValues(table.family, assignment, seed + i))
@@ -123,7 +123,7 @@ def recheck_equations(
 
 
 class _Again:
-    """Fingerprints of chosen candidates at one more assignment; only what they hang on is
+    """Fingerprints of chosen candidates at one more assignment; only what they depend on is
     computed."""
 
     def __init__(self, table: Table, values: TermValues) -> None:
@@ -148,7 +148,7 @@ class _Again:
         return result[back]
 
     def _value(self, group: Group | None, chosen: _Ints) -> NDArray[np.integer]:
-        """Inputs that others hang on have their residues already."""
+        """Inputs that others depend on have their residues already."""
         rows = self.rows[self.table.all.kept[chosen]]
         if group is not None or (rows < 0).any():
             return self._compute(group, chosen)
@@ -158,7 +158,7 @@ class _Again:
         return self.table.kinds[int(self.table.all.kind[chosen[0]])]
 
     def _below(self, candidates: _Ints) -> _Ints:
-        """The kept terms that candidates hang on."""
+        """The kept terms that candidates depend on."""
         found = np.zeros(len(self.table.candidate), bool)
         front = candidates
         while len(front):

@@ -46,7 +46,7 @@ class OperatorEntry(TypedDict):
     """Calls, as in a rule: `transpose(a, perm=(0, 1, 3, 2))`; letters that are no operands are
     sizes."""
     symbol: NotRequired[str]
-    """Its name where kinds are forgotten; the operator's own if left out."""
+    """The operator's name where kinds are forgotten; its own name if left out."""
     kinds: NotRequired[dict[str, str]]
     """The labels that operands must have."""
     where: NotRequired[str]
@@ -85,7 +85,7 @@ FamilyFile = TypedDict(
 
 @dataclass(frozen=True, slots=True)
 class TermKind:
-    """What a term of the enumeration is: a label of the family ("matrix", "kernel"), and a type
+    """The kind of a term of the enumeration: a label of the family ("matrix", "kernel"), and a type
     whose dims are letters.
 
     `full` says whether the residue modulo q is defined (see `meanings.field`).
@@ -122,7 +122,7 @@ class Operator:
 
     @property
     def half(self) -> int:
-        """Which half of a split an operator with `part_of` is: 0 or 1."""
+        """The half of a split that an operator with `part_of` gives: 0 or 1."""
         return int(self.pattern.outputs[0].attr("index"))
 
     def apply(self, kinds: Sequence[TermKind]) -> tuple[Node, TermKind] | None:
@@ -252,7 +252,7 @@ def _operator(path: Path, name: str, row: Any) -> Operator:
 
 @contextmanager
 def _naming(label: str) -> Iterator[None]:
-    """What a text of a file means nothing by, with where it stands."""
+    """Raise SyntaxProblem, with the place, for a malformed text in a file."""
     try:
         yield
     except MALFORMED as error:

@@ -13,20 +13,20 @@ from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.prove.rules import guards
-from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import Typing, typings
 from taso_mirage.prove.rules.guards import TRIALS, Settled, infer_guard, judged, weakest
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.library import Rule, operator_count, rule_name
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 DRAWN, QUICK = 800, 24
-"""So many draws are made, and so many typings of them tested, to decide whether a more general form
-is worth settling."""
+"""The draws that decide whether a more general form is worth settling, and the typings of them that
+are tested."""
 VARIED = 3
-"""So many of them must have another value of the attribute than the given one, or it is no more
-general."""
+"""The least number of tested typings with another value of the attribute than the given one: with
+fewer the form is no more general."""
 
 
 class Reach(NamedTuple):

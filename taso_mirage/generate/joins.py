@@ -24,7 +24,7 @@ from taso_mirage.generate.equations import Classes, EquationPairs, Tree, Trees
 from taso_mirage.operators.ops import traits
 
 Join = tuple[Tree, Tree, Tree, Tree]
-"""Both left-hand sides and both right-hand sides, in canonical names."""
+"""The two left-hand sides and the two right-hand sides, in canonical names."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Merge:
 
 
 _Key = tuple[tuple[int, int], ...]
-"""What is joined: the class of either side, and which part of the whole it becomes."""
+"""The key of a join: the class of either side, and the part of the whole that it becomes."""
 
 
 def merges(table: Table, classes: Classes) -> EquationPairs:

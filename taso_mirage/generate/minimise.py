@@ -52,7 +52,7 @@ class KeptDirection:
 
 
 class Derivation:
-    """What a growing set of rewrites derives.
+    """The equations that a growing set of rewrites derives.
 
     Rewrites of a tree are remembered; new rules are tried on old trees once.
     """
@@ -66,8 +66,8 @@ class Derivation:
         self._roots: dict[Id, tuple[int, list[Id]]] = {}
 
     def learn(self, left: Tree, right: Tree) -> None:
-        """Both directions of an equation become rewrites, where the result has no variable of its
-        own."""
+        """Turn both directions of an equation into rewrites, except a direction whose result has a
+        variable of its own."""
         for a, b in ((left, right), (right, left)):
             if not isinstance(a, int) and tree_variables(b).keys() <= tree_variables(a).keys():
                 self._rules.setdefault(a[0], []).append(KeptDirection(self.bank.add(a), self.bank.add(b)))

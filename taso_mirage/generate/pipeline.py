@@ -189,8 +189,7 @@ def _make(folder: Path) -> None:
 
 
 class _Partial:
-    """What a run has done so far, as JSON beside the output, so that `--resume` goes on from
-    there."""
+    """The progress of a run, as JSON beside the output, from which `--resume` continues."""
 
     def __init__(self, options: GenerateOptions) -> None:
         self.folder = options.output / ".partial"

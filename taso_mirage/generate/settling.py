@@ -30,7 +30,7 @@ ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate: a proved rule (its text), a refutation, or neither (`why`); plain
+    """The outcome of a candidate: a proved rule (its text), a refutation, or neither (`why`); plain
     data, for a checkpoint."""
 
     rule: str | None

@@ -362,8 +362,8 @@ def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> 
 
 
 def refuse_free(attrs: Mapping[str, object]) -> None:
-    """Raises Unsupported where an attribute hangs on a size that a run gives: it has no place in a
-    model."""
+    """Raises Unsupported where an attribute depends on a size that a run gives: it has no place in
+    a model."""
     for name, value in attrs.items():
         if any(isinstance(each, Symbolic) for each in (value if isinstance(value, tuple) else (value,))):
             raise Unsupported(f"the attribute {name} is {value}, which a run gives")
@@ -418,8 +418,9 @@ def show_shape(shape: Iterable[Dim]) -> str:
 
 
 def gathered(parts: Sequence[Dim], wholes: Sequence[Dim]) -> list[range] | None:
-    """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are
-    nobody's. None where one is cut otherwise, or where that hangs on a size."""
+    """For each of `wholes`, the range of `parts` whose sizes multiply to it, row by row; sizes of 1
+    between them belong to none. None where a whole is cut otherwise, or where the answer depends on
+    the value of a size."""
     found: list[range] = []
     i = 0
     for n in wholes:

@@ -15,12 +15,9 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
 
-DRAWN = 1 << 16
-"""So many numbers of an array that is only for measuring are drawn, at most."""
-
-
-LARGE = 1 << 20
-"""Elements of an array from which on single precision is drawn, in half of the time."""
+DRAWN = 65_521
+"""So many numbers of a random array are drawn, at most, and repeat: to draw all those of a
+decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
 
 
 class Weight(Protocol):
@@ -102,13 +99,14 @@ class Model:
         return {name: np.asarray(each.numpy()) for name, each in self.defaults.items()}
 
     def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
-        """The same model computing other terms; names of terms that persist persist."""
+        """This model with other outputs; names of terms that persist persist."""
         return replace(
             self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
         )
 
     def without_library(self) -> Model:
-        """The same model, of whose kernels the functions run."""
+        """This model without the right to load its kernel library; functions run in place of
+        kernels."""
         return replace(self, trusted=False)
 
     def symbols(self) -> list[str]:
@@ -174,9 +172,9 @@ def random_array(
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
         return _integers(dtype, shape, rng, wide, extreme, below)
-    if prod(shape) >= LARGE and dtype.itemsize < 8:
-        return rng.standard_normal(shape, np.float32).astype(dtype, copy=False)
-    return np.asarray(rng.normal(size=shape)).astype(dtype)
+    if prod(shape) <= DRAWN:
+        return np.asarray(rng.normal(size=shape)).astype(dtype)
+    return np.resize(rng.normal(size=DRAWN).astype(dtype), shape)
 
 
 def _integers(

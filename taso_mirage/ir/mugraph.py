@@ -1,5 +1,5 @@
-"""What a kernel's body must be: tiles, and the stage of every term in it (Mirage, OSDI'25, section
-3: valid block graphs)."""
+"""The form of a kernel's body: tiles, and the loop phase of every term in it (Mirage, OSDI'25,
+section 3: valid block graphs)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Maps = tuple[_Ints, ...]
 
 
 class Lowering(Enum):
-    """What code generators know of an operator besides its definition, which they compile."""
+    """Facts that code generators need of an operator besides its definition, which they compile."""
 
     KERNEL = "the blocks of a grid; in a body, the thread level"
     ACCUMULATE = "what a value is over all iterations"
@@ -34,15 +34,10 @@ class Lowering(Enum):
     SCALE = "numbers less their zeros, times their scales"
     UNPACK = "bytes as the numbers of a few bits that they hold"
     WHOLE = "numbers of 8 bits as integers, of unsigned ones less 128"
-    WINOGRAD = "minimal filtering, which has C++ by hand"
-    LINEAR = "a product with prepared weights, which has C++ by hand"
-    IMPLICIT_GEMM = "a convolution as products of matrices, which has Triton by hand"
-    SHIFTED = "a convolution as products that are shifted and added, which has Triton by hand"
-    DEPTHWISE = "a convolution of each channel alone, which has Triton by hand"
 
 
 SIGN = 128
-"""What an unsigned number of 8 bits is more than the signed one of `Lowering.WHOLE`."""
+"""The difference between an unsigned number of 8 bits and the signed one of `Lowering.WHOLE`."""
 
 
 def natural_weights(spatial: int, transposed: bool) -> _Ints:
@@ -56,12 +51,12 @@ class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
     INVARIANT = 0
-    """It hangs on no operand that the loop cuts (Mirage wants every path through the loop; this is
-    wider)."""
+    """The term depends on no operand that the loop cuts (Mirage wants every path through the loop;
+    this is wider)."""
     LOOP = 1
     """Another value in every iteration."""
     AFTER = 2
-    """It hangs on an accumulator."""
+    """The term depends on an accumulator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,8 @@ def tile_part(whole: str, most: int, number: int = 1) -> Dim:
 
 
 def part_of(dim: Dim) -> tuple[Dim, int] | None:
-    """Of what `dim` is a part, and its largest size; None for what `tile_part` did not make."""
+    """The dim of which `dim` is a part, and the part's largest size; None unless `tile_part` made
+    `dim`."""
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
     return None if found is None else (symbol(found[1]), int(found[2]))
 

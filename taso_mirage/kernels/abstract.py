@@ -110,11 +110,11 @@ class Algebra:
         return self.single(((self._atom(atom) * ROOT_LEVELS, 1),))
 
     def free(self, p: AbstractExpression) -> LabelSet:
-        """The labels that a term hangs on."""
+        """The labels that a term depends on."""
         return self._of_poly[p].free
 
     def free_of(self, factor: int) -> LabelSet:
-        """The labels that a factor hangs on."""
+        """The labels that a factor depends on."""
         return self._of_atom[factor // ROOT_LEVELS].free
 
     # ------------------------------------------------------------ leaves and functions
@@ -276,7 +276,8 @@ class Algebra:
         return p
 
     def fold(self, name: str, p: AbstractExpression, label: str) -> AbstractExpression:
-        """Another reduction over a label: opaque, but for its bound name."""
+        """The sketch of another reduction over a label: opaque, except that its bound name does not
+        matter."""
         bound = f"{family(label)}#{self._of_poly[p].height + 1}.0"
         return self._leaf(AbstractFactor(FOLD, name, (bound,), (self.rename(p, ((label, bound),)),)))
 

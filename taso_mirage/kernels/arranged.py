@@ -30,7 +30,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term, traits
 
 ALONG = (*BYTES, "float32")
-"""What is better stored along its sum."""
+"""Dtypes of weights that are better stored along their sum."""
 MANY = 64
 """A weight in single precision is multiplied with so many rows at least, else memory is what takes
 the time."""
@@ -48,7 +48,8 @@ class ArrangedGoal:
     perms: Mapping[int, Perm]
 
     def inputs(self, goal: Graph, given: Sequence[Node]) -> tuple[Node, ...]:
-        """What it reads where the goal before reads `given`, whose free dims it need not have."""
+        """The inputs of this goal, given the terms of the model that the goal before reads; their
+        free dims may differ."""
         places = dict(zip(goal.inputs, given, strict=True))
         weights = {x: node for x, node in places.items() if is_named_weight(node)}
         return tuple([places.get(each) or substitute([each], weights)[0] for each in self.terms])
@@ -150,7 +151,8 @@ def _sums(outputs: Sequence[Node], known: set[Node]) -> list[Node]:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ArrangedWeight:
-    """What a term over one weight is, which may lie in a file: computed when it is asked for."""
+    """The value of a term over one weight, which may lie in a file: computed when it is asked
+    for."""
 
     term: Node
     leaf: Node
@@ -173,8 +175,8 @@ def _is_sum(node: Node) -> bool:
 
 
 def over_inputs(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """What a part of a model computes of its inputs: where one of them is a weight in another
-    order, the weight is that one turned back."""
+    """The outputs of a part of a model as terms over its inputs: where an input is a weight in
+    another order, the weight is that input turned back."""
     back = {x.args[0]: _turned(x, inverse(x.attr("perm"))) for x in inputs if is_turned(x)}
     return substitute(outputs, back | {x: x for x in inputs}) if back else tuple(outputs)
 

@@ -265,12 +265,12 @@ class _Kernel:
         return weights(self.closure, self.body.targets, self.safe, self.dtype) if self.narrow else {}
 
     def _weight(self, weight: int, of: int) -> Node:
-        """What a weighted sum is divided by for its mean, with the axes of the sum."""
+        """The divisor of a weighted sum for its mean, with the axes of the sum."""
         total = term("add", self.ordered(weight), self.constant(NONE))
         return self._aligned(total, self.closure.classes[weight], self.closure.classes[of])
 
     def _divided(self, leaf: int) -> Node | None:
-        """What an earlier kernel divided a leaf by, with the axes of the leaf."""
+        """The divisor by which an earlier kernel divided a leaf, with the axes of the leaf."""
         weight = self.stored[leaf].weight
         if weight is None:
             return None
@@ -425,7 +425,8 @@ class _Kernel:
         return term("running_max", m) if self.loop in stabiliser.over and not (known or joint) else m
 
     def _combine(self, key: int, stabiliser: Stabiliser) -> None:
-        """What an earlier kernel stored relative to its own maxima, relative to their maximum."""
+        """Combine the maxima that the blocks of an earlier kernel stored: its values become
+        relative to the largest."""
         labels = {x for axis in self.maxima[key].labels for x in axis}
         own, order = self._tile(f"m{key}", self.maxima[key])
         own = self._transposed(own, order, self._axes(labels))

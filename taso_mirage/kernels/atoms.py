@@ -1,4 +1,4 @@
-"""What sketches are made of: the factors of their products, and the names of labels."""
+"""The atoms of sketches: the factors of their products, and the names of labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE: LabelSet = frozenset()
 
 
 class FactorForm(IntEnum):
-    """What an atom is."""
+    """The form of an atom."""
 
     INPUT = 0
     NUMBER = 1
@@ -28,7 +28,7 @@ class FactorForm(IntEnum):
     SIZE = 3
     """n of a label, which no share cancels."""
     EXP = 4
-    """Of a product."""
+    """The exponential of a product."""
     FUNCTION = 5
     """Opaque; without a name it is the exp of what has an exp inside it."""
     POLY = 6
@@ -59,8 +59,8 @@ class AbstractFactor(NamedTuple):
 
 
 class Properties(NamedTuple):
-    """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the
-    field's residue mod q is lost."""
+    """Properties of an atom or a polynomial: the free labels, the nesting depth of binders, and
+    whether the field's residue mod q is lost."""
 
     free: LabelSet = NONE
     height: int = 0
@@ -73,7 +73,7 @@ def family(label: str) -> str:
 
 
 def joined_factors(parts: Sequence[Properties]) -> Properties:
-    """Of what has these parts, where it binds nothing itself."""
+    """The properties of an expression with these parts that binds nothing itself."""
     return Properties(
         NONE.union(*[p.free for p in parts]),
         max([p.height for p in parts], default=0),

@@ -40,7 +40,7 @@ class Unifier:
         return (len(self.sizes) - 1,)
 
     def axis(self, labels: Iterable[Label]) -> AxisLabels:
-        """What some labels are by now."""
+        """The labels that some labels have been split into by now."""
         found: list[Label] = []
         for label in labels:
             parts = self._parts.get(label)

@@ -3,7 +3,7 @@ is.
 
 The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as
 one of a single sample, where they are 1; its blocks are launched once for every sample
-(`mugraph.Batch`). That is right where no sample's result hangs on another sample. It is fast at
+(`mugraph.Batch`). That is right where no sample's result depends on another sample. It is fast at
 every number of samples where all of them share no more memory than each has of its own: that is
 read once for every sample.
 """
@@ -25,9 +25,9 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels.arranged import over_inputs
 from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
@@ -38,11 +38,12 @@ SAMPLES = (2, 3), (5, 2)
 LARGER = 2
 """How many times the usual sizes the largest are at which kernels are compared."""
 CLOSE = 1e-9
-"""Of the largest result, in float64: the same sums in another order."""
+"""The tolerance relative to the largest result, in float64: the same sums in another order."""
 
 
 Known = dict[tuple[Graph, Graph, Batch], bool]
-"""Of a sample, and of some: whether those have nothing to do with each other."""
+"""For a graph of one sample, and one of several: whether the samples are independent of each
+other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,8 @@ def _name(dim: Dim) -> bool:
 
 def independent(spot: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> bool:
     """Whether a region's results are those of its samples: at two sets of sizes, on random inputs,
-    in float64. Its operators are those of regions, whose results do not hang on how large a number
-    is."""
+    in float64. Its operators are those of regions, whose results do not depend on how large a
+    number is."""
     rng = np.random.default_rng(0)
     for numbers in SAMPLES:
         whole = resized(spot, _sizes(free, numbers))

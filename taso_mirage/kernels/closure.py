@@ -36,7 +36,7 @@ _Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Classes as the labels that each hangs on, the derivations of each, and the class of every
+    """Classes as the labels that each depends on, the derivations of each, and the class of every
     output.
 
     `statistics`: classes and edges (all that were kept), wrong (edges that the field refuted),
@@ -295,7 +295,7 @@ def _collide(algebra: Algebra, p: AbstractExpression, q: AbstractExpression, sig
 
 
 class _Wanted:
-    """What the targets are made of: only that is tried."""
+    """The parts of the targets: a closure derives only these."""
 
     def __init__(self, goal: Labelled, targets: Targets) -> None:
         self.algebra = algebra = goal.algebra

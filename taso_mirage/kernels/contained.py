@@ -1,4 +1,5 @@
-"""What goes wrong with one region costs that region: its error is told, and the others go on."""
+"""Containment of errors: an error with one region costs that region only; the error is reported,
+and the other regions go on."""
 
 from __future__ import annotations
 

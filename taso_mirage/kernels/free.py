@@ -39,7 +39,7 @@ class FreeSizes:
         return FreeSizes(tuple([x.shape for x in graph.inputs]), tuple([o.shape for o in graph.outputs]))
 
     def of_lane(self, inputs: Sequence[int], outputs: Sequence[int]) -> FreeSizes:
-        """Those of some inputs and outputs, by their places."""
+        """The free sizes of some inputs and outputs, by their positions."""
         return FreeSizes(tuple([self.inputs[i] for i in inputs]), tuple([self.outputs[i] for i in outputs]))
 
     def as_json(self) -> list[list[list[str]]]:
@@ -212,7 +212,7 @@ def with_free_names(graph: Graph, free: FreeSizes) -> Graph:
 
 
 def with_free_sizes(graph: Graph, free: FreeSizes, sizes: Mapping[str, int]) -> Graph:
-    """The same where the names have these sizes."""
+    """The graph with free names, at these sizes."""
     return at_sizes(with_free_names(graph, free), sizes)
 
 

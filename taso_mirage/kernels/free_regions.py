@@ -30,11 +30,11 @@ from taso_mirage.kernels.batches import (
 )
 from taso_mirage.kernels.canonical import SymbolSizes
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.integers import of_integers_or_floats
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.kernels.roles import inlined
 from taso_mirage.kernels.shrink import resized_goal
@@ -42,8 +42,8 @@ from taso_mirage.kernels.shrink import resized_goal
 OTHERS = (2, 3, 5), (3, 4, 2), (7, 2, 3)
 """Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
 LEAST, LARGEST = 2, 64
-"""Of any dim there: a label of one element is none. And how many times as large those sizes are, at
-most, where dims are quotients of them."""
+"""The size of a free dim where kernels are tested, at least: a label of one element is none. And
+the largest factor on these sizes, where dims are quotients of them."""
 MANY = 1 << 24
 """Elements of a region's inputs from which on the first two of those have to do: float64 takes
 seconds for each."""
@@ -60,7 +60,8 @@ def free_regions(
     report: ErrorReport = raised,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
-    whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
+    whose kernel would depend on its sizes is at `sizes`, or with `batched` one of a single
+    sample."""
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: FreeKnown = {}
@@ -105,8 +106,8 @@ def free_kind(
 
 
 def other_kind(kind: EqualRegions, spot: RegionSite, batched: bool) -> EqualRegions | None:
-    """The same regions with kernels for the sizes where they are measured; with `batched` with one
-    for any number of samples, or None."""
+    """The regions of a kind with kernels for the sizes where they are measured; if `batched`, with
+    one kernel for any number of samples, or None."""
     return _other(spot, kind.whole, batched)
 
 
@@ -117,7 +118,7 @@ def _other(spot: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None
 
 
 def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
-    """What the model calls each name."""
+    """The model's dim for each name."""
     pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
     known = set(size_names(free.inputs))
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}

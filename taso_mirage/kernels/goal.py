@@ -81,8 +81,8 @@ class Labelled:
         return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
 
     def inside(self) -> dict[str, frozenset[str]]:
-        """Of three labels and more that are folded and stand in the same terms, such as the dims of
-        a volume, those that lie inside of each: they are folded from the innermost on.
+        """For each of at least three folded labels of the same terms (such as the dims of a
+        volume), the labels that lie inside of it: they are folded from the innermost on.
 
         The grid part of a split label lies outside of all.
         """
@@ -100,7 +100,8 @@ class Labelled:
 
     @property
     def steps(self) -> dict[str, int]:
-        """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
+        """The number of values in a byte for each label along which bytes hold several: tiles have
+        whole bytes."""
         packed = (
             (axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes and axes[-1]
         )
@@ -130,7 +131,7 @@ class Labelled:
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""What they also load, to compute with the floats, or the integers, that these are."""
+"""Dtypes that products also load, to compute with the floats, or the integers, of these numbers."""
 LOADED = (*COMPUTED, *BYTES, "bool")
 MADE = (*COMPUTED, "float64", "bool", "int32")
 """The dtypes of what operators of a region give."""
@@ -167,7 +168,7 @@ def refuse(goal: Graph) -> None:
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):
-            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
+            raise Unsupported(f"output {i} depends on no input; leave it out of the graph")
 
 
 def moves(labelled: Labelled) -> bool:

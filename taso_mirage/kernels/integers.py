@@ -76,7 +76,7 @@ def _as_float(node: Node) -> Node | None:
 
 
 def _difference(node: Node) -> Node | None:
-    """Of two unsigned numbers the difference is that of the signed ones."""
+    """The difference of two unsigned numbers as the difference of signed ones."""
     if traits(node).lowering is not Lowering.SUBTRACT:
         return None
     numbers = [_widened(each) for each in node.args]

@@ -24,7 +24,7 @@ from taso_mirage.operators.interpret import interpret
 LabelRuns: TypeAlias = tuple[tuple[str, ...], ...]
 """Labels that are always next to each other in one order, outermost first."""
 CLOSE = 1e-9
-"""Of the largest result, in float64: the same sums in another order."""
+"""The tolerance relative to the largest result, in float64: the same sums in another order."""
 
 
 def joined_runs(

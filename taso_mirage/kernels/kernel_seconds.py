@@ -37,8 +37,9 @@ PIECE = 8192
 LONGEST = 4.0
 """The logarithm of how many times as long a kernel takes, at most, that keeps values in memory."""
 STAGES, ROOM = 4, (160 * 1024, 2)
-"""Of a first schedule (`codegen/gpu/program.py`): stages at most, and the bytes of shared memory
-for them where a block is alone on its processor, else the part of all."""
+"""The first schedule (`codegen/gpu/program.py`): the largest number of stages, and the bytes of
+shared memory for them where a block is alone on its processor, else the divisor of all shared
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Coefficients:
 
 @cache
 def fitted() -> Coefficients:
-    """Those that are shipped."""
+    """The coefficients that are shipped."""
     text = files("taso_mirage.kernels").joinpath(FITTED).read_text()
     return Coefficients(**json.loads(text)["coefficients"])
 

@@ -35,9 +35,9 @@ from taso_mirage.operators.interpret import interpret_term
 __all__ = ["Labelled", "label"]
 
 OPAQUE = (Role.FUNCTION, Role.POINTWISE)
-"""What is an atom of its own."""
+"""Operators that are atoms of their own."""
 SHARED = (ADD_KIND, SUB)
-"""What is one value, where it is used in several places."""
+"""Operators whose result is one value, where it is used in several places."""
 
 
 def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Labelled:
@@ -47,7 +47,7 @@ def label(graph: Graph, split: str | None = None, joined: LabelRuns = ()) -> Lab
     A sum that is used in several places is one value, which products do not distribute over.
 
     Raises Unsupported, which names the term, where an operator moves elements between axes or a
-    result does not hang on its axes.
+    result does not depend on its axes.
     """
     outputs = of_integers_or_floats(inlined(graph.outputs))
     for ours, wanted in zip(outputs, graph.outputs, strict=True):
@@ -176,7 +176,7 @@ class _Reading:
         )
 
     def _scales(self, outputs: Sequence[LabelledValue]) -> dict[str, frozenset[str]]:
-        """What `Labelled.scales` has."""
+        """The value of `Labelled.scales`."""
         found: dict[str, frozenset[str]] = {}
         terms = {id(t): t for value in outputs for t in below(value.term)}.values()
         if sum(t.kind is DOT for t in terms) < 2:
@@ -191,7 +191,7 @@ class _Reading:
         return found
 
     def _factor_name(self, term: ScalarTerm) -> str:
-        """That of a leaf or a number; none of what is computed."""
+        """The name of a leaf or a number; empty for a computed term."""
         if term.kind is TermForm.CONSTANT:
             return repr(term.value)
         return self._leaf_name(term.node) if term.kind is TermForm.LEAF and term.node is not None else ""
@@ -231,7 +231,7 @@ class _Reading:
         return tuple([self.labels(axis) for axis in axes])
 
     def joined_axes(self, axes: Iterable[AxisLabels]) -> LabelNames:
-        """Those of the tensor in which dims of joined labels are one."""
+        """The labels of the tensor in which dims of joined labels are one."""
         named = [(self.labels(axis), self.unifier.axis(axis)) for axis in axes]
         return tuple([labels for labels, own in named if labels or not own])
 

@@ -1,4 +1,4 @@
-"""What one kernel hands another as a weighted mean, in the model's own float type and not in fp32.
+"""Weighted means that one kernel hands to another, in the model's own float type instead of fp32.
 
 A part of attention is a sum of exponentials times values, relative to a maximum. Over the sum of
 the same exponentials, which is handed over as well, it is a mean of the values: it has no other
@@ -19,14 +19,14 @@ from taso_mirage.rewriting.derived_traits import exponentiates, multiplies
 NARROW = 2
 """Bytes of an element of a type that is narrower than fp32."""
 NONE = 1e-30
-"""What is added to a sum of exponentials: nothing in fp32, for with their maximum it is 1 or more;
-where a mask leaves none of them, the mean is 0."""
+"""The summand of a sum of exponentials: no effect in fp32, for with their maximum the sum is 1 or
+more; where a mask leaves none of them, the mean is 0."""
 
 
 def weights(closure: Closure, targets: Iterable[int], safe: Stabilisation, dtype: str) -> dict[int, int]:
-    """Which classes of those that a kernel gives are handed over as means, each with the class that
-    is the sum of its weights: in a model of half precision sums of exponentials times an input,
-    relative to the maximum that the sum of weights is relative to."""
+    """The classes that a kernel hands over as means, each with the class that is the sum of its
+    weights. In a model of half precision these are sums of exponentials times an input, relative to
+    the maximum that the sum of weights is relative to."""
     if numpy_dtype(dtype).itemsize > NARROW:
         return {}
     classes = [t for t in targets if safe.degrees[t] and t in safe.stable and t not in safe.bare]

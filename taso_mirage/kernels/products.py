@@ -20,7 +20,7 @@ def power(a: FactorPowers, n: int) -> FactorPowers:
 
 
 def first(term: tuple[FactorPowers, Coefficient]) -> FactorPowers:
-    """What terms are sorted by."""
+    """The key by which terms are sorted."""
     return term[0]
 
 

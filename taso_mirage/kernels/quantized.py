@@ -1,4 +1,4 @@
-"""What the search for regions asks about operators with quantized weights."""
+"""Questions of the search for regions about operators with quantized weights."""
 
 from __future__ import annotations
 

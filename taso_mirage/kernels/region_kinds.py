@@ -1,4 +1,4 @@
-"""What operators are, as far as regions of kernels are concerned."""
+"""The kinds of operators, as regions of kernels distinguish them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taso_mirage.kernels.labels import Labelled
 
 
 class RegionKind(Enum):
-    """What an operator does to its operands, as far as regions are concerned."""
+    """The effect of an operator on its operands, as regions distinguish it."""
 
     CHAIN = "elementwise, or layout"
     FOLD = "a norm, a softmax"

@@ -11,7 +11,7 @@ results of other labels are lanes (`horizontal.py`), of which no two compute the
 counts is what operators compute, not how many they are: a fused operator of a runtime is a region
 alone, and one of several results is in it with all that reads them. What has kernels that prepare
 weights is a region first, where a back end has those (`prepared.py`). What only repeats elements
-(the heads that queries share) is in it where something hangs on all of them.
+(the heads that queries share) is in it where something depends on all of them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.kernels.canonical import SymbolSizes, canonical_region
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.goal import LOADED, MADE
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.quantized import of_integers, operands_read, sums_integers
 from taso_mirage.kernels.region_kinds import RegionKind, kind_by_labels
 from taso_mirage.operators.expressions import is_weight
@@ -72,7 +72,7 @@ class KernelRegion:
 
     @property
     def operators(self) -> list[Node]:
-        """Its terms, operands first; a term of several results is one."""
+        """The region's terms, operands first; a term of several results is one."""
         return [n for n in self.graph if n.args and not is_part(n)]
 
 
@@ -171,14 +171,15 @@ class _Growing:
                     self.kinds[node] = kind
 
     def prepare(self, kinds: PreparedKinds) -> None:
-        """What there are kernels for that prepare weights, each with what follows."""
+        """Take the parts of the model that have kernels with prepacked weights, each with its fused
+        epilogue."""
         for each in kinds.candidates(self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes):
             members = list(takewhile(lambda n: n not in self.region, each))
             if members and self._convex(set(members)) and self._prepares(members, kinds):
                 self._take(members[::-1])
 
     def _prepares(self, members: Sequence[Node], kinds: PreparedKinds) -> bool:
-        """Whether terms are a goal of such a kernel, at fixed sizes: some hang on the data."""
+        """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
         try:
             goal = self.fragment(members)
             return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
@@ -250,8 +251,8 @@ class _Growing:
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
-        """What a region has with a term: of several results that one computes, it and all that
-        reads them."""
+        """The terms that a region takes together with a term: if it has several results, the term
+        and all its parts."""
         made = node.args[0] if is_part(node) else node
         return made, *self.items[made]
 
@@ -263,7 +264,7 @@ class _Growing:
 
     def _repeating(self, graph: Graph) -> Labelled | None:
         """The labels of one that only repeats elements, which its result has where something else
-        hangs on all of them."""
+        depends on all of them."""
         result, *more = graph.outputs
         other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
         return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
@@ -279,7 +280,7 @@ class _Growing:
     # ------------------------------------------------------------ growth
 
     def _grown(self, seed: Node) -> list[Node]:
-        """As many terms around `seed` as a region can have, users before operands."""
+        """The largest region around `seed`; users are added before operands."""
         members = list(self._whole(seed))
         growing = True
         while growing:
@@ -311,8 +312,8 @@ class _Growing:
         return members
 
     def _lanes(self, members: Sequence[Node]) -> list[tuple[list[Node], Graph]]:
-        """What each lane computes, in the model's order, and its graph; what several share is in
-        all of them."""
+        """For each lane, its terms in the model's order, and its graph; terms that several lanes
+        share are in all of them."""
         found, results = self._labelled(self.fragment(members)), self.results(members)
         outside = {a for n in members for a in n.args}.difference(members)
         made = []
@@ -399,8 +400,8 @@ class _Growing:
         return True
 
     def _merge(self, members: Sequence[Node]) -> None:
-        """Give the terms of a new region one rank: between its first and its last, what hangs on it
-        comes after it, all else before. The terms of a region have the same rank, operands lower
+        """Give the terms of a new region one rank: between its first and its last, what depends on
+        it comes after it, all else before. The terms of a region have the same rank, operands lower
         ones; `ranked` has a term of each rank that is in use."""
         ranks = [self.rank[n] for n in members]
         first, last = min(ranks), max(ranks)

@@ -1,5 +1,5 @@
-"""What the operators of a goal are to the kernel search: arithmetic, opaque functions of one
-element, or what defines them."""
+"""The roles of a goal's operators in the kernel search: arithmetic, opaque functions of one
+element, or definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taso_mirage.operators.ops import TERMS, traits
 
 
 class Role(Enum):
-    """What an operator is to the search."""
+    """The role of an operator in the search."""
 
     ALGEBRA = "arithmetic, element by element"
     FUNCTION = "elementwise, and no arithmetic"
@@ -52,7 +52,7 @@ def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def defined(node: Node) -> Node | None:
-    """What defines a term, or the part of a term of several results that it is."""
+    """The definition of a term, or of the part of a term of several results."""
     try:
         if not is_part(node):
             integers = traits(node).quantized and not traits(node).decides
@@ -66,7 +66,8 @@ def defined(node: Node) -> Node | None:
 
 
 def _of_integers(node: Node) -> Node:
-    """What defines a quantized operator that rounds nothing, its primitives as operators too."""
+    """The definition of a quantized operator that rounds nothing, with its primitives as operators
+    too."""
     found: Node = interpret_term(node, QuantizedTerms(), [None if a is ABSENT else a for a in node.args])
     return found
 

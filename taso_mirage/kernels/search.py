@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 _Ints = tuple[int, ...]
 _Progress = Callable[[str, int, int], None]
 PLANS = 400
-"""So many muGraphs of a closure get sizes: of up to two kernels, and of each longer length."""
+"""The number of muGraphs of a closure that get sizes: of up to two kernels, and of each longer
+length."""
 TILINGS = 20
-"""So many tilings of a muGraph are kept."""
+"""The number of tilings of a muGraph that are kept."""
 TESTED = 32
-"""So many muGraphs are tested at least, even if that takes longer than the budget."""
+"""The least number of muGraphs that are tested, even if that takes longer than the budget."""
 USUAL, FAR = 2, 1.5
 """Kernels of a muGraph; one more is looked at where those take so many times as long as to move the
 bytes."""
@@ -59,15 +60,15 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 DOUBT = 0.05
 """By such a share the model's seconds for a cluster may be too few."""
 SPLITS_OF_LONG = (256, 1024)
-"""And one of so many elements that no block holds them (`tiles.LONG`), where nothing else is for
-the grid."""
+"""The splits of a label of so many elements that no block holds them (`tiles.LONG`), where nothing
+else is for the grid."""
 SPLIT_FROM = 256
 """A shorter reduction is not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What restricts the space; None leaves it to the search.
+    """Restrictions of the search space; None leaves a choice to the search.
 
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
     three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
@@ -118,7 +119,7 @@ class FoundMuGraph:
     warps: tuple[int, ...] = ()
     """How many warps of 32 threads a block may have; none leaves it open."""
     free: Graph | None = None
-    """The same where some sizes are known to a run alone."""
+    """The muGraph where some sizes are known only in a run."""
 
     def as_json(self) -> dict[str, Any]:
         """A value for a checkpoint or a report, from which `of_json` makes the same."""
@@ -167,7 +168,7 @@ class FoundMuGraph:
 
 @dataclass
 class KernelSearchStatistics:
-    """What a search looked at."""
+    """Counts of the graphs and plans that a search considered."""
 
     classes: int = 0
     edges: int = 0
@@ -285,7 +286,7 @@ class Search:
     def _enumerated(
         self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress
     ) -> list[TiledPlan]:
-        """Those of so many kernels, of the closures of the goal and of splits of it."""
+        """The plans of a number of kernels, for the closures of the goal and of its splits."""
         found: list[TiledPlan] = []
         for i, split in enumerate(splits):
             progress("enumerate", i, len(splits))
@@ -308,7 +309,7 @@ class Search:
         )
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
-        """What is least comes first.
+        """The key of a candidate's order: the smallest comes first.
 
         Where there are few threads, a split has to promise more than the model can tell apart: it
         never fills the machine better. So has a cluster, for which the model is further off.
@@ -318,8 +319,8 @@ class Search:
         return rank(candidate.seconds * (1 + doubt), sum(each.held for each in candidate.plan))
 
     def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
-        """What is found if the candidate is within the restrictions and verified; equal roles are
-        verified once."""
+        """The muGraph of a candidate, if it is within the restrictions and verified; equal roles
+        are verified once."""
         graphs = candidate.graphs(self.free)
         if graphs is None or not self.options.allows(graphs[0]):
             return None

@@ -75,7 +75,7 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
 
 
 def shrunk(plan: Sequence[Tiled], kernels: Sequence[Cuts], sizes: TileSizes) -> list[Tiled]:
-    """The same plan with other sizes of the labels, cut alike."""
+    """The plan with other sizes of the labels, which are cut in the same way."""
     return [
         Tiled(each.kernel, {x: _tile(sizes[x], cut) for x, cut in own.items()}, each.seconds)
         for each, own in zip(plan, kernels, strict=True)

@@ -118,8 +118,8 @@ def _degree(edge: DerivationEdge, of: int | None, below: Sequence[Degree | None]
 
 
 def _stabilised(plan: Plan, values: Sequence[_Values], closure: Closure) -> tuple[Stabilisation, ...] | Failure:
-    """What each kernel computes relative to maxima, and what bare: the last one its results that
-    have a degree."""
+    """For each kernel, the classes that it computes relative to maxima and those that it computes
+    bare; results of the last kernel that have a degree are bare."""
     wanted = {(t, values[-1][t].degree != NO_DEGREE) for t in closure.targets}
     asked: list[set[Asked]] = []
     for kernel, own in zip(reversed(plan), reversed(values), strict=True):
@@ -145,7 +145,7 @@ def _unsafe(reason: str) -> Failure:
 
 
 def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[Asked] | Failure:
-    """Which classes are computed for some results relative to maxima, and which bare."""
+    """The classes that are needed for some results, each with whether it is computed bare."""
     chosen = dict(body.chosen)
     found = set[Asked]()
     waiting = list(results)

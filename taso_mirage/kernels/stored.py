@@ -1,5 +1,5 @@
-"""What one kernel of a muGraph stores for the next, and the order of the axes of all that it
-computes."""
+"""The values that one kernel of a muGraph stores for the next, and the order of the axes of all
+that it computes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from taso_mirage.kernels.closure import Closure
 from taso_mirage.operators.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
-"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
-uniform."""
+"""The maximum of a tile that is masked whole: the number that exporters mask with, so that a row of
+it is uniform."""
 Labels = tuple[tuple[str, ...], ...]
 """The labels of every axis, outermost first: none where its size is 1, several where it is a
 product."""

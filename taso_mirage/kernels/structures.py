@@ -27,21 +27,22 @@ UNDERIVED = 10**6
 CUT = 5
 """Classes that one kernel may hand to the next."""
 LOOPED = 4
-"""So many bodies are looked at for each label that a first kernel may loop over."""
+"""The number of bodies that are considered for each label that a first kernel may loop over."""
 COMBINING = 6
-"""So many more operators a body may have whose blocks are a cluster: two kernels in one."""
+"""The further operators that a body may have whose blocks are a cluster: two kernels in one."""
 ALIKE = 2
-"""So many bodies are looked at that read the same classes of earlier kernels."""
+"""The number of bodies that are considered for the same classes of earlier kernels."""
 TURN = 16
-"""So many muGraphs of two kernels come with one second kernel before those with the next."""
+"""The number of muGraphs of two kernels that come with one second kernel before those with the
+next."""
 _Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelBody:
-    """What one kernel computes: `targets`, from the model's inputs and from `leaves`, which earlier
-    kernels store.
+    """The computation of one kernel: `targets`, from the model's inputs and from `leaves`, which
+    earlier kernels store.
 
     `chosen` has a derivation for every other class, operands first. `grid` are the labels that its
     grid may cut.
@@ -133,7 +134,7 @@ def cuts_all(body: KernelBody, closure: Closure, cut: frozenset[str]) -> bool:
 
 
 def labels_of(body: KernelBody, closure: Closure) -> set[str]:
-    """Those of all that a kernel reads and computes."""
+    """The labels of all classes that a kernel reads and computes."""
     return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
@@ -320,13 +321,13 @@ class Space:
         return found
 
     def leaf(self, c: int) -> int:
-        """What it costs, in operators, that an earlier kernel stores a class and this one reads it:
-        more with more axes."""
+        """The cost, in operators, of a class that an earlier kernel stores and this one reads: it
+        grows with the number of axes."""
         return max(len(self.closure.classes[c]), 1)
 
     def looped(self, loop: str) -> Space:
-        """What a loop over a label can compute: what has the label is made without what is known
-        after the loop."""
+        """The derivations inside a loop over a label: classes that have the label use no class that
+        is known only after the loop."""
         classes = self.closure.classes
         known = _derived(self.edges, lambda c, edge: loop not in classes[c] and edge.label != loop)
         have = {c for c, labels in enumerate(classes) if loop in labels} | known

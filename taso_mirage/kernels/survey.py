@@ -160,7 +160,7 @@ def known_regions(rows: Any) -> dict[Graph, Mapping[str, Any]]:
 
 
 def _from_data(region: KernelRegion, row: Mapping[str, Any]) -> Surveyed:
-    """What an earlier survey found, verified again: nothing that a file says of it counts."""
+    """The result of an earlier survey, verified again: no statement of the file is trusted."""
     try:
         search = dict(row["search"])
         took = _seconds(search.pop("seconds"))

@@ -1,5 +1,5 @@
-"""What a kernel does, counted for many tilings at once: bytes, operations, and what its blocks
-hold. Predicted seconds are made of it (`kernel_seconds.py`)."""
+"""The work of a kernel, counted for many tilings at once: bytes, operations, and the memory of its
+blocks. Predicted seconds are made of it (`kernel_seconds.py`)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STORED = 4
 """Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
 half of that, which is not counted: how blocks are best was measured of fp32."""
 PIECE, WHOLE = 64, 3
-"""What bytes a block of weights of a few bits has to be whole times, and how many values as large
-there are: the bytes, the numbers, and these less a zero."""
+"""The bytes of which a block of weights of a few bits must be a multiple, and the number of values
+as large: the bytes, the numbers, and these less a zero."""
 BYTES, TURNING = 0.5, 1.75
-"""Of the time of a product of half precision, that of one of bytes where both operands lie along
+"""The time of a product of bytes relative to one of half precision: where both operands lie along
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 SINGLE, PARTED = 7.5, 4
 """A product of single precision takes so many times as long as one of half precision, in parts on
@@ -34,7 +34,7 @@ products of an element more."""
 LEAST = 16
 """Rows, columns and terms that a product on tensor cores has at least."""
 BETWEEN = 0.25
-"""Of a product, or of a fold, the part that a step between them takes in a chain."""
+"""The share of a product, or of a fold, that a step between them takes in a chain."""
 ONCE = {
     "looped": "loaded",
     "flying": "held",
@@ -44,12 +44,12 @@ ONCE = {
     "chain": "chain_once",
     "computed": "computed_once",
 }
-"""What is counted in an iteration, and besides."""
+"""Counts within an iteration, and the corresponding counts outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Of one kernel: every number is an array with one element for each tiling.
+    """The work of one kernel: every number is an array with one element for each tiling.
 
     `blocks`, those of a `cluster`, `iterations`. Bytes: those of all tensors, each once (`unique`);
     what a block loads in an iteration (`looped`), loads besides (`loaded`) and stores (`stored`),
@@ -124,8 +124,8 @@ class TileWork:
         self.loaded = self._loaded(views)
 
     def _loaded(self, views: Iterable[tuple[int, str]]) -> dict[int, TileCounts]:
-        """Of classes that are a second view of a tensor: 0 where their tile is that of the first,
-        which is loaded once, else 1."""
+        """For classes that are a second view of a tensor, 0 where their tile is that of the first
+        view, which is loaded once, else 1."""
         leaves, inputs = self.closure.goal.leaves, self.closure.goal.inputs
         first: dict[Node, str] = {}
         found: dict[int, TileCounts] = {}
@@ -140,7 +140,7 @@ class TileWork:
     # ------------------------------------------------------------ the counts
 
     def work(self) -> KernelWork:
-        """All of them, in lanes: threads have a power of two of elements along each label."""
+        """The work in lanes: threads have a power of two of elements along each label."""
         found: dict[str, TileCounts] = defaultdict(lambda: 0.0 * self.one)
         found["largest"] = found["rows"] + 1.0
         self.steps: dict[str, dict[int, TileCounts]] = {"": {}, "_once": {}, "_all": {}}
@@ -234,7 +234,7 @@ class TileWork:
         return np.asarray(sum(counts, 0.0 * self.one))
 
     def labels(self, c: int) -> frozenset[str]:
-        """Those of a class."""
+        """The labels of a class."""
         return self.closure.classes[c]
 
     def volume(self, labels: Iterable[str]) -> TileCounts:

@@ -22,12 +22,12 @@ from taso_mirage.kernels.tile_work import TileSizes
 from taso_mirage.kernels.tiles import ITERATION, Tiled, predicted
 
 SOON, COMPETITIVE = 8, 2.0
-"""Of so many first candidates some are of each form that takes at most so many times as long as the
-first by the model."""
+"""Among the first SOON candidates are some of each form that takes at most COMPETITIVE times as
+long as the first by the model."""
 
 ASSEMBLED = 64
-"""So many candidates with a product of matrices are put together, at most, to find one that can
-be."""
+"""The largest number of candidates with a product of matrices that are put together to find one
+that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TiledPlan:
 
     def free(self, names: Mapping[str, Dim]) -> Graph | None:
         """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
-        where it hangs on the sizes that the search had."""
+        where it depends on the sizes that the search had."""
         found = free_goal(self.closure.goal, self.sizes, names)
         plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
         if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):
@@ -96,7 +96,7 @@ class TiledPlan:
         return self._assembled(plan, sizes, goal, leaves), goal
 
     def roles(self) -> tuple[object, ...]:
-        """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
+        """A key of the muGraph without its sizes: bodies, loops, and how labels are cut."""
         kernels = zip(self.plan, self._cuts(), strict=True)
         return tuple(self.closure.goal.split), tuple((t.kernel, tuple(sorted(own.items()))) for t, own in kernels)
 

@@ -37,13 +37,14 @@ SHARES = tuple(2**i for i in range(8))
 AHEAD = 4
 """Iterations whose loads are under way at a time."""
 FEW = 3
-"""So many tilings of a kernel that is not the slowest."""
+"""The number of tilings of a kernel that is not the slowest."""
 UNEVEN = (16, 32, 64, 128)
 """Tiles of a label that no such power of two divides: the last block's overlaps with the one
 before."""
 BY_WORDS, HELD = 0.25, 64 * 1024
-"""Of the time of computing, what a product of one row with weights in blocks takes on the tensor
-cores, without a loop, and the bytes of weights that a kernel's block holds in registers."""
+"""The time of a product of one row with weights in blocks on the tensor cores, without a loop,
+relative to its time by computing; and the bytes of weights that a kernel's block holds in
+registers."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 WIDE = 512
@@ -51,12 +52,12 @@ WIDE = 512
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 LONG, STREAMED = 1 << 15, 8192
-"""Of a label of more elements than the one, which no block of a GPU holds whole, an iteration or a
-block has up to the other, where nothing is multiplied as matrices are."""
+"""The number of elements above which no block of a GPU holds a label whole, and the most elements
+of it in an iteration or a block, where nothing is multiplied as matrices are."""
 
 FULL = 0.75
-"""Of the lanes of a tile of a long label that powers of two do not divide, the part that elements
-have at least."""
+"""The least share of the lanes of a tile that elements fill, for a long label that powers of two do
+not divide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ class _Model(TileWork):
         return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
 
     def _prepared(self) -> KernelWork:
-        """What the kernel does on a GPU: one row times weights of a few bits is fewer operations
+        """The work of the kernel on a GPU: one row times weights of a few bits is fewer operations
         (`codegen/gpu/block_products.py`)."""
         found, words = self.work(), self._words_of_one_row()
         if words is None:

@@ -43,12 +43,12 @@ class LabelledValue:
 
 
 INTEGERS = "int32"
-"""What products of numbers of 8 bits are summed in."""
+"""The dtype in which products of numbers of 8 bits are summed."""
 ALGEBRA: dict[Scalar, DerivationKind] = {kind.scalar: kind for kind in ARITHMETIC}
 RING = (ADD_KIND, SUB, MUL, NEG)
 """The arithmetic of integers, which is exact modulo 2^32."""
 _POWERS: dict[float, DerivationKind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT_KIND, -1.0: RECIPROCAL_KIND}
-"""What is a power with a constant exponent; of 1 its operand."""
+"""The derivation of a power with a constant exponent; for 1, its operand."""
 
 
 class Moving:

@@ -28,7 +28,7 @@ ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
 EPS = float(np.finfo(np.float32).eps)
 LARGEST = float(np.finfo(np.float32).max)
-"""What a kernel can give; a goal that is larger in float64 asks for nothing."""
+"""The largest number that a kernel can give; a goal that is larger in float64 requires nothing."""
 SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
 AGAIN = 2
@@ -58,12 +58,12 @@ def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0)
 
 
 def tested(tests: int, undecided: int, bound: float, measured: tuple[MeasuredError, ...]) -> Evidence:
-    """What is known of a muGraph."""
+    """The evidence for a muGraph."""
     return Evidence(tests=tests, undecided=undecided, bound=bound, measured=measured)
 
 
 def tests_json(evidence: Evidence) -> dict[str, Any]:
-    """What is known of a muGraph as a value for a file, from which `read_tests` makes the same."""
+    """The evidence for a muGraph as a value for a file; `read_tests` reads it back."""
     measured = [asdict(each) for each in evidence.measured]
     known = {"tests": evidence.tests, "undecided": evidence.undecided, "bound": evidence.bound}
     return known | {"measured": measured}

@@ -1,6 +1,7 @@
-"""What the rules of normal forms ask of one another: the algebra that `scalars` makes of them all.
+"""The protocol by which rules of normal forms call one another: the algebra that `scalars` makes of
+them all.
 
-A sum may have a maximum in it, whose bounds hang on a logarithm, and so on. So every module of
+A sum may have a maximum in it, whose bounds depend on a logarithm, and so on. So every module of
 rules is given the whole algebra, and asks it for what other modules know.
 """
 

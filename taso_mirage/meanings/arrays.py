@@ -1,5 +1,5 @@
-"""What the meanings over numpy arrays share: structure is numpy's, below `lead` leading axes
-(trials) that are not the program's."""
+"""Functions that the meanings over numpy arrays share: structure is numpy's, below `lead` leading
+axes (trials) that do not belong to the program."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
 def pairwise_in_parts(
     a: Array, b: Array, letters_a: str, letters_b: str, result: str, part: int = PART, by: Contraction = pairwise
 ) -> Array:
-    """The same, cut along letters of the result so that no copy of an operand has more than `part`
-    bytes: the windows of a convolution are many times its input."""
+    """`pairwise`, cut along letters of the result so that no copy of an operand has more than
+    `part` bytes: the windows of a convolution are many times its input."""
     large, letters = max(((a, letters_a), (b, letters_b)), key=lambda each: each[0].nbytes)
     kept = [(n, c) for n, c in zip(large.shape, letters, strict=True) if c in result]
     n, cut = max(kept, default=(1, ""), key=lambda each: each[0])
@@ -98,8 +98,8 @@ def pairwise_in_parts(
 
 @dataclass
 class Contractions:
-    """What contracts two operands of float64: numpy, or for a while what is faster at large ones
-    and as exact."""
+    """The function that contracts two operands of float64: numpy's, or for a while one that is as
+    exact and faster at large operands."""
 
     by: Contraction = pairwise_in_parts
 

@@ -15,8 +15,8 @@ from taso_mirage.ir.terms import Literal
 V = TypeVar("V")
 R = TypeVar("R")
 Scalar = Callable[..., Any]
-"""What is applied to every element: a numpy function (np.add, np.exp, np.where...), or a record of
-`functions`."""
+"""A function that is applied to every element: a numpy function (np.add, np.exp, np.where...), or a
+record of `functions`."""
 
 
 class Meaning(Generic[V]):
@@ -26,8 +26,8 @@ class Meaning(Generic[V]):
     """
 
     own: ClassVar[Mapping[str, Callable[..., Any]]] = MappingProxyType({})
-    """What the meaning computes in a way of its own, by ONNX's name of the operator: called as its
-    definition is, in the place of that, which counts where this gives NotImplemented."""
+    """Operators that the meaning computes in its own way, by ONNX's name: called like the
+    operator's definition, in its place; the definition counts where this gives NotImplemented."""
 
     def shape(self, a: V) -> Shape:
         raise NotImplementedError

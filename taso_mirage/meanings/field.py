@@ -241,9 +241,9 @@ def _as_integers(fn: Scalar, arrays: list[Array]) -> Array:
 
 
 def _kept(drawn: Residues, a: Residues, whole: tuple[int, int]) -> Residues:
-    """What an oracle drew, but that it keeps the whole numbers between two.
+    """An oracle's random values, except that whole numbers between two bounds keep their value.
 
-    It hangs on the residue mod p alone, as the oracle does: so equal programs agree.
+    It depends on the residue mod p alone, as the oracle does: so equal programs agree.
     """
     number = centred(a.data[0])
     kept = (whole[0] <= number) & (number <= whole[1])

@@ -21,7 +21,7 @@ class Ranges(Protocol):
 
 
 def context(indices: Ranges) -> Any:
-    """Z3's state for one proof: what it can show within the limit must not hang on earlier
+    """Z3's state for one proof: what it can show within the limit must not depend on earlier
     proofs."""
     import z3
 

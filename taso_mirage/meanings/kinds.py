@@ -19,8 +19,8 @@ _WRAP, _CAST = "wrap", "cast"
 
 @dataclass(frozen=True, slots=True)
 class AtomKind:
-    """What a kind says: the function, and the dtypes of its operands and its result; these are
-    empty where it is no call of a function."""
+    """The content of a kind's text: the function, and the dtypes of its operands and its result;
+    these are empty where the kind is no call of a function."""
 
     name: str
     operands: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class AtomKind:
 
 @cache
 def atom_kind(kind: str) -> AtomKind:
-    """What the text of a kind says."""
+    """Parse the text of a kind."""
     name, *dtypes = kind.split(":")
     return AtomKind(name, tuple(dtypes[0].split(",")), dtypes[-1]) if dtypes else AtomKind(name)
 

@@ -85,7 +85,8 @@ class Reals(Meaning[Array]):
         return np.asarray(result).astype(a.dtype)
 
     def mean(self, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
-        """Of half precisions in float32, in which the sum and the count are finite."""
+        """The mean; half precisions are averaged in float32, in which the sum and the count are
+        finite."""
         if not _is_half(a):
             return super().mean(a, axes, keepdims)
         with np.errstate(all="ignore"):

@@ -56,7 +56,7 @@ integers."""
 
 
 def moduli(rank: int) -> Array:
-    """Both primes, to broadcast with residues of tensors of a rank."""
+    """The two primes, shaped to broadcast with residues of tensors of a rank."""
     return MODULI.reshape(2, 1, *(1,) * rank)
 
 

@@ -44,7 +44,7 @@ def size_bounds(indices: Indices, e: Dim) -> Interval:
 
 
 def monomial_bounds(indices: Indices, m: DimMonomial) -> Interval:
-    """Those of a product of sizes and positions, which may be a number of elements."""
+    """The bounds of a product of sizes and positions, which may be a number of elements."""
     total = Interval(1, 1)
     for factor, power in m:
         total = total * _factor(indices, factor).power(power)

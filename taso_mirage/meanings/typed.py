@@ -1,4 +1,4 @@
-"""What the meanings that annotate types share: every primitive types its result, and a note is
+"""The base of meanings that annotate types: every primitive types its result, and a note is
 combined beside it."""
 
 from __future__ import annotations

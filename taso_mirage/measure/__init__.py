@@ -1,2 +1,1 @@
-"""What a model does when it runs: sessions in a child process, times, and results against
-float64."""
+"""Running models: sessions in a child process, times, and results against float64."""

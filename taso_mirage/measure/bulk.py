@@ -33,7 +33,7 @@ SMALL, HALVINGS = 16, 6
 
 def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
     """Says which node makes a tensor that is too large at these sizes, with its dims and bytes;
-    None where none does. Types that hang on other sizes are not asked."""
+    None where none does. Types that depend on other sizes are not asked."""
     for node in model.nodes():
         for type in _types(node) if node.op != "weight" else ():
             if (count := _type_bytes(type, sizes)) > LARGEST_TENSOR and isinstance(type, Tensor):
@@ -46,8 +46,8 @@ def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What a float64 evaluation makes: bytes of all results together, and the most that are there
-    at once. Weights are read one at a time."""
+    """The memory of a float64 evaluation in bytes: of all results together, and of the most that
+    exist at once. Weights are read one at a time."""
 
     total: int = 0
     peak: int = 0
@@ -69,14 +69,14 @@ def bulk(model: Model, sizes: Mapping[str, int]) -> Bulk:
 
 
 UNTYPED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, NotImplementedError)
-"""What terms raise that have no type at some sizes."""
+"""Errors of terms that have no type at some sizes."""
 RATE, BANDWIDTH = 1.5e10, 1.0e9
 """Operations and bytes that a float64 evaluation does in a second, at least."""
 
 
 def evaluation_seconds(nodes: Iterable[Node], sizes: Mapping[str, int]) -> float:
-    """What a float64 evaluation of some terms takes, about: their operations, and their bytes in
-    float64. Weights are read, too."""
+    """The estimated seconds of a float64 evaluation of some terms, from their operations and their
+    bytes in float64. Reading weights counts, too."""
     total = 0.0
     for node in nodes:
         each = _work(node, sizes) if node.args else Work(0, 0)

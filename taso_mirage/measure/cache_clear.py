@@ -25,13 +25,13 @@ KINDS = {
     "mutants": "mutants",
     "compiled files": r"(runtime|cpp)(-\d+)?",
 }
-"""Of each kind what its entry of the folder is called."""
+"""The name of each kind's entry in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Of one kind: how many entries there are, or were, and their bytes; `left` says why they
-    stay."""
+    """The entries of one kind in a cache: their number and their bytes, before or after removal;
+    `left` says why they stay."""
 
     kind: str
     count: int

@@ -49,7 +49,7 @@ class CacheContents:
 
 
 def contents(folder: Path | None = None) -> CacheContents:
-    """What a cache folder has."""
+    """Count the entries of a cache folder, by kind."""
     place = folder or cache_path().parent
     devices = Counter(target for target, *_ in _measured(place))
     return CacheContents(dict(devices), {kind: len(list(_files(place, kind))) for kind in FOLDERS})

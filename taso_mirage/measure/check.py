@@ -50,7 +50,7 @@ import numpy as np
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.measure.draws import InputDraws
+from taso_mirage.measure.check_inputs import CheckInputs
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import (
@@ -74,7 +74,7 @@ FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 TURNED = 2.0
 UNEXPLAINED = "the original, which float64 does not explain"
-"""What is compared with where the reference is none."""
+"""The other side of the comparison where there is no reference."""
 NUDGES = (1, 2, 3, 4)
 """Seeds of the roundings that may turn a decision."""
 ROUGH = 2.0**-20, 2.0**-16
@@ -103,7 +103,7 @@ class CheckCase:
     allowed: Sequence[float] = ()
     """Errors that are no fault, of every output."""
     against: str = "float64"
-    """What the reference is."""
+    """The name of the reference."""
 
     def own(self) -> list[float]:
         """The error of the original in each output."""
@@ -149,26 +149,26 @@ def check_cases(
     seconds: float = math.inf,
     most: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
-    reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
-    `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
-    those that every check needs twice as many; what else there was no time for is no case, and a
-    line says so. There are `most` cases at most.
+    """The cases of `check_inputs.CheckInputs` that the original runs on, with its outputs there and
+    the float64 reference. `skipped` gets a line about sizes that the original, or the reference,
+    does not take; `fixed` names the dims whose sizes the user chose. The references take at most
+    `seconds`, and those that every check needs twice as many; inputs that there was no time for are
+    no case, and a line says so. There are `most` cases at most.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
     where the references that every check needs take too long.
     """
-    draws = InputDraws(model, session, base, given, others, fixed)
-    taken = in_time(draws, seconds, most)
+    made_inputs = CheckInputs(model, session, base, given, others, fixed)
+    taken = in_time(made_inputs, seconds, most)
     witness = cache(lambda: original(model, CPU))
     fine = Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each, reference in zip(taken, references(model, taken, seconds), strict=True):
         if isinstance(reference, Left):
-            draws.left_out(each)
+            made_inputs.left_out(each)
             continue
         if isinstance(reference, Exception):
-            draws.unusable(each, reference)
+            made_inputs.unusable(each, reference)
             continue
         there = None if finely is None else finely.run(each.inputs)
         case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
@@ -176,7 +176,7 @@ def check_cases(
             continue
         yield _witnessed(witness, session.target, case)
     if skipped is not None:
-        skipped += draws.notes()
+        skipped += made_inputs.notes()
 
 
 def case_on(
@@ -245,7 +245,7 @@ def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part:
 
 
 def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
-    """Of every output in floats the largest distance; 0 for others."""
+    """For every output in floats, the largest distance from the reference; 0 for other outputs."""
     apart = []
     for near, exact in zip(found, reference, strict=True):
         same = isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape
@@ -255,7 +255,7 @@ def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
 
 
 class Runs(Protocol):
-    """What gives a model's outputs on inputs: a session, or an evaluation."""
+    """A source of a model's outputs on inputs: a session, or an evaluation."""
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model. Raises RunFailed."""

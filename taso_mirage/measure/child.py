@@ -60,7 +60,7 @@ class Child:
 
     @spent(Purpose.RUNS, usual=True)
     def call(self, function: Callable[..., R], *args: Any) -> R:
-        """What a function of a module gives there.
+        """Call a module's function in the child process and return its result.
 
         Raises what it raises; RuntimeCrashed where the process ended, RunFailed where it took
         longer than `limit`, OutOfTime where the command's time is over.
@@ -175,7 +175,7 @@ _CHILD: dict[int, Child] = {}
 
 
 def child() -> Child:
-    """This process's child: after a fork another one."""
+    """The child process of this process: another one after a fork."""
     found = _CHILD.get(os.getpid())
     if found is None:
         found = _CHILD[os.getpid()] = Child()

@@ -1,4 +1,4 @@
-"""What was measured, kept on disk."""
+"""Measured times, kept on disk."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from taso_mirage.operators.work import size
 from taso_mirage.prove.rules.lift import lift, rebound
 
 ROWS = 8
-"""What a batch, or a number of rows, is cut to."""
+"""The size to which a batch, or a number of rows, is cut."""
 LIFTING = 1e-3
 """Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
 is not cut."""
@@ -33,8 +33,8 @@ TOGETHER = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Both sides of a patch at fixed sizes, the values of its leaves, and what its original's terms
-    were in the run that these come from."""
+    """The two sides of a patch at fixed sizes, the values of its leaves, and the values of its
+    original's terms in the run that the leaves come from."""
 
     before: tuple[Node, ...]
     after: tuple[Node, ...]
@@ -46,7 +46,7 @@ class Sides:
         return _leaves((*self.before, *self.after))
 
     def seconds(self) -> float:
-        """What a float64 evaluation of the original's side takes, about."""
+        """The estimated seconds of a float64 evaluation of the original's side."""
         return evaluation_seconds(topological(self.before), {})
 
     def pays(self) -> bool:
@@ -81,7 +81,8 @@ def joined_sides(places: Sequence[Sides]) -> Sides:
 def fixed_sides(
     before: Sequence[Node], after: Sequence[Node], sizes: Mapping[str, int]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Both sides with a number for each size; as they are where terms have no type so."""
+    """The two sides with a number for each size; unchanged where their terms have no type at these
+    sizes."""
     try:
         both = rebound((*before, *after), lambda dim: bind(dim, dict(sizes)))
     except UNTYPED:
@@ -114,7 +115,7 @@ def fewer_rows(sides: Sides) -> Iterator[Sides]:
 
 @lru_cache(maxsize=1)
 def _lifted(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
-    """Both sides over sizes that may vary: the same for the values of every run."""
+    """The two sides over sizes that may vary, so that values of different runs share one key."""
     return lift(before, after, finest=False)
 
 

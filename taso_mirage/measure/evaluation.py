@@ -19,15 +19,15 @@ from typing import Any
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
+from taso_mirage.measure.check_inputs import CheckInput, CheckInputs
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
-"""What an evaluation may raise because of its inputs."""
+"""Errors that an evaluation may raise because of its inputs."""
 LOOK = 0.1
 """Seconds between two looks at the clock while threads compute."""
 
@@ -59,7 +59,7 @@ class Evaluations:
         """Seconds of one unit of work, by the first evaluation."""
 
     def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
-        """What each gives, or raised (of WRONG), or Left.
+        """For each evaluation, its value, the error that it raised (of WRONG), or Left.
 
         Raises OutOfTime where what is needed takes too long.
         """
@@ -79,7 +79,7 @@ class Evaluations:
         return found
 
     def _fitting(self, wanted: Sequence[Evaluation], order: Sequence[int], left: float) -> list[int]:
-        """Those that there is time for, by what the first took."""
+        """The evaluations that there is time for, judged by the time of the first."""
         kept: list[int] = []
         for i in order:
             takes = self.each * wanted[i].work / self.threads
@@ -89,7 +89,7 @@ class Evaluations:
         return kept
 
     def _computed(self, wanted: Sequence[Evaluation], end: float) -> list[Any]:
-        """What each gives or raised; OutOfTime for those that are not done at the end."""
+        """For each evaluation, its value or error; OutOfTime where it is not done at the end."""
         over = threading.Event()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -129,29 +129,29 @@ class Evaluations:
 
 
 def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None]) -> Any:
-    """What an evaluation gives, or what it raised."""
+    """The value of an evaluation, or the error that it raised."""
     try:
         return compute(step)
     except BaseException as error:  # raised again where the answer is taken
         return error
 
 
-def in_time(draws: InputDraws, seconds: float, most: float = math.inf) -> list[Drawn]:
-    """What the original runs on, at most so many of them; of one that is slow only what was drawn
-    in the time, and at least what every check needs."""
-    began, found = time.monotonic(), list[Drawn]()
-    for each in draws:
+def in_time(made_inputs: CheckInputs, seconds: float, most: float = math.inf) -> list[CheckInput]:
+    """The inputs that the original runs on, at most `most` of them. If the original is slow, only
+    those found in time, and at least those that every check needs."""
+    began, found = time.monotonic(), list[CheckInput]()
+    for each in made_inputs:
         found.append(each)
         if len(found) >= most:
             break
         if not each.needed and time.monotonic() - began > seconds:
-            draws.late = True
+            made_inputs.late = True
             break
     return found
 
 
 @spent(Purpose.REFERENCES)
-def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
+def references(model: Model, taken: Sequence[CheckInput], seconds: float) -> list[Any]:
     """The float64 evaluation on every drawn input; where there is not time for all, those that
     every check needs come first, then other sizes, then other values.
 

@@ -60,7 +60,7 @@ def _hint(name: str, node: Node, axis: int | None, default: int) -> int:
 
 
 def _place(node: Node, axis: int, rank: int) -> int | None:
-    """What the place of a dim without a name of its own suggests."""
+    """The size that the position of a dim without a name of its own suggests."""
     own = {*words_of(str(node.attr("name")))}
     if axis in image_axes(node):
         return IMAGE

@@ -1,4 +1,5 @@
-"""What other processes leave of the processor's cores, and the clock that times models then."""
+"""The load of other processes on the processor's cores, and the clock that times models under
+it."""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ class Load:
 
 
 def observed_load(fresh: float = 0.0) -> Load:
-    """What a look in the child process says, once the threads of its sessions sleep; the last look
-    holds for `fresh` seconds. A quiet machine's, where no time is left to look."""
+    """The load that the child process sees once the threads of its sessions sleep; the last
+    observation holds for `fresh` seconds. A quiet machine's load, where no time is left to
+    measure."""
     if not _LAST or time.monotonic() > _LAST[0][0] + fresh:
         time.sleep(SPINNING)
         try:

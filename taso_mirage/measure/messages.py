@@ -1,5 +1,5 @@
 """Messages between two processes of this machine: pickled objects, whose large arrays go through
-shared memory."""
+shared memory, or as the place in the file that they are mapped from."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import mmap
 import os
 import pickle
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 SHARED = 1 << 20
-"""Bytes from which a buffer goes through shared memory: a pipe copies 64 KB at a time, and takes
+"""Bytes from which a buffer does not go through the pipe, which copies 64 KB at a time, and takes
 ten times as long for weights of a gigabyte."""
+MAPPINGS = Path("/proc/self/maps")
+"""What the system says of this process's memory: of each range its ends, how it may be used, where
+it begins in which file, and the file's number and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file, and where in it a buffer begins. `own`: nobody else has it."""
+
+    descriptor: int
+    offset: int
+    own: bool
 
 
 def send(connection: Connection[Any, Any], message: Any) -> None:
@@ -21,53 +37,74 @@ def send(connection: Connection[Any, Any], message: Any) -> None:
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
-    sizes = [view.nbytes for view in views]
-    connection.send_bytes(pickle.dumps((head, sizes)))
+    connection.send_bytes(pickle.dumps((head, [view.nbytes for view in views])))
     for view in views:
-        if view.nbytes >= SHARED:
-            _send_shared(connection, view)
-        else:
+        file = (_mapped(view) or _in_memory(view)) if view.nbytes >= SHARED else None
+        connection.send_bytes(pickle.dumps(None if file is None else (file.offset, file.own)))
+        if file is None:
             connection.send_bytes(view)
+            continue
+        try:
+            send_handle(connection, file.descriptor, None)
+        finally:
+            os.close(file.descriptor)
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
-    """The next object that the other end sends. Raises EOFError where it is gone."""
+    """The next object that the other end sends; what it has mapped from a file is not writable.
+    Raises EOFError where the other end is gone."""
     head, sizes = pickle.loads(connection.recv_bytes())
     return pickle.loads(head, buffers=[_buffer(connection, size) for size in sizes])
 
 
 def _buffer(connection: Connection[Any, Any], size: int) -> Any:
-    if size >= SHARED and connection.recv_bytes() == b"shared":
-        descriptor = recv_handle(connection)
-        try:
-            return mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-    return bytearray(connection.recv_bytes())
-
-
-def _send_shared(connection: Connection[Any, Any], view: memoryview) -> None:
-    """Send a buffer as a file in memory, and through the pipe where the system gives none."""
-    descriptor = _file_of(view)
-    connection.send_bytes(b"shared" if descriptor is not None else b"inline")
-    if descriptor is None:
-        connection.send_bytes(view)
-        return
+    place = pickle.loads(connection.recv_bytes())
+    if place is None:
+        return bytearray(connection.recv_bytes())
+    offset, own = place
+    begin = offset % mmap.ALLOCATIONGRANULARITY
+    access = mmap.ACCESS_WRITE if own else mmap.ACCESS_READ
+    descriptor = recv_handle(connection)
     try:
-        send_handle(connection, descriptor, None)
+        whole = mmap.mmap(descriptor, begin + size, access=access, offset=offset - begin)
     finally:
         os.close(descriptor)
+    return memoryview(whole)[begin:]
 
 
-def _file_of(view: memoryview) -> int | None:
-    """The descriptor of a file in memory with these bytes; it has no name that another process
-    could open."""
-    with suppress(AttributeError, OSError):  # not on every system, and memory may be short
+def _mapped(view: memoryview) -> _File | None:
+    """The file that a buffer is mapped from and that it has no changes of; None where it lies
+    elsewhere, or where the file has another name now."""
+    begin = np.frombuffer(view, np.uint8).ctypes.data
+    with suppress(OSError, ValueError):
+        for line in MAPPINGS.read_text(errors="surrogateescape").splitlines():
+            span, usage, offset, device, number, *name = line.split(maxsplit=5)
+            first, last = (int(each, 16) for each in span.split("-"))
+            if first <= begin and begin + view.nbytes <= last:
+                inside = int(offset, 16) + begin - first
+                return _opened(name[0], device, int(number), inside) if name and "w" not in usage else None
+    return None
+
+
+def _opened(name: str, device: str, number: int, offset: int) -> _File | None:
+    """The file of this name, if it is on this device and has this number."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    found = os.fstat(descriptor)
+    if (f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", found.st_ino) == (device, number):
+        return _File(descriptor, offset, own=False)
+    os.close(descriptor)
+    return None
+
+
+def _in_memory(view: memoryview) -> _File | None:
+    """A new file in memory with a buffer's bytes, which has no name that another process could
+    open; None where the system has none, or no room."""
+    with suppress(AttributeError, OSError):
         descriptor = os.memfd_create("taso-mirage", os.MFD_CLOEXEC)
         try:
             while view.nbytes:
                 view = view[os.write(descriptor, view) :]
-            return descriptor
+            return _File(descriptor, 0, own=True)
         except OSError:
             os.close(descriptor)
             raise

@@ -1,4 +1,4 @@
-"""What the child process (`child.py`) keeps: a target's sessions and prepared runs, by number."""
+"""The state of the child process (`child.py`): a target's sessions and prepared runs, by number."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ BYTES = bytes(1 << 16)
 
 
 def cores_got(seconds: float) -> tuple[float, int]:
-    """Which part of this process's cores is free for it, and how many there are: what as many
-    threads as cores work in so many seconds, by the clock of the processor over that of the
-    wall."""
+    """The share of this process's cores that is free for it, and their number: the CPU time over
+    the wall time of as many threads as cores, measured for `seconds`."""
 
     def work(_: int) -> tuple[float, float]:
         start, began = time.thread_time(), time.perf_counter()
@@ -101,23 +100,24 @@ def start_runtime(content: bytes, target: Target) -> None:
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 
 
-def keep_weight(array: NDArray[Any]) -> int:
+def keep_weight(array: NDArray[Any], aligned: bool = True) -> int:
     """The number of a weight, which any session may use from then on.
 
-    It lies at a multiple of ALIGNED bytes, as where the runtime itself reads it; shared memory
-    already does, and stays where it is.
+    If it is to be `aligned`, it lies at a multiple of ALIGNED bytes, as where the runtime itself
+    reads it: that may make a CPU's run faster or slower. A GPU copies it, from any place.
     """
-    if array.ctypes.data % ALIGNED == 0 and array.flags.c_contiguous:
-        number = next(_NUMBERS)
-        _WEIGHTS[number] = array
-        return number
+    given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
+    number = next(_NUMBERS)
+    _WEIGHTS[number] = array if given else _aligned(array)
+    return number
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     room = np.empty(array.nbytes + ALIGNED, np.uint8)
     begin = -room.ctypes.data % ALIGNED
-    own = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    own[...] = array
-    number = next(_NUMBERS)
-    _WEIGHTS[number] = own
-    return number
+    own = room[begin : begin + array.nbytes]
+    own[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # an odd address makes a copy of floats slow
+    return own.view(array.dtype).reshape(array.shape)
 
 
 def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str, int]) -> tuple[int, bool]:

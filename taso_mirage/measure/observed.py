@@ -1,5 +1,5 @@
-"""What goes into the bodies of a model's nodes when it runs: the operands of every If, Loop and
-Scan, and from these the inputs of a body in its first iterations."""
+"""The inputs of the bodies of a model's nodes in a run: the operands of every If, Loop and Scan,
+and from these the inputs of a body in its first iterations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from taso_mirage.onnx_io.bodies import Body, kind_of, scan_axes
 from taso_mirage.onnx_io.build import observing
 
 MOST_CASES, MOST_INPUTS = 12, 3
-"""So many runs of the model are looked at, and so many inputs of one body are kept."""
+"""The number of runs of the model that are observed, and of the inputs of one body that are
+kept."""
 MOST_TRIPS = 1000
 """Iterations that a loop is taken to have at most: a bound is often the greatest integer."""
 

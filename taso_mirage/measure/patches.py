@@ -71,7 +71,7 @@ class _Patching:
         self.outputs, self.users = set(outputs), users(self.order)
         self.alive = {n: self.claims[n] for n in self.order if self.claims[n] in alive}
         self.sources: dict[Node, Node] = {}
-        """Of each value of the optimized model that is a leaf there, the original's term."""
+        """For each value of the optimized model that is a leaf there, the original's term."""
         for old, new in self.alive.items():
             if _observable(old) and not is_weight(new):
                 self.sources.setdefault(new, old)
@@ -116,7 +116,7 @@ class _Patching:
         return self.followed[old]
 
     def _inside(self, new: Node) -> set[Node]:
-        """What computes a term of the optimized model, above common values."""
+        """The terms that compute a term of the optimized model, above common values."""
         if new in self.sources and not new.args:
             return set()
         return {n for n in topological([new], stop=_But(self.sources, new)) if not is_weight(n)}

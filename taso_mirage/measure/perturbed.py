@@ -29,7 +29,7 @@ do, within SMOOTH: what jumps is a decision."""
 SMOOTH = 4.0
 SEEDS = (1, 2)
 VARIANTS = 4
-"""So many different sets of signs of one size meet the results of that size, in turn."""
+"""The number of different sets of signs of one size that meet the results of that size, in turn."""
 
 
 class Perturbed:

@@ -32,8 +32,8 @@ TOLD = frozenset(("to", "dtype", "output_dtype", "stash_type"))
 
 
 class NoReference(TasoMirageError):
-    """There is no float64 evaluation of the original: a node that has no definition here cannot be
-    run alone."""
+    """The original has no float64 evaluation: a node that has no definition here cannot be run
+    alone."""
 
 
 class FloatReference:
@@ -65,11 +65,11 @@ class FloatReference:
         return [values[o] for o in self.outputs]
 
     def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
-        """What the runtime decides before the run."""
+        """The values that the runtime decides before the run."""
         return self.decisions(inputs, sizes)
 
     def _result(self, node: Node, value: Any) -> Any:
-        """What a term gives."""
+        """The value that is kept for a term; subclasses replace it."""
         return value
 
     def _weight(self, node: Node) -> Any:
@@ -220,8 +220,8 @@ def _loaded(result: Any, type: Type) -> Any:
 
 
 def _as_declared(value: Any, node: Node) -> Any:
-    """As the runtime takes it: an array of the declared dtype, also where numpy made a number of an
-    array of rank 0."""
+    """The value as the runtime takes it: an array of the declared dtype, also where numpy made a
+    number of an array of rank 0."""
     if value is None or isinstance(value, (list, dict)):
         return value
     array = np.asarray(value)

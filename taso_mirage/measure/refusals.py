@@ -1,5 +1,5 @@
-"""What is said where a model does not run at what was made up for it: that, the runtime's reason,
-and what to pass."""
+"""The error where a model does not run on inputs made up for it: it names these inputs, the
+runtime's reason, and the option to pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str]) -> list[str]:
-    """What nobody gave: sizes, and integers."""
+    """Descriptions of the inputs that nobody gave: sizes, and integers."""
     dims = {name: size for name, size in sizes.items() if name not in fixed}
     nodes = [n for n in model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
     drawn = {n.attr("name"): f"{n.attr('name')!r} ({n.type})" for n in nodes if n.attr("name") not in model.integers}

@@ -43,6 +43,7 @@ GIVEN = 1 << 30
 OTHERS = 1 << 27
 """Bytes of the values of all those of equal patches that are compared beside one of them."""
 _Place: TypeAlias = tuple[Target, tuple[Node, ...], tuple[Node, ...]]
+NO_TIME = "there was no time"
 BESIDE, FULL = "the original's run", " at full size"
 
 
@@ -62,7 +63,9 @@ class RegionalCheck:
     """The patches of any optimized models of one original; of equal ones one is compared in
     float64.
 
-    Patches that are not compared before it is `late` are compared in the whole model only.
+    Patches that are not compared before it is `late` are compared in the whole model only. `share`:
+    of the original's rounding of operands, what kernels may round (`check.compare`). `values`: those
+    of the original's terms that are known, which gets others as far as there is room.
     """
 
     def __init__(
@@ -70,12 +73,14 @@ class RegionalCheck:
         model: Model,
         cases: Sequence[CheckCase],
         late: Callable[[], bool] = lambda: False,
+        share: float = 0.0,
+        values: dict[Node, list[Any]] | None = None,
     ) -> None:
-        self.model, self.late = model, late
+        self.model, self.late, self.share = model, late, share
         base = cases[0].inputs
         alike = [c for c in cases if all(np.shape(c.inputs[n]) == np.shape(base[n]) for n in base)]
         self.cases = _differing(alike)[:RUNS]
-        self.values: dict[Node, list[Any]] = {}
+        self.values, self.keeps = {} if values is None else values, values is not None
         self.known: dict[_Place, list[Difference]] = {}
         """The differences of each patch that was looked at; none where an equal one passed and it
         is as near."""
@@ -85,12 +90,13 @@ class RegionalCheck:
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
-        """Of every output of every kind of patch, those at most places first."""
+        """The differences of every output of every kind of patch, places with the most patches
+        first."""
         kinds = self._kinds(optimized)
         try:
             self._compare(kinds, optimized)
         except OutOfTime:
-            self.alone["there was no time"] = None
+            self.alone[NO_TIME] = None
         return [d for each in kinds for place in each for d in self.known.get(place, ())]
 
     def equal_in_float64(self, optimized: ClaimedModel) -> bool:
@@ -100,7 +106,7 @@ class RegionalCheck:
         self._observe(failed, optimized.target)
         sides = [self._sides(patch, run) for patch in failed for run in range(len(self.cases))]
         self.values.clear()
-        compared = _Compared(self.model, optimized, self._step)
+        compared = _Compared(self.model, optimized, self._step, self.share)
         return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
 
     def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
@@ -124,7 +130,8 @@ class RegionalCheck:
             for first, *others in now:
                 self._step()
                 self._look(first, others, optimized)
-            self.values.clear()
+            if wanted or not self.keeps:
+                self.values.clear()
 
     def _look(self, first: Patch, others: Sequence[Patch], optimized: ClaimedModel) -> None:
         """Compare a patch; where it passes, also those of equal ones that are further off than it
@@ -157,7 +164,7 @@ class RegionalCheck:
         """Keep what a patch gives; where the time ends before that is all, what fails. None where
         something does."""
         given: list[Difference] = []
-        compared, place = _Compared(self.model, optimized, self._step), _place(patch, optimized)
+        compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:
             given += self._compared(patch, compared)
         except OutOfTime:
@@ -260,14 +267,14 @@ class RegionalCheck:
 
 
 class _Compared:
-    """Both sides of a patch, as models of their own."""
+    """A comparison of the two sides of a patch, each as a model of its own."""
 
-    def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None]) -> None:
-        self.model, self.optimized, self.step = model, optimized, step
+    def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None], share: float) -> None:
+        self.model, self.optimized, self.step, self.share = model, optimized, step, share
         self.weights = {**model.weights, **optimized.model.weights}
         self.sessions: dict[tuple[Node, ...], Session] = {}
         self.case_there: CheckCase | None = None
-        """That of the last inputs."""
+        """The case of the last inputs."""
 
     def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
         """The differences at the smallest sizes at which the original's side gives in float64 the
@@ -284,7 +291,8 @@ class _Compared:
         return None
 
     def case(self, name: str, sides: Sides) -> CheckCase:
-        """That of the original's side in float64, and as it ran."""
+        """The check case of the original's side, with its float64 reference and its outputs as they
+        ran."""
         before = self._excerpt(self.model, sides, sides.before)
         reference = FloatReference(before)(sides.inputs, self.step)
         self.case_there = case_on(name, before, sides.inputs, list(sides.found), reference)
@@ -297,7 +305,7 @@ class _Compared:
         if fine is not None:
             case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
             finely = fine.opened(after, self.optimized.target)
-        return compare(after, self._opened(sides, after), [case], finely)
+        return compare(after, self._opened(sides, after), [case], finely, self.share)
 
     def equal_in_float64(self, sides: Sides) -> bool:
         """Whether both sides are equal where neither rounds."""
@@ -379,8 +387,8 @@ def _beside(name: str, whole: Sides, allowed: Sequence[float], resolution: Calla
 
 
 def _scaled(exact: CheckCase, whole: Sides) -> CheckCase:
-    """The same at full size: both models may be as far from float64 as the criterion allows on few
-    rows, by how much larger the numbers are."""
+    """The case of a cut patch, scaled to the whole patch: both models may be as far from float64 as
+    the criterion allows on few rows, times the ratio of the magnitudes."""
     scales = [_scale(*each) for each in zip(whole.found, exact.reference, strict=True)]
     allowed = [(FACTOR + 1) * own * scale for own, scale in zip(exact.own(), scales, strict=True)]
 

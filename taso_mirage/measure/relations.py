@@ -1,5 +1,5 @@
-"""Which sizes of a model have to agree: what its operators ask of dims that have different names,
-such as a mask over past and new tokens that is added to scores, or of a dim and a weight."""
+"""Equalities of sizes that a model requires: between dims of different names (a mask over past and
+new tokens that is added to scores), or between a dim and a weight's size."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _joined(shapes: Sequence[tuple[Dim, ...]], node: Node) -> Iterator[SizeRelat
 
 
 def _regrouped(node: Node) -> Iterator[SizeRelation]:
-    """Rows of so many elements, whose number hangs on how many there are: best those that there
+    """Rows of so many elements, whose number depends on how many there are: best those that there
     were. Or all elements."""
     had, made = (each.shape if isinstance(each, Tensor) else None for each in (node.args[0].type, node.type))
     if not had or not made or not isinstance(row := dim_product(made[1:]), int):

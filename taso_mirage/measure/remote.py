@@ -17,8 +17,8 @@ from taso_mirage.measure.child import LOOK, child
 from taso_mirage.measure.target import Target
 
 RESOURCE = "device"
-"""What a worker declares (`dask worker --resources device=1`) so that several clients take turns at
-its device."""
+"""The resource that a worker declares (`dask worker --resources device=1`) so that several clients
+take turns at its device."""
 SECONDS = 10
 """How long to wait for a scheduler."""
 
@@ -66,7 +66,7 @@ class _Watched(Executor):
 
 
 def answered(asked: Future[Any], there: Callable[[], bool] = lambda: True) -> Any:
-    """What a worker gives, within the run limit and the command's time.
+    """The result of a worker's task, within the run limit and the command's time.
 
     Raises RunFailed where the worker fails, dies or takes too long, OutOfTime where the command's
     time is over, and CancelledError where for SECONDS nobody is `there`.
@@ -148,5 +148,5 @@ def _declared(client: Any, address: str, target: Target) -> bool:
 
 
 def _described(target: Target, dask_worker: Any) -> tuple[str, bool]:
-    """What the machine of a worker is, and whether it declares a device. Dask gives the worker."""
+    """The key of a worker's machine, and whether it declares a device. Dask gives the worker."""
     return tasks.device_key(target), RESOURCE in dask_worker.state.total_resources

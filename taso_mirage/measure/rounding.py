@@ -99,8 +99,7 @@ class LetThrough:
 
 
 def output_rounding(found: Difference, case: str, new: Any, target: Any) -> OutputRounding:
-    """What a difference that failed is in steps; infinitely many, where steps are no measure of
-    it."""
+    """The size of a failed difference in rounding steps; infinite where steps do not measure it."""
     alike = isinstance(new, np.ndarray) and isinstance(target, np.ndarray) and new.shape == target.shape
     floats = alike and is_float(new.dtype.name)
     counted = alike and new.dtype == target.dtype and new.dtype.name in QUANTIZED
@@ -117,13 +116,13 @@ def output_rounding(found: Difference, case: str, new: Any, target: Any) -> Outp
 
 
 def _range(exact: NDArray[Any]) -> float:
-    """That of the finite elements and 0."""
+    """The distance between the largest and the smallest of the finite elements and 0."""
     finite = np.isfinite(exact)
     return float(exact.max(initial=0.0, where=finite) - exact.min(initial=0.0, where=finite))
 
 
 def furthest(found: Iterable[OutputRounding]) -> tuple[OutputRounding, ...]:
-    """Of each output the case on which it is furthest off."""
+    """For each output, the case on which it is furthest from its target."""
     worst: dict[str, OutputRounding] = {}
     for each in found:
         if each.output not in worst or each.steps > worst[each.output].steps:

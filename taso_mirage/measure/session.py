@@ -64,7 +64,7 @@ class Session:
         return PreparedRun(self, inputs, False)
 
     def bound(self, inputs: Arrays) -> PreparedRun:
-        """As `prepared`, with inputs and outputs in place; see `RuntimeSession.bound`."""
+        """A prepared run with inputs and outputs bound in place; see `RuntimeSession.bound`."""
         return PreparedRun(self, inputs, True)
 
     def _number(self) -> int:
@@ -72,7 +72,7 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            there = {name: _number_there(weight) for name, weight in apart.items()}
+            there = {name: _number_there(weight, not self.target.gpu) for name, weight in apart.items()}
             number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
@@ -98,7 +98,7 @@ class PreparedRun:
         return in_child(native.once, self._number())
 
     def turn(self) -> float:
-        """As one turn of `interleaved`, all of it in the child process."""
+        """One turn of `interleaved`, all of it in the child process, in seconds."""
         return in_child(native.turn_of, self._number())
 
     def spins(self, seconds: float) -> bool:
@@ -133,10 +133,10 @@ _THERE: WeakKeyDictionary[Weight, _Place] = WeakKeyDictionary()
 """Weights that the child process has, each once, for as long as they are here too."""
 
 
-def _number_there(weight: Weight) -> int:
+def _number_there(weight: Weight, aligned: bool) -> int:
     """The number of a weight in the child process, which gets it where it does not have it."""
     place = _THERE.setdefault(weight, _Place())
-    return place.number(lambda: in_child(native.keep_weight, weight.numpy()))
+    return place.number(lambda: in_child(native.keep_weight, weight.numpy(), aligned))
 
 
 _Key = tuple[int, Target, bool, tuple[str, ...]]
@@ -201,7 +201,7 @@ def _apart(model: Model, source: bool, without: Collection[str]) -> Content:
 
 
 def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) -> list[RunNode]:
-    """What the runtime makes of the model as it was read, and the time of each of its nodes; see
+    """The nodes that the runtime makes of the model as it was read, each with its time; see
     `targets.profile`."""
     with _content(model, True) as (content, _):
         return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
@@ -372,8 +372,8 @@ def _tiny() -> bytes:
 
 
 def device(target: Target = CPU) -> str:
-    """What the machine is, as a key for measurements: processor and the cores this process may use,
-    or the GPU."""
+    """A key of the machine for measurements: processor and the cores this process may use, or the
+    GPU."""
     return target.machine
 
 

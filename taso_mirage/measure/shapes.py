@@ -49,7 +49,7 @@ def parse_shape(model: Model, texts: Sequence[str]) -> dict[str, int]:
 
 
 def _weight(text: str) -> tuple[str, float | None]:
-    """What stands before the weight, and the weight; a name may have an @ too."""
+    """The text before the weight, and the weight; a name may have an @ too."""
     name, colon, rest = text.rpartition(":")
     sizes, at, given = rest.partition("@")
     if not at:
@@ -64,7 +64,7 @@ def _weight(text: str) -> tuple[str, float | None]:
 
 
 def _shapes(model: Model, text: str) -> list[str]:
-    """What `+` joins; a name may have one too."""
+    """The shapes that `+` joins; a name may contain a + too."""
     known = {*model.input_names, *model.symbols()}
     return [text] if text.rpartition(":")[0] in known else text.split("+")
 

@@ -32,9 +32,9 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.onnx_io.compared import compared_numbers
 
 SEEDS = (1, 2, 3)
-"""Of the inputs that every check needs."""
+"""The seeds of the inputs that every check needs."""
 TIMED = 0
-"""Of those that are timed."""
+"""The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
 """No trial begins after so many, or so long after the first."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)
@@ -50,8 +50,8 @@ CHOICES = 6
 
 @dataclass(frozen=True, slots=True)
 class SettledSizes:
-    """What a model runs at: sets of sizes with their shares, values of scalars that choose a
-    branch, and what is said of that."""
+    """The sizes that a model runs at: sets of sizes with their shares, values of scalars that
+    choose a branch, and remarks on them."""
 
     workloads: Workloads
     integers: Mapping[str, int]
@@ -85,8 +85,8 @@ def choices(model: Model) -> dict[str, list[int]]:
 
 
 def kept_integers(model: Model, given: Sequence[Arrays]) -> Arrays:
-    """What the user's first inputs, or else the defaults, have that cannot be made up: all but
-    floats."""
+    """The inputs that cannot be made up (all but floats), from the user's first inputs or else the
+    defaults."""
     known = given[0] if given else model.default_inputs()
     names = [str(n.attr("name")) for n in model.graph.inputs if not is_float(n.dtype)]
     return {name: known[name] for name in names if name in known}

@@ -1,4 +1,4 @@
-"""What paired runs of two models say about their times, and which of the two is faster.
+"""Statistics of paired runs of two models: their times, and which of the two is faster.
 
 Both models run once in every round, so that a drift of the machine meets both. Of each round only
 the sign of its gain counts, so that no outlier decides. A sequential test on these signs (a mixture
@@ -24,15 +24,15 @@ GAIN = 1.01
 LUCK = 1.03
 """How much a pair of sessions may differ by where their memory lies, for as long as they live."""
 PAIRS = 3
-"""Of so many pairs of sessions luck does not make all agree: then GAIN is enough."""
+"""The number of pairs of sessions that do not all agree by luck: with so many, GAIN is enough."""
 CLOSE = 1.03
 """The ends of an interval that is narrow enough to be said."""
 AS_FAST = 0.99
-"""What is at least so many times as fast is no slower."""
+"""A model that is at least this many times as fast is no slower."""
 
 
 class Verdict(Enum):
-    """What a comparison says of the other model."""
+    """The verdict of a comparison on the second model."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -62,14 +62,14 @@ class Timing:
     works: bool = False
 
     def __str__(self) -> str:
-        """As one line for people."""
+        """The times and their ratio as one line for people."""
         clock = " of CPU time" if self.works else ""
         milliseconds = f"{self.original * 1e3:.3g} ms, then {self.optimized * 1e3:.3g} ms{clock}"
         return f"{milliseconds}: {self.ratio:.2f} times as fast (between {self.low:.2f} and {self.high:.2f})"
 
     @property
     def verdict(self) -> Verdict:
-        """Which model is faster.
+        """The verdict on which model is faster.
 
         One pair of sessions decides what luck does not explain; of a smaller gain PAIRS have to
         agree.
@@ -97,7 +97,7 @@ class Timing:
         return max(self.low, 1.0) if self.high > 1 else self.high
 
     def _bar(self, agree: bool) -> float:
-        """What the interval has to be beyond."""
+        """The ratio that the whole interval must exceed."""
         return GAIN if agree and len(self.pairs) >= PAIRS else LUCK
 
 
@@ -107,7 +107,8 @@ def compared_times(
     shares: Sequence[float],
     works: bool = False,
 ) -> Timing:
-    """Of the times of one pair of sessions at every set of sizes; the shares weigh the sets."""
+    """The timing of one pair of sessions, from its times at every set of sizes; the shares weigh
+    the sets."""
     count = min(map(len, original))
     sums = [np.dot(shares, [times[:count] for times in side]) for side in (original, other)]
     each: tuple[Timing, ...] = ()

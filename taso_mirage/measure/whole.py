@@ -11,7 +11,7 @@ import numpy as np
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.draws import Drawn, InputDraws
+from taso_mirage.measure.check_inputs import CheckInput, CheckInputs
 from taso_mirage.measure.evaluation import in_time
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import rounds
@@ -20,7 +20,7 @@ from taso_mirage.measure.perturbed import Perturbed
 from taso_mirage.measure.session import Session
 
 BY_RUNS = "the original"
-"""What is compared with where there is no float64 evaluation of the whole model."""
+"""The other side of the comparison where the whole model has no float64 evaluation."""
 
 
 def cases_by_runs(
@@ -33,12 +33,12 @@ def cases_by_runs(
     skipped: list[str] | None = None,
     seconds: float = math.inf,
 ) -> Iterator[CheckCase]:
-    """As `check.check_cases`, but the reference is the original's own run; where it rounds operands
-    to few digits, its run without that."""
-    draws = InputDraws(model, session, base, given, others, fixed)
+    """Cases as `check.check_cases` gives them, but with the original's own run as the reference.
+    Where the original rounds operands to few digits, the reference is its run without that."""
+    made_inputs = CheckInputs(model, session, base, given, others, fixed)
     perturbed, fine = Perturbed(model, session.target), Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
-    for each in in_time(draws, seconds):
+    for each in in_time(made_inputs, seconds):
         if each.extreme and not _finite(each):
             continue
         there = None if finely is None else finely.run(each.inputs)
@@ -46,13 +46,13 @@ def cases_by_runs(
         reference = each.outputs if there is None else there
         yield CheckCase(each.name, each.inputs, each.outputs, reference, _unmoved(each), resolution, there, (), BY_RUNS)
     if skipped is not None:
-        skipped += draws.notes()
+        skipped += made_inputs.notes()
 
 
-def _unmoved(drawn: Drawn) -> Callable[[int], list[float]]:
+def _unmoved(drawn: CheckInput) -> Callable[[int], list[float]]:
     """No reference moves: each is a run."""
     return lambda ways: [0.0] * len(drawn.outputs)
 
 
-def _finite(drawn: Drawn) -> bool:
+def _finite(drawn: CheckInput) -> bool:
     return all(np.isfinite(o.astype(np.float64)).all() for o in drawn.outputs if rounds(o))

@@ -42,8 +42,8 @@ def meant(name: str, value: Any) -> Any:
 
 
 def told(node: ir.Node, type: Tensor) -> Tensor:
-    """What others say of the type of a node's result; of the shape nothing where not all read the
-    node's numbers alike."""
+    """The type of a node's result by inference; its shape is unknown where runtimes differ in how
+    they read the node's attributes."""
     try:
         for name, value in plain_attributes(node).items():
             meant(name, value)
@@ -53,7 +53,7 @@ def told(node: ir.Node, type: Tensor) -> Tensor:
 
 
 def plain_attributes(node: ir.Node) -> dict[str, Any]:
-    """Those that are numbers, texts or arrays."""
+    """The attributes of a node that are numbers, texts or arrays."""
     found = {}
     for name, attribute in node.attributes.items():
         with suppress(Unsupported):
@@ -62,7 +62,7 @@ def plain_attributes(node: ir.Node) -> dict[str, Any]:
 
 
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
-"""Domains whose operators hang on nothing but their operands and attributes, if not in DRAWS."""
+"""Domains whose operators depend on nothing but their operands and attributes, if not in DRAWS."""
 DRAWS = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 """Standard operators that give something else at every run."""
 

@@ -98,8 +98,8 @@ class _Reading:
         return self._settled([], states, elements, 0)
 
     def _settled(self, first: Sequence[Tensor], carried: Sequence[Node], last: Sequence[Tensor], skipped: int) -> Body:
-        """What is carried begins with the types of the operands; where the body gives another size
-        there, it is any size: what then holds before an iteration holds after it."""
+        """Find types of the carried values that hold in every iteration: they begin as the types of
+        the operands, and a size that the body changes becomes any size."""
         if any(not isinstance(each.type, Tensor) or each is ABSENT for each in carried):
             raise Unsupported("what is carried is no tensor")
         types = [each.tensor for each in carried]

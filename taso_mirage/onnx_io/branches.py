@@ -26,7 +26,7 @@ ALIKE = frozenset({"Conv", "ConvTranspose"})
 
 
 class Reading(Protocol):
-    """What reads a model, node by node."""
+    """A reader that reads a model node by node."""
 
     source: ir.Model
     tried: int

@@ -88,7 +88,7 @@ def observing(model: Model, terms: Sequence[Node]) -> Model:
 
 def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = None) -> Model:
     """A model of a graph over inputs of its own whose other terms are those of another model: it
-    has that one's versions of operators and functions, and its weights or others."""
+    has that one's versions of operators, functions and kernels, and its weights or others."""
     header: ir.Model = model.header
     names = tuple(f"value_{i}" for i in range(len(graph.outputs)))
     inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
@@ -98,8 +98,8 @@ def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = N
         if node.op == "input":
             declare(value, node.tensor)
     shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(model.opsets), name="graph")
-    functions = [f.clone() for f in header.functions.values()]
-    header = ir.Model(shell, ir_version=header.ir_version, functions=functions)
+    functions, said = [f.clone() for f in header.functions.values()], dict(header.metadata_props)
+    header = ir.Model(shell, ir_version=header.ir_version, functions=functions, metadata_props=said)
     kept = {n: n.attr("name") for n in graph if n.op == "weight"}
     given = model.weights if weights is None else weights
     own = {"graph": graph, "weights": given, "output_names": names, "header": header, "names": kept}

@@ -1,6 +1,6 @@
-"""What a model asks of its inputs: which numbers it compares integers with, as values that choose a
-branch; and which floats are shares, as thresholds of a detector are: the runtime refuses those that
-are not between 0 and 1."""
+"""Requirements of a model on its inputs: numbers with which it compares integers (they choose a
+branch), and floats that are shares, such as a detector's thresholds (the runtime refuses values
+outside 0 to 1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which tensors of a file are constants of the graph, whose values every rule sees, and which are
-weights."""
+"""The choice between constants of the graph, whose values every rule sees, and weights."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
 weights."""
 UNIFORM = 1 << 16
-"""So do floats that are all equal, up to this many: what adds zeros or multiplies by 1 is seen."""
+"""Floats that are all equal are constants up to this number of elements: adding zeros and
+multiplying by 1 are then visible."""
 COMPARED = ("float32", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
 

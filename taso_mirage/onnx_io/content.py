@@ -1,4 +1,4 @@
-"""What an ONNX node does, as a value that is equal for nodes of two files.
+"""The effect of an ONNX node, as a value that is equal for nodes of two files.
 
 Attributes count by their bits, bodies and functions by their nodes in order. Names of values and
 documentation do not.
@@ -16,24 +16,6 @@ import onnx_ir as ir
 
 from taso_mirage.onnx_io.attributes import DRAWS, KNOWN_DOMAINS
 from taso_mirage.onnx_io.walk import Part
-
-
-@dataclass(frozen=True, slots=True)
-class NodeContent:
-    """What a node does to its operands.
-
-    `digest`: its operator with its version, its attributes, and the function that it calls.
-    `bodies`: those that are no part of the digest, with the number of their outputs. `draw`: which
-    of all draws it is, None for a node that gives the same whenever its operands are the same.
-    """
-
-    operator: str
-    digest: str
-    bodies: tuple[tuple[str, int], ...] = ()
-    draw: Hashable = None
-
-    def __repr__(self) -> str:
-        return self.operator
 
 
 def may_draw(node: ir.Node) -> bool:
@@ -66,7 +48,7 @@ class NodeReader:
     outer: list[ir.Value] = field(default_factory=list)
 
     def operator(self, node: ir.Node, apart: Collection[str] = ()) -> str:
-        """What a node does, but for its operands, and for its bodies that are `apart`."""
+        """A digest of a node's function, without its operands and without the bodies in `apart`."""
         domain = _plain(node.domain)
         function = self.functions.get((node.domain, node.op_type, node.overload))
         version = self.opsets.get(domain, 0) if function is None else self._function(function)

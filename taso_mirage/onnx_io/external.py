@@ -37,7 +37,7 @@ class DataFiles:
     @classmethod
     @contextmanager
     def of(cls, *folders: Path) -> Iterator[Self]:
-        """Those in some folders, the first of which is where locations begin."""
+        """Open some folders for reading; locations of weights are relative to the first."""
         opened: dict[Path, int] = {}
         try:
             for folder in folders:
@@ -75,7 +75,7 @@ class DataFiles:
         return os.open(name, READ, dir_fd=number) if BY_FOLDER else os.open(self._place / name, READ)
 
     def really(self, file: Path) -> os.stat_result:
-        """What is said of a file in the last folder, which is no link."""
+        """The status of a file in the last folder, without following links."""
         number = [*self._folders.values()][-1]
         return os.stat(file.name, dir_fd=number, follow_symlinks=False) if BY_FOLDER else os.lstat(file)
 
@@ -137,7 +137,7 @@ def opened_model(path: Path) -> Iterator[tuple[BinaryIO, DataFiles]]:
 
 
 def _checked_content(file: BinaryIO, tensor: Any) -> mmap.mmap | bytes:
-    """What a file holds that may belong to a model: a regular one with one name."""
+    """The content of a file, if it may belong to a model: a regular file with one name."""
     said = os.fstat(file.fileno())
     if not stat.S_ISREG(said.st_mode):
         raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, which is no regular file")

@@ -48,7 +48,8 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
 
 
 def load_as_data(path: Path) -> Model:
-    """The same with all that the file carries, kernels too, to be looked at: none of it runs."""
+    """Load a model with everything that the file carries, kernels included, as data: none of it
+    runs."""
     return _loaded(path, as_data)
 
 
@@ -297,7 +298,8 @@ def _free_name(path: Path) -> str:
 
 
 def _replaced_data(path: Path) -> set[Path]:
-    """What of `data_beside` the model at a path has its weights in, and no other model there."""
+    """The files of `data_beside` that hold weights of the model at a path and of no other model
+    there."""
     there = data_beside(path)
     if not there:
         return set()

@@ -175,7 +175,7 @@ def _result(found: FileNodes, name: str, type: ValueType, scales: dict[str, int]
 
 
 def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[str, int], held: bool) -> GroupValue:
-    """What a node of a quantization says of its small integers."""
+    """The value of the small integers that a quantization node makes."""
     scale = found.held.get(node.input[1])
     zero = found.held.get(node.input[2]) if len(node.input) > 2 else None
     dtype = "uint8" if zero is None else _dtype(zero)
@@ -218,7 +218,7 @@ def _float(place: GroupValue) -> str:
 
 
 def _fed(name: str, place: GroupValue) -> tuple[list[Any], Any]:
-    """What makes an operand, and the input or weight that it comes from."""
+    """The nodes that make an operand, and the input or weight that it comes from."""
     source = f"{name}_q" if place.scale else name
     if place.value and not place.scale:
         tensor = onnx.TensorProto.FromString(place.value)

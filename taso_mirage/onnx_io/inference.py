@@ -66,7 +66,8 @@ def _mended(theirs: Callable[..., None], mend: Callable[..., None], context: Any
 
 
 def _quantized_product(context: Any, node: ir.Node) -> None:
-    """Its result has the dtype of its zero point; the library says that of its scale (0.4.0)."""
+    """Type the result of a quantized product by its zero point's dtype; the inference of onnx-ir
+    0.4.0 takes the scale's."""
     zero_point = node.inputs[8] if len(node.inputs) > 8 else None
     if zero_point is not None and zero_point.type is not None:
         node.outputs[0].type = ir.TensorType(zero_point.type.dtype)
@@ -89,7 +90,7 @@ def _sliced(context: Any, node: ir.Node) -> None:
 
 def _expanded(context: Any, node: ir.Node) -> None:
     """An Expand to a shape that is computed has the rank that the shape's length tells; the library
-    says nothing (0.4.0), and all that hangs on it stays without a rank."""
+    says nothing (0.4.0), and all that depends on it stays without a rank."""
     data, target = node.inputs[:2]
     if node.outputs[0].shape is not None or data is None or data.shape is None:
         return
@@ -100,4 +101,4 @@ def _expanded(context: Any, node: ir.Node) -> None:
 
 
 MENDED = {(MICROSOFT, "QGemm", 1): _quantized_product, ("", "Slice", 10): _sliced, ("", "Expand", 8): _expanded}
-"""What is done after the library's own rule, by domain, operator and opset."""
+"""Repairs after the library's own rule, by domain, operator and opset."""

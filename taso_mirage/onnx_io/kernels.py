@@ -82,7 +82,7 @@ def carries_code(source: ir.Model) -> bool:
 
 
 def _is_code(node: ir.Node) -> str | None:
-    """What a node does, where it is code."""
+    """The kind of code that a node runs; None where it runs none."""
     return OPERATORS_OF_CODE.get((node.domain, node.op_type))
 
 

@@ -11,31 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
+from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Node, topological, variable, weight, with_args
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
-from taso_mirage.onnx_io.content import NodeContent, NodeReader, array_digest, may_draw
+from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
 from taso_mirage.onnx_io.read import OpaqueCall
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A node that draws: the way to its body, its operator, and the name of its first result."""
-
-    path: tuple[tuple[str, str], ...]
-    domain: str
-    operator: str
-    name: str
-
-    @property
-    def kind(self) -> Any:
-        """Equal for draws that may stand for each other, as their numbers have one distribution
-        where their operands are equal."""
-        return tuple(attribute for _, attribute in self.path), self.domain, self.operator
 
 
 @dataclass(slots=True)
@@ -57,7 +41,7 @@ class Opened:
     names: dict[str, str] = field(default_factory=dict)
     path: tuple[tuple[str, str], ...] = ()
     bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
-    """Those of nodes that were opened, by the node and the attribute."""
+    """The bodies of nodes that were opened, by the node and the attribute."""
     done: dict[Node, Node] = field(default_factory=dict)
 
     def __call__(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -99,7 +83,7 @@ class Opened:
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
 
     def _draw(self, node: ir.Node) -> Draw | None:
-        """Which of the nodes that draw it is."""
+        """The random draw that a node is; None where it draws nothing."""
         if not may_draw(node):
             return None
         draw = Draw(self.path, node.domain, node.op_type, _first_result(node))

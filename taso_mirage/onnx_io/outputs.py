@@ -72,6 +72,13 @@ def check_folder(folder: Path) -> None:
         raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
 
 
+def check_empty(folder: Path) -> None:
+    """Fail before the work where a folder has files already, or none can be written into it."""
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove what is in it")
+
+
 def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:

@@ -1,4 +1,4 @@
-"""Both sides of a rule as ONNX models with the same inputs and outputs, at fixed sizes."""
+"""The two sides of a rule as ONNX models with the same inputs and outputs, at fixed sizes."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
 
 
 def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | None:
-    """Both sides as terms with every letter at its size; None where that is no legal place for the
-    rule."""
+    """The two sides as terms with every letter at its size; None where these sizes are not legal
+    for the rule."""
     names = {name: fixed(value, sizes) for name, value in rule.attributes}
     for name, type in rule.given:
         shape = tuple(bind(d, dict(sizes)) for d in type.shape or ())

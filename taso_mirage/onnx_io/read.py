@@ -67,7 +67,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
 
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
-    """The same with all that the model carries: code stays data, unless it is `trusted`."""
+    """Read a model with everything that it carries: code stays data, unless it is `trusted`."""
     (reader := _Reader(source)).read()
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
@@ -103,7 +103,7 @@ class _Reader:
         self.known_sizes: set[str] = set()
         self.own_symbols: dict[str, Symbolic] = {}
         self.refused: set[Node] = set()
-        """What the runtime does not run, with these ranks."""
+        """Terms that the runtime does not run, with these ranks."""
         self.tried = 0
         """Ifs of which both branches were read."""
 
@@ -313,7 +313,7 @@ class _Reader:
         return term
 
     def _writable(self, term: Node, operands: Collection[Node]) -> Node:
-        """What the model cannot be written with at its opset is no term either."""
+        """The term, if the model's opsets can express all of it; raises Unsupported otherwise."""
         waiting, seen, specs = [term], set(operands), load_specs()
         while waiting:
             node = waiting.pop()

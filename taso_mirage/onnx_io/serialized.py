@@ -56,8 +56,8 @@ def serialize(model: Model, source: bool = False, without: Collection[str] = ())
 def serialize_apart(
     model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 12
 ) -> tuple[bytes, dict[str, Weight]]:
-    """The same without the main graph's weights of more than so many bytes, which come by name:
-    they are said to lie in a file, which is not there.
+    """Serialize a model without the main graph's weights of more than `above` bytes, which are
+    returned by name: the model says that they lie in a file, which does not exist.
 
     Copying them is most of the work for a large model. A weight is the same object in all models
     that share it, and in the model as it was read.
@@ -75,8 +75,8 @@ def serialize_apart(
 
 
 def serialize_types(model: Model, source: bool = False, above: int = 1 << 20) -> bytes:
-    """The same with the main graph's weights of more than so many bytes as inputs of their types:
-    for a checker, which does not look at numbers."""
+    """Serialize a model with the main graph's weights of more than `above` bytes as typed inputs,
+    for a checker, which does not read numbers."""
     made = as_onnx(model, source)
     for name, value in list(made.graph.initializers.items()):
         tensor = value.const_value

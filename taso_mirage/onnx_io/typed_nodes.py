@@ -53,7 +53,7 @@ class AskedNode:
         return known_elements(self.call.arg(i))
 
     def numbers(self, i: int) -> Floats | None:
-        """The same of any operand."""
+        """The numbers of any operand, if they are known; None where they cannot be expressed."""
         try:
             return self.call.numbers(i)
         except Unsupported:
@@ -104,7 +104,7 @@ class TypeRules:
 
 
 FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
-"""What a rule raises on a damaged node."""
+"""Errors that a rule raises on a damaged node."""
 
 
 def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -> tuple[TypedOutput, ...] | None:

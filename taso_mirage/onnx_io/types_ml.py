@@ -13,7 +13,7 @@ from taso_mirage.onnx_io.typed_nodes import AskedNode, Size, TypedOutput, TypeRu
 ML_TYPES = TypeRules("ai.onnx.ml")
 FLOATS = "float32"
 LABELS = {"string": "int64", "int64": "string"}
-"""What a category is in the other form."""
+"""For each form of a category, the other form."""
 
 
 def _rows(asked: AskedNode) -> Dim:

@@ -171,7 +171,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 
 
 def _scaled(n: Dim, scale: float) -> Dim | None:
-    """floor(n * scale), in single precision as the runtime computes it; None where that hangs on
+    """floor(n * scale), in single precision as the runtime computes it; None where that depends on
     the size."""
     if scale == math.floor(scale):
         return n * int(scale)

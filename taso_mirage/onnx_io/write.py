@@ -190,7 +190,7 @@ class _Writer:
         return value
 
     def _describe(self, value: ir.Value) -> None:
-        """What the original said about a value that keeps its name: metadata, named dims."""
+        """Copy the original's metadata and named dims to a value that keeps its name."""
         old = self.old.get(str(value.name))
         if old is None or (value.type is not None and old.type is not None and old.type != value.type):
             return

@@ -1,1 +1,2 @@
-"""What an operator is: its definition over the primitives, and what follows from the definition."""
+"""Operators: a definition of each over the primitives, and facts that follow from the
+definition."""

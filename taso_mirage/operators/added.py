@@ -8,7 +8,7 @@ from typing import Any
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 
 ADDED = frozenset("law_texts law_typings law_plugins together last moving examples".split())
-"""What a plug-in may add to an operator that is not its own: laws, which are proved, and
+"""Fields that a plug-in may add to an operator that is not its own: laws, which are proved, and
 examples."""
 
 
@@ -30,6 +30,6 @@ def add_from_plugins(registry: Mapping[str, Any]) -> None:
 
 
 def _meaning(op: Any) -> dict[str, Any]:
-    """What an operator means, and how ONNX writes it."""
+    """The data that decide an operator's meaning and its form in ONNX."""
     said = {name: value for name, value in vars(op).items() if name not in ADDED}
     return {**said, "traits": dict(vars(op.traits)), "attributes": dict(op.attributes)}

@@ -3,7 +3,7 @@ a result is the same anyway.
 
 ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: what is
 beyond 2^53 is rounded, and what is beyond the type saturates where numpy wraps. So the bits of a
-model hang on which of these kernels it runs, and on what; no rewrite may move a model onto or off
+model depend on which of these kernels it runs, and on what; no rewrite may move a model onto or off
 them, nor compute one ahead where it matters.
 """
 
@@ -51,5 +51,6 @@ def agrees(node: Node, operands: Sequence[Any]) -> bool:
 
 
 def _sums(numbers: Sequence[Sequence[int]], below: int) -> bool:
-    """Of an operator that adds them, in any order."""
+    """Whether the absolute values of some numbers add up to less than a bound: then a sum of them,
+    in any order, is exact."""
     return sum(abs(v) for each in numbers for v in each) < below

@@ -42,8 +42,8 @@ class Expr(Opaque):
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a term is computed before the model runs: it hangs on weights and constants only, and
-    on nothing quantized.
+    """Whether a term is computed before the model runs: it depends on weights and constants only,
+    and on nothing quantized.
 
     Memoised: one visit a term.
     """
@@ -111,7 +111,8 @@ def _ascending(axes: Sequence[int]) -> bool:
 
 
 def _nested(inner: Sequence[int], outer: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Both axes of a rank, where the inner ones count what is not at the outer ones."""
+    """The axes of two nested reductions of a rank, where the inner ones count the axes that are not
+    outer ones."""
     others = [k for k in range(rank) if k not in outer]
     return tuple(sorted((*outer, *(others[k] for k in inner))))
 
@@ -149,7 +150,7 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moves_ones": lambda p, shape: _ascending([i for i in p if shape[i] != 1]),
     "proved": lambda: True,
 }
-"""What an expression may call.
+"""The functions that an expression may call.
 
 Names of functions are reserved: no variable of a rule may be called so. `proved()` says that the
 rule claims no more than its proved cases: the optimizer asks for the proof of each application
@@ -157,8 +158,8 @@ whatever the guard says, so it holds wherever a rule applies.
 """
 
 BITS, ITEMS = 4096, 4096
-"""What a number, and a sequence, in an expression may have: an expression comes from a file, and
-its evaluation is to end."""
+"""The limits of a number, and of a sequence, in an expression: an expression comes from a file, and
+its evaluation must end."""
 
 
 def _bounded(value: Any) -> Any:
@@ -293,8 +294,8 @@ def names_in_expression(source: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def questions(source: str) -> frozenset[tuple[str, str]]:
-    """What an expression asks of bare names, as (function, name): `value(x)` asks ("value",
-    "x")."""
+    """The calls of functions on bare names in an expression, as (function, name): `value(x)` gives
+    ("value", "x")."""
     calls = [n for n in ast.walk(ast.parse(source or "0", mode="eval")) if isinstance(n, ast.Call)]
     return frozenset(
         (call.func.id, arg.id)

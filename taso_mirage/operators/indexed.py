@@ -1,5 +1,5 @@
-"""Which integers of a model's inputs index a table, and how many rows that has: ids of tokens,
-positions and types."""
+"""Integer inputs of a model that index a table, with its number of rows: ids of tokens, positions
+and types."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _defined(op: Op, attrs: Mapping[str, Any], xp: Meaning[V], *args: V | None) 
 
 
 def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The same with every operator that is defined over others in terms of these."""
+    """The outputs with every operator that is defined over others written in these others."""
     done: dict[Node, Node] = {}
     waiting = list(outputs)
     while waiting:

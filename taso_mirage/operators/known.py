@@ -1,4 +1,4 @@
-"""What is known of a term before the model runs."""
+"""Facts about a term that hold before the model runs."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def _parts(node: Node, box: Box, axis: int) -> list[Node]:
 
 
 def slice_source(node: Node) -> tuple[Node, Box]:
-    """What a slice of steps 1 is cut from, and where; any other term is all of itself."""
+    """The term that a slice of steps 1 is cut from, and the box in it; for any other term, itself
+    and the whole box."""
     place = traits(node).place
     own = None if place is None else place(node)
     return (node, whole(node)) if own is None else (node.args[0], own)
@@ -62,7 +63,8 @@ def joined(node: Node) -> int | None:
 
 
 def margin(node: Node) -> Margin | None:
-    """What a term puts around its operand; None where it puts nothing, or several values."""
+    """The padding that a term puts around its operand; None where it puts none, or several
+    values."""
     hook = traits(node).margin
     return None if hook is None else hook(node)
 
@@ -101,7 +103,8 @@ def under(operand: Node, box: Box) -> Box:
 def needed(
     n: int, interval: TraitInterval, size: int, stride: int, dilation: int, low: int
 ) -> tuple[TraitInterval, int, int]:
-    """Which of `n` positions the windows of an interval see, and how much padding before and after.
+    """The interval of `n` positions that the windows of an interval read, and the padding before
+    and after it.
 
     With nothing but padding, one position is cropped away again by negative pads.
     """

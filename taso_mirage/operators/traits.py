@@ -1,4 +1,4 @@
-"""What the engine asks of an operator besides its definition.
+"""The traits of an operator: facts that the engine needs besides its definition.
 
 An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py`
 reads what it can off the definition, so that nobody has to state that.

@@ -68,7 +68,7 @@ class Flops(Typed[float]):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one term does once: operations (of all blocks of a kernel), and bytes read and written,
+    """The work of one term: operations (of all blocks of a kernel), and bytes read and written,
     each operand's once."""
 
     flops: int

@@ -30,10 +30,10 @@ BY_PREDICTION = "predicted"
 
 @dataclass(slots=True)
 class Start:
-    """What the search starts from: the model without the small fusions into the runtime's operators
+    """The start of the search: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of passes and mutants, and anew that
-    of the search. `inside`: the model after what was done inside of nodes alone, if something was.
+    of the search. `inside`: the model after changes inside of nodes alone, if there were any.
     `looked`: whether the search saw any graph before its time was over."""
 
     normal: Model

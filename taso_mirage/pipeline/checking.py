@@ -37,7 +37,7 @@ from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
 TURNS = 8
-"""So many times rewrites that turn a decision are left out of one candidate."""
+"""The number of times that rewrites that turn a decision are left out of one candidate."""
 LOOKS = 3
 """An equation that turned decisions at places of more looks is left out everywhere."""
 DEEP = 3
@@ -127,8 +127,8 @@ class _Checking:
         return (*regions, *whole)
 
     def differences(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> Differences:
-        """Those of the regions that the steps changed, where the whole model has no float64
-        reference, and where they pass of the whole."""
+        """The differences of the regions that the steps changed, where the whole model has no
+        float64 reference; if they pass, also those of the whole model."""
         regions: Differences = ()
         if self.regions is not None:
             regions = tuple(self.regions.differences(self._claimed(model, steps, target)))
@@ -264,7 +264,8 @@ class _Checking:
             yield output_rounding(found, found.case, results(fine)[case.name][i], target)
 
     def _results(self, chosen: ModelCandidate, fine: bool) -> dict[str, list[Any]]:
-        """What a candidate gives on every case; where `fine`, if no operands are rounded."""
+        """The outputs of a candidate on every case; if `fine`, those without rounding of
+        operands."""
         if fine and self.fine is not None:
             session = self.fine.opened(chosen.model, chosen.target)
         else:
@@ -344,7 +345,7 @@ def _places(steps: Sequence[RewriteStep]) -> Counter[str]:
 
 
 def _looks(step: RewriteStep) -> dict[str, set[_Look]]:
-    """What the places of each equation of a step look like: operators, DEEP terms in a row."""
+    """For each equation of a step, the shapes of its places: operators, DEEP terms in a row."""
     found: dict[str, set[_Look]] = {}
     for each in step.details or (step,):
         for name in each.equations:

@@ -19,9 +19,9 @@ from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
+from taso_mirage.pipeline.ablation import Ablation
 from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
-from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import (
     after_choice,
@@ -47,9 +47,10 @@ INTERRUPTED = "interrupted: there was no time to measure whether the model gains
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
-"""Of a cost: what is predicted to be less is predicted to be faster."""
+"""The share of a cost below which a predicted cost counts as faster."""
 LIKELY = 2
-"""So many candidates for a large model are loaded for each set of the target's options, at most."""
+"""The largest number of candidates for a large model that are loaded for each set of the target's
+options."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02
@@ -193,8 +194,8 @@ class Choosing:
     def _first_look(
         self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False
     ) -> tuple[list[ModelCandidate], list[list[list[float]]], float]:
-        """Those of the candidates that the runtime takes, the times of the original and of these,
-        and the seconds of a session for a round.
+        """The candidates that the runtime takes, the times of the original and of these, and the
+        seconds of a session for a round.
 
         Where others came to use the cores meanwhile, all run again by the other clock, unless it is
         for `once`. The sessions of the candidates are kept.
@@ -248,14 +249,14 @@ class Choosing:
         `pace`: how many seconds a session took for a round."""
         if self.job.stop.asked or not best.steps:
             return best, timing
-        payoff = Payoff(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
-        rest = payoff.run()
+        ablation = Ablation(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
+        rest = ablation.run()
         if rest is None:
             return best, timing
         again = self._confirmed(rest, [], target)
         if not again.faster:
             return best, timing
-        said = "; ".join(map(str, payoff.left_out))
+        said = "; ".join(map(str, ablation.left_out))
         self.job.remarks.append(f"left out, as the model was measured faster without: {said}")
         return rest, again
 
@@ -275,8 +276,8 @@ class Choosing:
         return self.job.deadline.left() - after_choice(self.job)
 
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """Those that can be loaded before the comparison: all, or the ones that are predicted to be
-        the fastest, of which the one that no load of the machine changes is the first."""
+        """The candidates that can be loaded before the comparison: all, or those that are predicted
+        to be the fastest. The first of these is the one that no load of the machine changes."""
         loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
@@ -368,8 +369,8 @@ class Choosing:
         return self._compared(self._times(sessions), clock(target) != target)[0]
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
-        """Of each workload the times of every session, in the seconds of a comparison; slow models
-        may take more, as far as there is time."""
+        """For each workload, the times of every session, in the seconds of a comparison; slow
+        models may take more, as far as there is time."""
         seconds = self._comparing() / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
@@ -392,5 +393,5 @@ def _alike(looks: Sequence[Timing]) -> list[Timing]:
 
 
 def _chance(timing: Timing) -> str:
-    """What a measurement leaves open, in words."""
+    """The interval of an undecided measurement, in words; empty where it is decided."""
     return f" ({timing.low:.3f} to {timing.high:.3f})" if timing.verdict is Verdict.UNDECIDED else ""

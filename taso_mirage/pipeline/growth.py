@@ -15,13 +15,13 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
+from taso_mirage.search.duplicate_weights import shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.search.twins import shared_weights
 
 GROWTH = 1.2
-"""So many times as large as the original a result may be without a question."""
+"""The growth of a result over the original that needs no question."""
 LITTLE = 1 << 20
 """Bytes that it may be larger in any case."""
 NOT_TRIED = "not tried, as the file would grow"
@@ -53,8 +53,8 @@ def grown(original: Model, model: Model) -> str | None:
 
 
 def stored_bytes(model: Model) -> int:
-    """Of weights, of metadata (the C++ of kernels), and of texts in functions (their plans and
-    compiled images)."""
+    """The stored bytes of weights, of metadata (the C++ of kernels), and of texts in functions
+    (their plans and compiled images)."""
     metadata = sum(map(len, model.header.metadata_props.values()))
     nodes = (node for function in model.header.functions.values() for node in function)
     texts = (a.value for node in nodes for a in node.attributes.values() if isinstance(a.value, str | bytes))
@@ -88,12 +88,12 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
 
 
 def _made(step: RewriteStep) -> set[Node]:
-    """What a step has computed ahead."""
+    """The weights that a step computed ahead."""
     return {n for n in topological(step.new) if n.args and is_weight(n)}
 
 
 def _weight_bytes(outputs: Sequence[Node]) -> int:
-    """Of what a graph reads of weights, as they would be computed ahead."""
+    """The bytes of the weights that a graph reads, as they would be computed ahead."""
     order = topological(outputs)
     return _bytes({a for n in order if not is_weight(n) for a in n.args if is_weight(a)})
 

@@ -28,11 +28,12 @@ from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, unseen
 from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
+from taso_mirage.system.files import file_name
 
 LEAST = 0.02
-"""Of the time of a run: what takes less is left as it is."""
+"""The share of the time of a run below which a body is left as it is."""
 MOST = 0.9
-"""Of the searches' time, for all bodies together."""
+"""The share of the searches' time for all bodies together."""
 SHARED = 4096
 """Bytes of a weight from which it is stored once where several bodies have it."""
 
@@ -154,7 +155,7 @@ def _seconds_of(place: _Place) -> float:
 
 
 def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
-    """What optimizing a body by itself gives; a line says what that was."""
+    """The result of optimizing a body by itself; a line reports it."""
     config = replace(
         job.config,
         budget=seconds,
@@ -166,6 +167,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
         allow_rounding=None,
         part=place.reached,
         candidates=unseen,
+        trace=None if job.config.trace is None else job.config.trace / "bodies" / file_name(place.label),
     )
     try:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)
@@ -209,7 +211,8 @@ def _steps(
 
 
 def _stored_once(problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]]) -> dict[Node, list[ChangedBody]]:
-    """The same with weights that several bodies have in the outer graph, once."""
+    """The changed bodies with weights that several of them share stored once, in the outer
+    graph."""
     every = [each for bodies in changed.values() for each in bodies]
     own = [{n: (w, _digest(w)) for n, w in own_weights(each.model, each.body).items()} for each in every]
     counts = Counter(digest for weights in own for _, digest in weights.values() if digest is not None)

@@ -1,6 +1,5 @@
-"""What is odd about the original itself, which its user should know: results that hang on the
-runtime's optimizations, outputs that no input changes, weights that are stored twice, and weights
-that are inputs."""
+"""Warnings about the original itself: results that depend on the runtime's optimizations, outputs
+that no input changes, weights that are stored twice, and weights that are inputs."""
 
 from __future__ import annotations
 
@@ -21,15 +20,16 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import load_seconds
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.twins import twins
+from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.system.deadline import Deadline
 
 FEW = 3
 """Input sets of one shape, at least, on which an output that is equal may be constant."""
 WASTED = 0.01
-"""Of the bytes of all weights, at least, those that are stored once more must be."""
+"""The least share of the bytes of all weights that weights stored twice must have."""
 SHARE = 0.1
-"""Of the budget, for what the runtime's optimizations change: it may take float64 references."""
+"""The share of the budget for changes by the runtime's optimizations: they may take float64
+references."""
 LARGE, MANY = 1 << 30, 1 << 27
 """Bytes of weights from which the original is not loaded once more to be run without
 optimizations: in no case, and where loading it took longer than that may take."""
@@ -92,10 +92,10 @@ class _Known(runtime.Session):
 
 
 def _constant(model: Model, cases: Sequence[CheckCase]) -> Iterator[str]:
-    """Outputs that hang on no input, or were the same on all."""
+    """Outputs that depend on no input, or were the same on all."""
     for i, (name, node) in enumerate(zip(model.output_names, model.graph.outputs, strict=True)):
         if all(n.op not in ("input", "opaque") for n in topological([node])):
-            yield f"the output {name!r} is constant: it hangs on no input"
+            yield f"the output {name!r} is constant: it depends on no input"
         elif count := _equal_outputs(cases, i):
             yield f"the output {name!r} was the same on {count} different inputs: it may be constant"
 
@@ -113,13 +113,13 @@ def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
 
 
 def _stored_twice(model: Model) -> Iterator[str]:
-    found = twins(model)
+    found = duplicate_weights(model)
     wasted = sum(size(node.tensor) for node in found)
     if wasted >= WASTED * runtime.weight_bytes(model) and found:
-        twin, first = max(found.items(), key=lambda each: size(each[0].tensor))
+        duplicate, first = max(found.items(), key=lambda each: size(each[0].tensor))
         count = f"{len(found)} weights are" if len(found) > 1 else "a weight is"
         yield (
-            f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {twin.attr('name')!r} is {first.attr('name')!r}; "
+            f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {duplicate.attr('name')!r} is {first.attr('name')!r}; "
             "a changed model has each once"
         )
 

@@ -1,5 +1,5 @@
-"""What is optimized: the original with its sizes, the rewriter for its target, and the inputs and
-references that check a result."""
+"""The optimization problem: the original with its sizes, the rewriter for its target, and the
+inputs and references that check a result."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.cost_cache import proofs_path
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -40,7 +40,8 @@ from taso_mirage.system.spending import Purpose, spent
 SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
 NEEDED, LONGEST = 0.5, 2.0
-"""Of the references' share, and seconds in any case, what those that every check needs may take."""
+"""The share of the references' time, and the seconds in any case, for the references that every
+check needs."""
 REGIONAL = (
     "the check has no float64 reference of the whole model, which takes too long: regions that changed were checked in "
     "float64 on what the original gives them, and the whole model against the original's runs"
@@ -82,7 +83,7 @@ class Problem:
     def without(
         self, candidate: ModelCandidate, steps: Sequence[RewriteStep], left_out: Container[int], name: str
     ) -> ModelCandidate:
-        """What a candidate of these steps is without some of them, given by number."""
+        """A candidate without some of its steps, given by number."""
         model, rest = self.after(steps_without(self.model.graph.outputs, steps, left_out))
         model, folded = fold_weights(model, self.weights)
         self.weights.update(model.weights)

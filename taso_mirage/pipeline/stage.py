@@ -20,12 +20,20 @@ from taso_mirage.system.workers import Workers
 from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
-"""What stages gave so far, by name."""
+"""The results of the stages so far, by name."""
 
 
 class Kept(Exception):
     """Raised by a stage that finds why the original's graph has to be kept; the stages after it do
     not run."""
+
+
+Traced = Callable[[str, Values, float], None]
+"""Called with a stage's name, the values that it gave, and its seconds."""
+
+
+def untraced(stage: str, made: Values, seconds: float) -> None:
+    """A stage that nobody looks at."""
 
 
 def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:
@@ -34,8 +42,8 @@ def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop
 
 @dataclass(slots=True)
 class Job:
-    """What all stages of one optimization share: the options, progress, interrupts, the cache of
-    measurements, and the executor whose machines measure.
+    """State that all stages of one optimization share: the options, progress, interrupts, the cache
+    of measurements, and the executor whose machines measure.
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`
@@ -43,7 +51,8 @@ class Job:
     `loading` those of the last load of another model, `reading` those that its file took. The
     `deadline` is that of the stages that run. `nested` optimizes another model with options of its
     own. `backend`: that of kernels on a GPU, if they are searched and can be made, and `searchers`
-    the processes that search them. `terms`: how many the original has.
+    the processes that search them. `terms`: how many the original has. `traced` hears of every
+    stage that ran.
     """
 
     config: Config
@@ -65,6 +74,7 @@ class Job:
     backend: Future[Backend | None] | None = None
     searchers: Workers | None = None
     terms: int = 0
+    traced: Traced = untraced
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,9 @@ class Stage:
         with staged(self.name):
             made = self.work(job, *(values[name] for name in self.takes))
         job.seconds[self.name] = time.perf_counter() - start
-        return dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
+        given = dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
+        job.traced(self.name, given, job.seconds[self.name])
+        return given
 
 
 def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:

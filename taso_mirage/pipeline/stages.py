@@ -13,8 +13,8 @@ from threading import Thread
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
 from taso_mirage.onnx_io import save
@@ -37,6 +37,7 @@ from taso_mirage.pipeline.shares import (
     slow_seconds,
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.pipeline.trace import Trace
 from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import Result
@@ -58,10 +59,13 @@ PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
 """What all operators may take by the profiler, as a part of a run without it."""
+EARLY = 20.0
+"""Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
+compiled ahead."""
 REGIONS_PER_TERM = 3e-5
 """Seconds for each term of the original, in which regions are found."""
 PROFILE_SHARE = 0.5
-"""Of the seconds for explanations, what the profiler may take."""
+"""The share of the seconds for explanations that the profiler may take."""
 
 
 def conclude(
@@ -124,10 +128,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
-        trying = load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-        return fused(
-            result, asked, config.kernels, job.progress, job.stop, known, trying, backend, large(job), job.searchers
-        )
+        once = large(job)
+        trying = load_seconds(job) + max(comparison_seconds(job) / (1 if once else 2), slow_seconds(job))
+        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, once, job.searchers)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
     finally:
@@ -209,13 +212,13 @@ A stage that finds that the original has to be kept ends these. Seconds for each
 a chain of 20,000 nodes once the time is over, on one core.
 """
 KERNELS = (Stage("kernels", fuse, ("result", "original"), ("result",)),)
-"""What makes more of it, in the time that is left."""
+"""Stages that improve the result in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
-"""What follows on the result, whatever the time."""
+"""Stages that follow the result, whatever the time."""
 CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences", "let_through")
 
 
@@ -245,9 +248,10 @@ def optimize_model(
 
 @contextmanager
 def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
-    """The back end of a GPU for which kernels are searched: it starts beside the first stages what
-    takes a while. None where there is none; why is said where kernels would be made."""
-    if config.kernels != KERNEL_SEARCH or not config.target.gpu:
+    """The back end for which kernels are searched: it starts beside the first stages what takes a
+    while. None where there is none, or less time than that takes; why is said where kernels would
+    be made."""
+    if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
         yield None
         return
 
@@ -309,6 +313,8 @@ def _optimized(
                 job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
                 job.terms = len(model.nodes())
                 job.nested, job.backend, job.searchers = optimize_model, backend, ready
+                if config.trace is not None:
+                    job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                 values: Values = run(SEARCH, job, {"model": model})
                 with staged("conclude"):
                     if "problem" not in values:  # no rule is read any more

@@ -1,4 +1,4 @@
-"""What proofs know of scalar functions: a table of properties, each with its domain.
+"""Facts about scalar functions for proofs: a table of properties, each with its domain.
 
 The properties are those of the functions' records; `rewrites` has the normal forms that follow.
 
@@ -42,7 +42,7 @@ _ATOMS = [
         "inv", "no factor exp(-x)", "1 / (y + z * exp(x)) == (1 - z * exp(x) / (y + z * exp(x))) / y", "y > 0 and z > 0"
     ),
 ]
-"""Of what is no scalar function: quotients and maxima."""
+"""Axioms of quotients and maxima, which are no scalar functions."""
 
 
 def _named(name: str, facts: Sequence[Fact]) -> list[Axiom]:
@@ -61,7 +61,7 @@ _BARE = ("exp", "sqrt")
 
 
 def division(kind: str) -> Division | None:
-    """Which division of integers an atom's function is."""
+    """The division of integers that an atom's function is; None where it is none."""
     function = SCALAR_FUNCTIONS.get(atom_kind(kind).name)
     return None if function is None else function.division
 

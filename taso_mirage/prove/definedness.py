@@ -23,7 +23,7 @@ FLAGS = "float32"
 """The dtype of the tensors of 0 and 1."""
 _QUOTIENTS = (DIVIDE, RECIPROCAL)
 _PRODUCTS = (MULTIPLY, SCALAR_FUNCTIONS["negative"])
-"""What is infinite where an operand is, or no number."""
+"""Functions that are infinite where an operand is, or NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Definedness(Meaning[Partial]):
         return Partial(value, self._either(value.shape, flags))
 
     def _largest(self, ps: Sequence[Poly]) -> Poly:
-        """Of flags, among them folds over nothing."""
+        """The largest of some flags, among them folds over nothing."""
         branches = [((), (), p) for p in ps if not infinite(p) and p.terms]
         return self.xp.algebra.largest([*branches, ((), (), ZERO)]) if len(branches) != 1 else branches[0][2]
 

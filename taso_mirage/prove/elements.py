@@ -114,7 +114,8 @@ class Elements(Meaning[Element]):
         return Element(Tensor(dtype, (n,)), read)
 
     def count(self, a: Element, axes: Sequence[int]) -> Element:
-        """As a float it is the number that a sum is divided by, which no conversion rounds."""
+        """The count of a mean; as a float it is the divisor of a sum, which no conversion
+        rounds."""
         if not is_float(a.type.dtype):
             return super().count(a, axes)
         found = self.algebra.of_dim(dim_product(a.shape[i] for i in axes))

@@ -14,7 +14,7 @@ from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 WITNESSES = 200
-"""So many points of a concrete range are tried to show that a window is not empty."""
+"""The number of points of a concrete range that are tried to show that a window is not empty."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
@@ -70,7 +70,7 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
 def _flattened(
     algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial, nested: Atom
 ) -> Poly:
-    """A factor that is a sum, and hangs on what is bound, joins its binders."""
+    """A factor that is a sum, and depends on what is bound, joins its binders."""
     fresh, some, body = opened_binder(algebra, *nested.args)
     rest = Poly({tuple((a, power - (a is nested)) for a, power in monomial if power > 1 or a is not nested): 1})
     return fold(algebra, "sum", [*bound, *fresh], (*conditions, *some), algebra.mul(rest, body))
@@ -158,7 +158,7 @@ def _multiple(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step
 
 def _span(indices: Indices, name: str, r: Dim, d: int, conditions: list[Dim]) -> tuple[Dim, Dim] | None:
     """The least value of r / d, where that is whole, and how many there are at most: by conditions
-    d q + r >= 0 and d q - r >= 0 with a q that does not hang on `name`, else by the ranges."""
+    d q + r >= 0 and d q - r >= 0 with a q that does not depend on `name`, else by the ranges."""
     below, above = (
         [
             q
@@ -301,7 +301,7 @@ def _only(indices: Indices, name: str, e: Dim) -> Dim | None:
 
 
 def _split(algebra: ScalarAlgebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
-    """The factors that do not hang on what is bound, and those that do; exp(a + b) is two
+    """The factors that do not depend on what is bound, and those that do; exp(a + b) is two
     factors."""
     outside: Monomial = ()
     inside: list[tuple[Poly, int]] = []

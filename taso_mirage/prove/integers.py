@@ -83,7 +83,8 @@ def _turns(a: Atom) -> Rational:
 
 
 def bits(algebra: ScalarAlgebra, of: AtomKind, *ps: Poly) -> Poly:
-    """What turns or joins bits, modulo 2^n: all by `and`, as x | y = x + y - (x & y)."""
+    """Functions that invert, shift or join bits, modulo 2^n: all by `and`, as x | y = x + y - (x &
+    y)."""
     if of.name == "invert":
         return ps[0].scaled(-1) - ONE
     a, b, *others = (reduced(algebra, p, of.result) for p in ps)

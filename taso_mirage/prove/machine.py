@@ -37,7 +37,7 @@ from taso_mirage.prove.cases import numeral
 from taso_mirage.prove.folds import inhabited
 
 FLAGS = 4
-"""So many factors of 0 or 1 are told apart when a polynomial is bounded."""
+"""The number of factors of 0 or 1 that are distinguished when a polynomial is bounded."""
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """Integers of at most so many bits are numbers of the float type."""
 _WIDTH = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
@@ -81,7 +81,8 @@ def widens(old: str, new: str) -> bool:
 
 
 def value_bounds(algebra: ScalarAlgebra, p: Poly) -> Interval:
-    """What the ranges of its atoms say of a polynomial; factors of 0 or 1 are told apart."""
+    """The bounds of a polynomial by the ranges of its atoms; factors of 0 or 1 are
+    distinguished."""
     if any(a.kind == "read" and power % 2 and is_float(a.args[0][0]) for m in p.terms for a, power in m):
         return Interval()
     return _bounds(algebra, p, FLAGS)
@@ -233,8 +234,8 @@ def _integer(a: Atom) -> bool:
 
 
 def reduced(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be
-    wrapped again."""
+    """The value reduced modulo 2^n: coefficients nearest to 0, and no wrap inside that an outer
+    wrap repeats."""
     m = modulus(dtype)
     if m is None or infinite(p):
         return p

@@ -15,7 +15,7 @@ from taso_mirage.prove.quotients import cleared
 from taso_mirage.prove.scalars import Scalars
 
 CANDIDATES = 60
-"""So many changes of bound integers are tried for one pair of folds."""
+"""The number of changes of bound integers that are tried for one pair of folds."""
 
 
 class Matching:

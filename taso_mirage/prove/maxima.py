@@ -50,7 +50,7 @@ def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
 
 
 FEW = 4
-"""Of sums of at most so many terms p the square of |p| is spelled out."""
+"""The largest number of terms of a sum p whose square of |p| is expanded."""
 
 
 def magnitude(a: Atom) -> Poly | None:
@@ -145,7 +145,7 @@ def nonnegative(p: Poly) -> bool:
 
 
 def surely_nonnegative(algebra: ScalarAlgebra, p: Poly) -> bool:
-    """The same, with what is known of ranges."""
+    """Whether a scalar is surely >= 0, by the criteria of `nonnegative` or by known ranges."""
     if nonnegative(p):
         return True
     p = algebra.factored(p)
@@ -218,7 +218,7 @@ def _positive(a: Atom) -> bool:
 
 
 def _shift(branches: list[Branch]) -> Poly:
-    """The terms that all branches share and that hang on nothing bound."""
+    """The terms that all branches share and that depend on nothing bound."""
     bound = {n for b in branches for n in b[0]}
     first = branches[0][2].terms
     return Poly(

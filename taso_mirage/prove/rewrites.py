@@ -70,14 +70,14 @@ def _unsigned(p: Poly) -> Poly:
 
 
 def _whole_part(p: Poly) -> Poly:
-    """Its terms that are surely integers, and the whole part of its number."""
+    """The terms of p that are surely integers, and the whole part of its number."""
     found = {m: c for m, c in p.terms.items() if m and integral(Poly({m: c}))}
     n = floor(p.terms.get((), 0))
     return Poly({**found, (): n} if n else found)
 
 
 def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interval:
-    """What is known of a function's values beyond its dtype."""
+    """The bounds of a function's values that are tighter than its dtype's."""
     if has(kind, "bounded"):
         return Interval(-1, 1)
     if kind == LOG:

@@ -1,4 +1,4 @@
-"""What rounds to whole numbers, of maxima with numbers: f(max(x, 0.3)) = f(max(x, f(0.3))).
+"""Roundings to whole numbers of maxima with numbers: f(max(x, 0.3)) = f(max(x, f(0.3))).
 
 A rounding f keeps order and whole numbers, so f(max(x, n)) = max(f(x), f(n)), and f(n) in the place
 of n gives the same. So bounds between two whole numbers have one form.

@@ -128,7 +128,7 @@ class Scalars:
         return Poly(total)
 
     def _parts(self, m: Monomial) -> Poly | None:
-        """What a product becomes whose factors have a form together; None where they have none."""
+        """The form of a product whose factors have one together; None where they have none."""
         root = next((a for a, power in m if power > 1 and a in self.squares), None)
         if root is not None:
             return self.mul(self.squares[root], Poly({quotients.without_factor(m, root, 2): 1}))
@@ -291,7 +291,7 @@ class Scalars:
 
     def position(self, p: Poly, extent: Dim) -> Dim:
         """The index that a number is: a plain integer that is surely within 0..extent-1, or an
-        unknown one there that hangs on the number; those below 0 count from the end."""
+        unknown one there that depends on the number; those below 0 count from the end."""
         e = self.as_dim(p)
         if isinstance(e, int):
             return e + extent if e < 0 else e

@@ -13,7 +13,7 @@ from taso_mirage.prove.machine import is_flag
 from taso_mirage.prove.rewrites import sign_of
 
 DEPTH = 3
-"""So many signs are told apart, one inside the other."""
+"""The number of signs that are distinguished, one inside the other."""
 SMALL = 40
 """Sums of more terms are not split."""
 Same = Callable[[Poly, Poly], bool]
@@ -21,7 +21,8 @@ Same = Callable[[Poly, Poly], bool]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known: `of` has a sign (1, -1 or 0), and an atom is replaced by what it is then."""
+    """The assumptions of a case: `of` has a sign (1, -1 or 0), and an atom is replaced by its value
+    then."""
 
     of: Poly
     sign: int

@@ -1,1 +1,1 @@
-"""What is said of a result: summaries, pages, explanations, differences and certificates."""
+"""Reports on a result: summaries, pages, explanations, differences and certificates."""

@@ -35,10 +35,10 @@ from taso_mirage.version import __version__
 
 CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
 CHECK = "float check"
-"""What an equality without a proof rests on: the whole model was compared with the original's
+"""The ground of an equality without a proof: the whole model was compared with the original's
 float64 reference."""
 PROOF = "symbolic"
-"""That of a case, for every size of its letters."""
+"""The proof of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 
@@ -201,13 +201,13 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
 
 
 def texts(instance: Instance) -> tuple[str, str]:
-    """Both sides as functions over common inputs."""
+    """The two sides as functions over common inputs."""
     leaves = instance.leaves
     return show_graph(Graph(leaves, instance.lhs), "lhs"), show_graph(Graph(leaves, instance.rhs), "rhs")
 
 
 def sizes_of(case: Instance, instance: Instance) -> dict[str, Dim]:
-    """What the letters of a case are at an instance of it."""
+    """The dims for which the letters of a case stand at an instance of it."""
     found: dict[str, Dim] = {}
     here = {n.attr("name"): n for n in instance.leaves}
     for leaf in case.leaves:

@@ -1,4 +1,4 @@
-"""What an optimization changed: every step as two small graphs over common operands, equal ones
+"""Changes of an optimization: every step as two small graphs over common operands, equal ones
 counted once."""
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
     found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
     for region in _chained(r for step in steps for r in changed_regions(step, equations)):
         leaves = region_leaves(region, heights)
-        before, after = _canonical(region, leaves)
+        before, after = canonical_sides(region, leaves)
         if before != after:
-            found.setdefault((region.equations, before, after), []).append(_place(region, leaves, names))
+            found.setdefault((region.equations, before, after), []).append(place_of(region, leaves, names))
     return [ReportedChange(*key, places=tuple(places)) for key, places in found.items()]
 
 
@@ -98,11 +98,19 @@ def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
         yield current
 
 
+def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRegion | None:
+    """All that a step replaced as one region; None where it replaced bodies of nodes alone."""
+    regions = list(changed_regions(step, equations))
+    if len(regions) < 2:
+        return regions[0] if regions else None
+    return ChangedRegion(step.equations, tuple(pair for region in regions for pair in region.pairs), None)
+
+
 # ---------------------------------------------------------------- regions
 
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
-    """What a step replaced, each region free of the context that only carries it on."""
+    """The regions that a step replaced, each without the context that only carries it on."""
     if step.equations == (BODIES,):  # what happened inside is a result of its own
         return
     pairs = tuple(step.table.items())
@@ -247,7 +255,7 @@ def _opaque(node: Node) -> bool:
 # ---------------------------------------------------------------- canonical form and names
 
 
-def _canonical(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
+def canonical_sides(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
     """Both sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
@@ -279,7 +287,7 @@ def with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[No
     yield from (n for n in dict.fromkeys(outputs) if n in leaves and n not in given)
 
 
-def _place(region: ChangedRegion, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
+def place_of(region: ChangedRegion, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
     """The name of the value that was replaced; where it has none, that of a weight beside it."""
     for old in region.olds:
         if old in names:
@@ -300,15 +308,15 @@ def carried(original: Model, steps: Sequence[RewriteStep]) -> dict[Node, str]:
         if sweep:
             tables = [{old: new for table in tables for old, new in table.items()}]
         for table in tables:
-            current = _rename(current, table, bool(sweep), names)
+            current = replay_names(current, table, bool(sweep), names)
     return names
 
 
-def _rename(
+def replay_names(
     outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
 ) -> tuple[Node, ...]:
     """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to
-    what replaces them."""
+    what replaces them, in `names`."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))

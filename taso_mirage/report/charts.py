@@ -46,7 +46,7 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """What a colour stands for: an operator, with its times before and after."""
+    """The legend entry of a colour: an operator, with its times before and after."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class LegendEntry:
 
 
 def whole_bars(result: Result) -> list[TimeBar]:
-    """Both models, as they were measured or else predicted, one below the other."""
+    """Bars for the two models, with measured or else predicted times, one below the other."""
     timing = result.timing
     before, after = result.seconds_before_after
     spread = None if timing is None else (timing.original / timing.high, timing.original / timing.low)
@@ -69,7 +69,7 @@ def whole_bars(result: Result) -> list[TimeBar]:
 
 
 def operator_bars(pairs: Sequence[OperatorPair]) -> tuple[list[TimeBar], list[LegendEntry]]:
-    """Both models by operator: those with the most time have colours, in one order."""
+    """Bars for the two models by operator: those with the most time have colours, in one order."""
     shown = [*pairs[: COLOURS - 1], *_rest(pairs[COLOURS - 1 :])]
     sides = {"original": [p.before for p in shown], "optimized": [p.after for p in shown]}
     longest = max(1e-12, *(sum(t.seconds for t in side) for side in sides.values()))
@@ -141,7 +141,8 @@ class RooflineChart:
 
 
 def roofline_points(pairs: Iterable[OperatorPair]) -> list[RooflinePoint]:
-    """Those that compute, the longest first; what only moves elements has no place on the chart."""
+    """The operators that compute, the longest first; operators that only move elements have no
+    place on the chart."""
     found = [
         RooflinePoint(kind, pair.name, t.flops / t.bytes, t.flops / t.seconds, t.seconds)
         for pair in pairs

@@ -14,12 +14,12 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.rewriting.folding import fold_constants
 
 MALFORMED_DATA = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-"""What hostile data may raise where it is read."""
+"""Errors that hostile data may raise where they are read."""
 
 
 def _constant(node: Node) -> Node:
-    """What a term without operands is (a range, say), if no size that only the run fixes is in
-    it."""
+    """The constant for a term without operands (a range, say), if it contains no size that only the
+    run fixes."""
     try:
         return constant(np.asarray(interpret_term(node, REALS, []), numpy_dtype(node.dtype)))
     except MALFORMED_DATA:

@@ -52,7 +52,7 @@ class Times(TypedDict):
     ratio: float
     """How many times as fast the result is."""
     interval: list[float]
-    """What the rounds leave open of the ratio, by the sequential test."""
+    """The interval of the ratio that the rounds leave open, by the sequential test."""
     runs: int
     clock: str
     """`wall`, or `processor`: CPU time on one thread, where others used the cores."""
@@ -87,7 +87,7 @@ class CheckData(TypedDict):
 
 
 class AllowedData(TypedDict):
-    """What `--allow-rounding` allowed."""
+    """The rounding that `--allow-rounding` allowed."""
 
     steps: float
     rules: list[str]
@@ -114,16 +114,16 @@ class LetThroughData(TypedDict):
 
 
 class ExtractionData(TypedDict):
-    """What `--strategy saturate` took from its e-graphs."""
+    """The extractions by `--strategy saturate` from its e-graphs."""
 
     parts: int
     exact: int
     gap: float
-    """What a better choice could save at most, of a part."""
+    """The largest saving of a better choice, in one part."""
 
 
 class SearchData(TypedDict):
-    """What the search looked at."""
+    """The counts of the search."""
 
     parts: int
     distinct_parts: int
@@ -165,15 +165,15 @@ class LeftRegionData(TypedDict):
 
 
 class LeftoverData(TypedDict):
-    """What the search of kernels had no time for."""
+    """The regions for which the search of kernels had no time."""
 
     said: str
     """In one line."""
     tuned: int
     kinds: int
-    """Of regions, all together."""
+    """The number of all kinds of regions."""
     seconds: float
-    """That the others would take, about."""
+    """The estimated seconds that the other kinds would take."""
     regions: list[LeftRegionData]
 
 
@@ -184,23 +184,22 @@ class StageSpendingData(TypedDict):
     seconds: float
     spent: dict[str, float]
     loads: int
-    """Of whole models into the runtime."""
+    """The number of loads of whole models into the runtime."""
 
 
 class SpendingData(TypedDict):
-    """What the seconds of a command were spent on: each second is in one stage, and for one
-    purpose."""
+    """The seconds of a command by use: each second is in one stage, and for one purpose."""
 
     seconds: float
     """All: from the start of the process to the last file."""
     spent: dict[str, float]
     loads: int
-    """Of whole models into the runtime."""
+    """The number of loads of whole models into the runtime."""
     stages: list[StageSpendingData]
 
 
 class ResultData(TypedDict):
-    """What `optimize` did with a model."""
+    """The result of `optimize` for a model."""
 
     model: str
     written: list[str]
@@ -209,7 +208,7 @@ class ResultData(TypedDict):
     changed: bool
     """False where the original's graph was kept."""
     failure: str | None
-    """Which rewrite failed the check; it was left out."""
+    """The rewrite that failed the check; it was left out."""
     target: TargetData
     nodes: Counts
     cost: BeforeAfter
@@ -226,7 +225,7 @@ class ResultData(TypedDict):
     search: SearchData
     partial: MutantsData
     seconds: dict[str, float]
-    """What each stage of the pipeline took."""
+    """The seconds of each stage of the pipeline."""
     spending: SpendingData
     notes: list[str]
     left: LeftoverData | None
@@ -344,7 +343,8 @@ def _extraction_data(statistics: SearchStatistics) -> ExtractionData | None:
 
 
 def _mutants_data(result: Result) -> MutantsData:
-    """What mutants were looked at, those that pay on their own, and how often each was taken."""
+    """The counts of mutants that were tried, those that pay on their own, and how often each was
+    taken."""
     made = result.mutations
     return {
         "programs": made.programs,

@@ -29,7 +29,8 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What differs: each entry as (in a, in b), by name; None or 0 where a model has none.
+    """The differences of two models' structures: each entry as (in a, in b), by name; None or 0
+    where a model has none.
 
     `first` are the lowest terms that only one model has: there the models begin to differ. `terms`
     counts (only a, both, only b).
@@ -218,7 +219,8 @@ def _admits(model: Model, inputs: Arrays) -> bool:
 
 
 def diff_data(found: Structure, differences: Sequence[Difference] | None) -> dict[str, Any]:
-    """Both differences as JSON data; each pair is (first model, second model).
+    """The structural and the numeric differences as JSON data; each pair is (first model, second
+    model).
 
     `numeric` is None where nothing could be compared, and an error where the outputs differ in more
     than rounding (a shape, a text, an element that is not finite).

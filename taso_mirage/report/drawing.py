@@ -85,7 +85,7 @@ class Drawing:
 
     @property
     def shapes(self) -> list[_Box]:
-        """Those that are seen."""
+        """The boxes that are visible."""
         return [b for b in self.boxes if b.lines]
 
     @property
@@ -110,7 +110,8 @@ def draw_change(before: Graph, after: Graph, name: str) -> str:
 
 
 def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "") -> str:
-    """Both with their name above, a sign between them, and a note below."""
+    """Two drawings beside each other, with their name above, a sign between them, and a note
+    below."""
     high, middle = max(left.height, right.height), 90.0
     columns = int((left.width + right.width + middle) / LETTER)
     notes = textwrap.wrap(note, max(columns, 40), subsequent_indent="      ")
@@ -273,7 +274,7 @@ def _bends(boxes: Iterable[_Box]) -> list[_Box]:
 
 
 def _order(layers: list[list[_Box]], downwards: bool) -> None:
-    """Sort every layer by the mean place of what its boxes hang on, operands in their order; ties
+    """Sort every layer by the mean place of what its boxes depend on, operands in their order; ties
     keep theirs."""
     for k in range(len(layers)) if downwards else reversed(range(len(layers))):
         other = layers[k - 1] if downwards and k else layers[k + 1] if not downwards and k + 1 < len(layers) else []

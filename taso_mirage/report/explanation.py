@@ -1,4 +1,4 @@
-"""What is said of one change: the equation that made it, what it won, and its proof."""
+"""The explanation of one change: the equation that made it, its gain, and its proof."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPeaks:
-    """What the runtime reached on this machine: operations a second in one large product, bytes a
+    """The peaks of the runtime on this machine: operations a second in one large product, bytes a
     second in one large sum, both of this dtype."""
 
     flops: float

@@ -66,7 +66,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
-    """What a change stands on: the verdict on its case (docs/soundness.md)."""
+    """The ground of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
@@ -274,7 +274,7 @@ def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
 
 
 APART = 1.5
-"""So many times apart both sums are said to differ."""
+"""The ratio from which two sums are reported as different."""
 
 
 def duration(seconds: float) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import CheckFailed
+from taso_mirage.ir.content import Draw
 from taso_mirage.ir.dims import parse_dim
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, weight, with_args
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Draw, Opened, matching, opened
+from taso_mirage.onnx_io.opened import Opened, matching, opened
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance

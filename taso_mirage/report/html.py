@@ -91,7 +91,7 @@ def page(
 
 
 def headline(result: Result) -> str:
-    """What was gained, in one sentence."""
+    """The gain in one sentence."""
     said = f"The model is {_verdict(result)}" if result.failure is None else f"The {_verdict(result)}"
     if not result.changed:
         return f"{said}."
@@ -102,8 +102,8 @@ def headline(result: Result) -> str:
 
 
 def most_of_it(explained: Sequence[Explanation]) -> str:
-    """Which change wins most, measured alone or else predicted, and its share of what is won; empty
-    without changes."""
+    """The change that gains most, measured alone or else predicted, and its share of the total;
+    empty without changes."""
     if not explained:
         return ""
     if sum(each.gain for each in explained) <= 0:
@@ -254,7 +254,7 @@ def _short_gain(each: Explanation) -> str:
 
 
 def _side(side: Graph) -> tuple[Drawing | None, str]:
-    """What is drawn of one side of a change, or else printed."""
+    """The drawing of one side of a change, or else its text."""
     return (None, show_graph(side)) if sum(1 for _ in side) > DRAWN else (draw_graph(side), "")
 
 

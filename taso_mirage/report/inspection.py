@@ -1,4 +1,4 @@
-"""What a model consists of, and what this machine offers, as data and as text: `inspect` and
+"""The content of a model, and the facilities of this machine, as data and as text: `inspect` and
 `doctor`."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LISTED = 8
 
 
 def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs,
-    and what is opaque."""
+    """The content of a model as JSON data: terms by operator with their work, inputs, outputs, and
+    opaque nodes."""
     rows: dict[str, dict[str, float]] = {}
     opaque: Counter[tuple[str, str]] = Counter()
     counted_work = CountedWork(sizes)
@@ -119,7 +119,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that a result depends on."""
+    """The versions of the packages that a result depends on."""
     import ml_dtypes
     import numpy
     import onnx

@@ -1,4 +1,4 @@
-"""What an equality of a certificate stands on: the checker, else the prover, else numbers.
+"""The ground of an equality of a certificate: the checker, else the prover, else numbers.
 
 What a certificate says of its own proofs decides nothing: it only says what is tried.
 """
@@ -30,11 +30,12 @@ FIELD = "equal polynomials at random elements of a finite field, at their sizes 
 UNPROVED = "NOT PROVED: they agree on a few random inputs, and rest on the float check of the model alone"
 TRIALS = 3
 FIELD_TRIALS = 12
-"""So many for a polynomial of a degree below 100 to pass with the probability that `FIELD` says."""
+"""The number of trials that a polynomial of a degree below 100 passes with the probability that
+`FIELD` states."""
 LARGEST_DEGREE = 64
 APART = 1e-6
 Judge = Callable[[str, str, str], str]
-"""What an equality stands on, given its kind of proof and both sides as text; raises CheckFailed
+"""The ground of an equality, given its kind of proof and both sides as text; raises CheckFailed
 where it does not hold."""
 
 
@@ -45,7 +46,7 @@ def undecided(lhs: str, rhs: str) -> str:
 
 
 class CaseJudge:
-    """What an equality stands on.
+    """The judge that finds the ground of an equality.
 
     `strict`: only what the checker accepts. `numbers`: what has no proof may stand on a few random
     inputs, which show no difference at single numbers, or below rounding.

@@ -1,4 +1,4 @@
-"""What is left on the table: regions for which a search of kernels had no time."""
+"""Regions for which a search of kernels had no time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
 LEAST = 1.01
 """A region that may make the model less than so many times as fast is not named."""
 REST = 0.25
-"""Of a model's time, what no kernels take away: what regions may save together is less than all,
-whatever the estimates of each sum up to."""
+"""The share of a model's time that no kernels save: regions together may save less than all,
+whatever the sum of their estimates."""
 EACH = 5.0
 """Seconds that a region takes, where none was tuned to tell."""
 
 RegionEstimate = tuple[tuple[str, ...], int, float]
-"""Of a kind of regions the operators, the places, and the seconds that it may save in all of
-them."""
+"""A kind of regions: the operators, the places, and the seconds that it may save in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,8 @@ class LeftRegion:
 
 
 def region_name(operators: Sequence[str]) -> str:
-    """What a region computes, in the words of the field; its operators where there are none."""
+    """The name of a region's computation in the terms of the field; its operators where there is
+    none."""
     products = sum(any(word in op for word in PRODUCTS) for op in operators)
     attends = any(ATTENTION in op for op in operators) or ("softmax" in operators and products >= 2)
     products -= 2 if attends and "softmax" in operators else 0
@@ -73,8 +73,8 @@ class Leftover:
 
 
 def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:
-    """Of the kinds of regions those of these numbers were not tried; None where all were. `now`:
-    seconds of a run of the model; `spent`: those that the others took."""
+    """The kinds of regions, by their numbers `untried`, that were not tried; None where all were.
+    `now`: seconds of a run of the model; `spent`: seconds that the others took."""
     if not untried:
         return None
     total = sum(saved for *_, saved in estimates)

@@ -65,7 +65,7 @@ class Formula:
 
 
 def formula(text: str) -> Formula | None:
-    """What an equation's text says; None where it is prose."""
+    """The formula of an equation's text; None where the text is prose."""
     try:
         return stated_formula(parse_equation(text))
     except UNREADABLE:
@@ -73,7 +73,8 @@ def formula(text: str) -> Formula | None:
 
 
 def stated_formula(equation: Equation) -> Formula:
-    """Both sides, and a line of its own for what would not fit, or is there twice."""
+    """The formula of an equation: its sides, with lines of their own for subterms that would not
+    fit or occur twice."""
     sides = equation.lhs.outputs, equation.rhs.outputs
     order = topological((*sides[0], *sides[1]))
     uses = Counter(a for node in order for a in node.args)
@@ -164,7 +165,7 @@ def _letters() -> Iterator[str]:
 
 # ---------------------------------------------------------------- terms
 
-Form = Callable[[Node, Sequence[MathTree]], MathTree]
+TermNotation = Callable[[Node, Sequence[MathTree]], MathTree]
 
 
 def _term(node: Node, args: Sequence[MathTree]) -> MathTree:
@@ -209,7 +210,7 @@ def _turned(node: Node, args: Sequence[MathTree]) -> MathTree:
 
 
 SUMMATION = MathTree("sign", "\N{N-ARY SUMMATION}")
-FORMS: Mapping[str, tuple[int, Form]] = {
+FORMS: Mapping[str, tuple[int, TermNotation]] = {
     "x, y -> x + y": (2, partial(_infix, "+", SUM)),
     "x, y -> x - y": (2, partial(_infix, "\N{MINUS SIGN}", SUM)),
     "x, y -> x * y": (2, partial(_infix, "⊙", PRODUCT)),

@@ -24,7 +24,7 @@ SPARK = 100.0
 
 
 def shown_sections(sections: Sequence[ModelSection], numbers: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """What the template says of each, in their order; `numbers` are those of its changes."""
+    """The template's data for each section, in their order; `numbers` are those of its changes."""
     longest = max((each.seconds[0] for each in sections), default=0.0) or 1e-12
     order = sorted(range(len(sections)), key=lambda i: (not sections[i].changed, -abs(sections[i].gain)))
     drawn = set(order[:PICTURES])
@@ -64,7 +64,8 @@ def _side(side: Graph, other: Graph, drawn: bool) -> dict[str, Any]:
 
 
 def _rows(side: Graph, own: set[Node]) -> Iterator[tuple[bool, str, str]]:
-    """Of each term whether it is marked, what it is made of, and its shape; numbers are rows."""
+    """For each term: whether it is marked, its operator and operands, and its shape; operands are
+    given by row numbers."""
     names: dict[Node, str] = {ABSENT: "none"}
     number = 0
     for node in side:

@@ -42,6 +42,6 @@ def _environment() -> Environment:
 
 
 def _script_digest() -> str:
-    """What the page's policy lets run: the script as it is, and no other."""
+    """The digest that the page's policy allows: of this script, and of no other."""
     script = rendered("page.js").encode()
     return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}"

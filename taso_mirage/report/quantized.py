@@ -1,5 +1,6 @@
-"""What of a quantized model runs in integers, what falls back to floats and why, and what
-conversions take: read off the model that the runtime makes of it, and its profiler.
+"""The parts of a quantized model that run in integers, the nodes that fall back to floats and the
+reasons, and the time of conversions: read off the model that the runtime makes of it, and its
+profiler.
 
 Why a group of DequantizeLinear, an operator and QuantizeLinear is not one operator of integers, the
 runtime is asked: the group runs alone, and again with one property changed after the other, until
@@ -43,9 +44,9 @@ INTEGERS, IN_FLOATS, CONVERTS, OTHER = "integers", "floats", "conversions", "oth
 NBITS, LEVEL = "MatMulNBits", 4
 """The product with packed weights, and its accuracy level at which it multiplies integers."""
 PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
-"""What quantization is for: named also where the file does not quantize it."""
+"""Operators for which a model is quantized: named also where the file does not quantize them."""
 SECONDS = 0.5
-"""Of the profile."""
+"""The seconds of the profile."""
 LATEST = 21
 """The last opset that a group is tried at."""
 KINDS = (INTEGERS, IN_FLOATS, CONVERTS, OTHER)
@@ -55,7 +56,7 @@ Fuses = Callable[[QuantizedGroup], bool]
 
 
 def kind(node: RunNode) -> str:
-    """What a node of the runtime computes in."""
+    """The kind of arithmetic of a node of the runtime."""
     dtypes = [dtype for dtype, _ in node.operands]
     if node.operator in CONVERSIONS or (node.operator == "Cast" and dtypes == ["int32"] and _float(node.results)):
         return CONVERTS
@@ -183,7 +184,7 @@ def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str
 
 
 def _needed(group: QuantizedGroup, repairs: Mapping[str, Repair], fuses: Fuses) -> list[str]:
-    """Of all changes those that cannot be left out; none where all are not enough."""
+    """The names of the changes that cannot be left out; empty where all together are not enough."""
 
     def changed(names: Iterable[str]) -> QuantizedGroup:
         result = group
@@ -217,7 +218,7 @@ Repair = Callable[[QuantizedGroup], QuantizedGroup]
 
 
 def _repairs(group: QuantizedGroup, node: Any) -> Iterable[tuple[str, Repair]]:
-    """What may be in the way of a group, and the group without it."""
+    """Properties of a group that may prevent its fusion, each with the group without it."""
     for i, place in enumerate(group.operands):
         if place is not None and not place.scale and place.dtype in FLOATS:
             yield f"its operand {node.input[i]} is not quantized", _at("operands", i, _quantized)
@@ -276,7 +277,7 @@ def _not_in_floats(i: int) -> Repair:
 
 
 def _every(change: Callable[[GroupValue], GroupValue]) -> Repair:
-    """Of all activations."""
+    """A change of all activations."""
 
     def one(place: GroupValue | None) -> GroupValue | None:
         return change(place) if place is not None and place.scale and not place.held else place

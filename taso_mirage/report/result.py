@@ -1,4 +1,4 @@
-"""What `optimize` gives."""
+"""The result of `optimize`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlacedKernels:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What `optimize` did.
+    """The result of `optimize`.
 
     `changed` is false when the original's graph was kept; then `kept` says why. `failure` is set
     where a rewrite broke the model and was left out: it names the rewrite. `remarks` are all other
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def seconds_before_after(self) -> tuple[float, float]:
-        """Of the original and of the model, as they were measured or else predicted."""
+        """The seconds of the original and of the model, measured or else predicted."""
         timing = self.timing
         return (self.cost_before, self.cost_after) if timing is None else (timing.original, timing.optimized)
 
@@ -132,11 +132,11 @@ class Result:
         return changes(self.original, self.steps, self.named)
 
     def noted(self, *remarks: str) -> Result:
-        """The same with more remarks."""
+        """This result with more remarks."""
         return replace(self, remarks=(*self.remarks, *remarks))
 
     def of(self, chosen: ModelCandidate) -> Result:
-        """The same with another candidate in place of the original's graph."""
+        """This result with another candidate in place of the original's graph."""
         return replace(
             self,
             model=chosen.model,
@@ -149,7 +149,7 @@ class Result:
         )
 
     def unchanged(self, why: str, target: Target) -> Result:
-        """The same with the original's graph, and why it is kept."""
+        """This result with the original's graph, and the reason why it is kept."""
         return replace(
             self,
             model=self.original,

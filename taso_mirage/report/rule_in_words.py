@@ -109,7 +109,8 @@ def grounds(evidence: Evidence) -> str:
 
 
 def words(rule: Rule) -> Iterator[str]:
-    """What the rule says, where it applies, and its work before and after, line by line."""
+    """A description of a rule, line by line: its terms, where it applies, and its work before and
+    after."""
     before, after = (_counted(side) for side in (rule.equation.lhs, rule.equation.rhs))
     yield f"{rule.name} replaces {before} by {after}."
     if len(rule.equation.roots) > 1:

@@ -32,7 +32,7 @@ EDGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
 
 
 def run_alike(first: Model, second: Model) -> str:
-    """What was compared, in words.
+    """The comparison of two models in the runtime, in words.
 
     CheckFailed where the second model differs from the first by more than rounding, or does not
     run.

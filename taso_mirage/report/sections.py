@@ -1,5 +1,5 @@
-"""Both models side by side, section by section: what a value needs that no section before it
-computed."""
+"""The two models side by side, section by section: a section has the terms that a value needs and
+that no section before it computed."""
 
 from __future__ import annotations
 
@@ -100,13 +100,14 @@ def _ends(common: Sequence[int], live: Sequence[int], least: int) -> Iterator[in
 
 
 def _computed(ends: Sequence[Node], done: set[Node]) -> list[Node]:
-    """What the ends need, less what is there already and what hangs on weights alone."""
+    """The terms that the ends need, except those that are done and those that depend on weights
+    alone."""
     return [n for n in topological(ends, stop=done) if n.args and n not in done and not is_weight(n)]
 
 
 def _canonical(anchor: Anchor, sides: Sequence[Sequence[Node]], names: Mapping[Node, str]) -> tuple[Graph, Graph]:
-    """Both sides over leaves that are named in the order in which they are met: the same value has
-    one name on both."""
+    """The two sides over leaves that are named in the order in which they are met: the same value
+    has one name on both."""
     leaves: dict[Node | str, Node] = {}
     counts = {"x": 0, "w": 0}
     graphs = []

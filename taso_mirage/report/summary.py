@@ -1,5 +1,5 @@
-"""What users see: the progress of the stages, and the results as tables; `data.py` has them as
-data."""
+"""The texts that users see: the progress of the stages, and the results as tables; `data.py` has
+them as data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
 from taso_mirage.system.spending import Purpose, Spending
-from taso_mirage.system.terminal import one_line
+from taso_mirage.system.terminal import one_line, plural
 
 
 class _SpentBar(BarColumn):
@@ -55,8 +55,8 @@ class _Seconds(ProgressColumn):
 
 
 class Stages:
-    """Progress on stderr: one bar, the share of the budget that is spent, and what is going on
-    beside it. It leaves the screen at its end; silent when stderr is no terminal."""
+    """Progress on stderr: one bar, the share of the budget that is spent, and the current stage. It
+    is removed from the screen at its end, and hidden when stderr is no terminal."""
 
     def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         console = Console(stderr=True)
@@ -91,7 +91,8 @@ class Stages:
         return self.clock() - self.began
 
     def asked(self, said: str) -> bool:
-        """What a user answers to whether that is well, with no progress in between."""
+        """The user's answer to the question whether to write a model, with no progress display in
+        between."""
         self.progress.stop()
         try:
             return typer.confirm(f"{one_line(said)}. Write it?", default=False, err=True)
@@ -102,39 +103,57 @@ class Stages:
 
 
 def search_facts(result: Result) -> dict[str, str]:
-    """What the search did, by its name."""
+    """The counts of the search, by name."""
     statistics = result.statistics
-    facts = {
-        "parts": f"{statistics.parts}, {statistics.distinct} of them different",
-        "e-nodes" if statistics.gaps else "states": str(statistics.states),
+    return {
+        "subgraphs": f"{statistics.parts} ({statistics.distinct} distinct)",
+        _explored(result): str(statistics.states),
         "matches": str(statistics.matches),
         "seconds": f"{result.searched:.2f}",
+        **_search_ends(result),
     }
-    if statistics.ended:
-        facts["ended"] = ", ".join(f"{why} ({count})" for why, count in statistics.ended.items())
-    if statistics.gaps:
-        exact = statistics.gaps.count(0.0)
-        facts["extraction"] = f"exact in {exact} of {len(statistics.gaps)}"
-        if max(statistics.gaps) > 0:
-            facts["extraction"] += f", a better one could save at most {max(statistics.gaps):.1%} of a part"
+
+
+def search_line(result: Result) -> str:
+    """The counts of the search in one line."""
+    statistics = result.statistics
+    counts = (
+        f"{plural(statistics.parts, 'subgraph')} ({statistics.distinct} distinct), {statistics.states} {_explored(result)}, "
+        f"{plural(statistics.matches, 'match', 'matches')} in {result.searched:.2f} s"
+    )
+    return "; ".join([counts, *(f"{name}: {text}" for name, text in _search_ends(result).items())])
+
+
+def _explored(result: Result) -> str:
+    return "e-nodes" if result.statistics.gaps else "states explored"
+
+
+def _search_ends(result: Result) -> dict[str, str]:
+    """The reasons for the end of the search, and the results of extraction and mutants, by name."""
+    ends, gaps = result.statistics.ended, result.statistics.gaps
+    facts = {"ended by": ", ".join(f"{why} ({count})" for why, count in ends.items())} if ends else {}
+    if gaps:
+        facts["extraction"] = f"optimal in {gaps.count(0.0)} of {len(gaps)} subgraphs"
+        if max(gaps) > 0:
+            facts["extraction"] += f", elsewhere at most {max(gaps):.1%} could be saved"
     if result.mutations.programs:
         facts["mutants"] = _mutants_fact(result.mutations)
     return facts
 
 
 def _mutants_fact(made: Mutations) -> str:
-    late = f" ({made.late} left out for time)" if made.late else ""
+    late = f" ({made.late} skipped for lack of time)" if made.late else ""
     return (
-        f"{made.mutants} looked at, of {made.programs} costly programs{late}, {len(made.found)} faster on their own, "
-        f"{made.seconds:.2f} seconds"
+        f"{made.mutants} tried for {plural(made.programs, 'costly program')}{late}, {len(made.found)} faster alone, "
+        f"{made.seconds:.2f} s"
     )
 
 
 def show(result: Result, source: Path, written: Sequence[Path], spending: bool = False) -> None:
-    """The table at the end of `optimize`; with `spending` that of its seconds."""
+    """Print the table at the end of `optimize`, with `spending` also that of its seconds."""
     console = Console()
     table = Table(title=source.name, title_justify="left")
-    made = "optimized" if result.failure is None else "without what failed"
+    made = "optimized" if result.failure is None else "without the failed rewrite"
     for name, justify in (("", "left"), ("original", "right"), (made, "right"), ("ratio", "right")):
         table.add_column(name, justify="left" if justify == "left" else "right")
     table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
@@ -147,8 +166,7 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
     console.print(table)
     _show_equations(console, result)
     if result.statistics.parts:
-        facts = "; ".join(f"{name}: {text}" for name, text in search_facts(result).items())
-        console.print(f"search: {facts}", highlight=False, markup=False)
+        console.print(f"search: {search_line(result)}", highlight=False, markup=False)
     _show_check(console, result)
     for note in result.notes:
         console.print(one_line(f"note: {note}"), style="yellow", highlight=False, markup=False)
@@ -169,8 +187,8 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
 
 
 def show_spending(spending: Spending) -> None:
-    """The table of `--timing`: the seconds of every stage, and of all, by what they were spent on,
-    the most first; of loads of whole models also how many there were, however quick."""
+    """Print the table of `--timing`: the seconds of every stage, and of all, by purpose, the most
+    first; for loads of whole models also their number, however quick."""
     table = Table(title="seconds spent", title_justify="left", show_footer=True)
     table.add_column("stage", footer="all")
     table.add_column("seconds", justify="right", footer=f"{spending.seconds:.2f}")
@@ -223,8 +241,8 @@ def _show_equations(console: Console, result: Result) -> None:
 
 
 def _said(each: Mutation) -> str:
-    corrected = f"right for {each.right:.1%}, the rest corrected; " if each.region else ""
-    return f"a mutant; {corrected}alone {each.seconds[0] / each.seconds[1]:.2f} times as fast"
+    corrected = f"right for {each.right:.1%} of the elements, corrected elsewhere; " if each.region else ""
+    return f"a mutant; {corrected}{each.seconds[0] / each.seconds[1]:.2f} times as fast alone"
 
 
 def _shortened(text: str, name: str) -> str:
@@ -243,8 +261,8 @@ def _show_check(console: Console, result: Result) -> None:
     worst = max(result.differences, key=lambda d: d.error / d.bound if d.bound else d.error)
     cases = len({d.case for d in result.differences})
     console.print(
-        f"check: {passed} of {len(result.differences)} outputs on {cases} input sets within the bound; "
-        f"the tightest: error {worst.error:.2g}, bound {worst.bound:.2g}",
+        f"check: {passed} of {len(result.differences)} outputs on {cases} input sets are within the bound; "
+        f"closest to it: error {worst.error:.2g}, bound {worst.bound:.2g}",
         highlight=False,
         markup=False,
     )

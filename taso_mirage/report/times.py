@@ -32,8 +32,7 @@ KERNEL = re.compile(r"C(pu|uda)Kernel\d+")
 
 @dataclass(slots=True)
 class OperatorTotals:
-    """What all terms of one operator do together: how many there are, their seconds, operations,
-    and bytes."""
+    """The totals of all terms of one operator: their number, seconds, operations, and bytes."""
 
     count: int = 0
     seconds: float = 0.0
@@ -49,7 +48,7 @@ class OperatorTotals:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPair:
-    """Both models' totals of one operator."""
+    """The totals of one operator in the two models."""
 
     name: str
     before: OperatorTotals = field(default_factory=OperatorTotals)
@@ -81,7 +80,7 @@ def operator_times(result: Result, config: Config, seconds: float = math.inf) ->
 
 
 def _dtype(times: Mapping[Node, float]) -> str:
-    """Of the floats in which most of the time is spent."""
+    """The dtype of the floats in which most of the time is spent."""
     spent: dict[str, float] = {}
     for node, seconds in times.items():
         if isinstance(node.type, Tensor) and is_float(node.type.dtype):

@@ -14,7 +14,7 @@ from taso_mirage.operators.ops import Example, Op, load_specs
 from taso_mirage.rewriting.text import parse_type
 
 POWER = "power"
-"""What an exponential is noted as, besides."""
+"""The further note of an exponential."""
 EACH = frozenset({"map", "choice", "cast", "scalar", POWER})
 """Primitives that compute an element from the same element of each operand."""
 COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
@@ -24,7 +24,7 @@ MOVES = COPIES - frozenset("choice scalar constant pad window take take_along".s
 
 
 class _Primitives(Typed[None]):
-    """Which primitives a definition uses."""
+    """A meaning that collects the primitives that a definition uses."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()

@@ -248,6 +248,6 @@ def resembles(pattern: Node, node: Node) -> bool:
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:
-    """The terms that cost something at run time: no leaves, and nothing that hangs on weights
+    """The terms that cost something at run time: no leaves, and nothing that depends on weights
     only."""
     return [n for n in nodes if n.args and n is not ABSENT and n.op != "item" and not is_weight(n)]

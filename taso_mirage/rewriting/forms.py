@@ -19,7 +19,7 @@ class RegionPattern:
     text: str
 
     def match(self, node: Node) -> Mapping[str, Any] | None:
-        """What the names stand for in a term of this form; None for another."""
+        """Match a term with this form: the values of its names; None for another form."""
         found = match(_equation(self.text), node)
         return {**found.operands, **found.attributes} if isinstance(found, Match) else None
 

@@ -157,8 +157,8 @@ class _Local:
 
 @dataclass(frozen=True, slots=True)
 class _Near:
-    """What is known at some surroundings: applications and, in their order, the deeper equations to
-    try; and those with several outputs."""
+    """The rewrites known at some surroundings: applications and, in their order, the deeper
+    equations to try; and those with several outputs."""
 
     terms: tuple[Node, ...]
     single: tuple[Equation | _Local, ...]

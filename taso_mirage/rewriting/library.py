@@ -33,7 +33,7 @@ LIBRARY = "library"
 """The `evidence` of a rule's equation."""
 _NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
 MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
-"""What is raised where a text of a file is read that means nothing."""
+"""Errors that a malformed text of a file raises."""
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 SCHEMA = "$schema"
@@ -51,10 +51,10 @@ class EvidenceEntry(TypedDict):
     bounded: NotRequired[int]
     excluded: NotRequired[int]
     trials: NotRequired[int]
-    """Of version 0.1; it is not read."""
+    """A field of version 0.1; it is not read."""
     proof: NotRequired[ProofKind]
     bound: NotRequired[str]
-    """What the proof covers."""
+    """The range that the proof covers."""
     steps: NotRequired[int]
 
 
@@ -112,14 +112,14 @@ class Rule:
         return self.name.partition(".")[0]
 
     def instance(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """Both sides as typed terms at `given`, dims symbolic. Raises what typing raises."""
+        """The two sides as typed terms at `given`, dims symbolic. Raises what typing raises."""
         bound = dict(self.attributes) | {name: self.operand(name, type) for name, type in self.given}
         like = next((type.dtype for _, type in self.given), "float32")
         return instantiate(self.equation.lhs, bound, like), instantiate(self.equation.rhs, bound, like)
 
     def operand(self, name: str, type: Tensor) -> Node:
-        """What a variable stands for in an instance: an input, or the weight or constant that the
-        guard asks for."""
+        """The term for a variable in an instance: an input, or the weight or constant that the
+        guard requires."""
         guard = self.equation.where.source if self.equation.where is not None else ""
         shape = tuple(d for d in type.shape or () if isinstance(d, int))
         if len(shape) == type.rank and asks_for_number(guard, name):
@@ -366,7 +366,7 @@ def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
 
 
 def read_rejected(path: Path) -> tuple[RejectedRule, ...]:
-    """What `write_rejected` wrote."""
+    """Read the file that `write_rejected` writes."""
     found: list[RejectedRule] = []
     for i, entry in enumerate(_entries_of(_text_of(path), str(path), "rejected")):
         checked_entry(f"{path}: rejected number {i + 1}", entry, RejectedEntry, "rejected")
@@ -410,7 +410,7 @@ def show_rule(rule: Rule) -> str:
 
 
 def rule_sides(equation: Equation) -> tuple[str, str]:
-    """Both sides as text, without the guard."""
+    """The two sides as text, without the guard."""
     text = show_equation(replace(equation, where=None))
     tree = ast.parse(text, mode="eval").body
     assert isinstance(tree, ast.Compare)

@@ -1,4 +1,5 @@
-"""What a rewrite at a term depends on: the term down to a few levels, over canonical leaves.
+"""A key of all that a rewrite at a term depends on: the term down to a few levels, over canonical
+leaves.
 
 Equal surroundings have equal keys, so what was found at one term is found at all that look like it:
 in equal layers, and above a rewrite, where every term is a new one.
@@ -23,15 +24,15 @@ MATCHED_LEVELS = 3
 Most patterns are no deeper.
 """
 PATTERNS = 1 << 14
-"""Of so many patterns the upper parts are kept."""
+"""The number of patterns whose upper parts are kept."""
 
 
 def match_key(node: Node, levels: int) -> tuple[MatchKey, tuple[Node, ...]]:
     """The terms down to `levels` below a term, each once, nearest first; and all about them that a
     rewrite may ask for.
 
-    Operators, attributes, which operands are the same, types, whether a term hangs on weights only,
-    and the values of constants.
+    Operators, attributes, which operands are the same, types, whether a term depends on weights
+    only, and the values of constants.
     """
     place = {node: 0}
     rows: list[Hashable] = []

@@ -36,7 +36,7 @@ class LawVariant:
 
 
 def law_parts(text: str) -> tuple[ast.expr, ast.expr, str]:
-    """Both sides of `lhs == rhs where guard`, and the guard ("" if there is none)."""
+    """The two sides of `lhs == rhs where guard`, and the guard ("" if there is none)."""
     body, _, guard = " ".join(text.split()).partition(" where ")
     try:
         tree = ast.parse(body.strip(), mode="eval").body
@@ -67,7 +67,7 @@ def law_variants(text: str, typing: str = "") -> tuple[LawVariant, ...]:
 
 
 def _sides_without(text: str, names: frozenset[str]) -> tuple[ast.expr, ast.expr]:
-    """Both sides of a law without its optional operands, or SyntaxProblem where that is no
+    """The two sides of a law without its optional operands. Raises SyntaxProblem where they are no
     equation."""
     first, second, _ = law_parts(text)
     try:

@@ -42,8 +42,7 @@ class PatternSpace(Protocol[Place]):
 
 @dataclass(frozen=True, slots=True)
 class Bindings(Generic[Place]):
-    """What the names of a pattern stand for, and the computed attributes that are still to
-    compare."""
+    """The values of a pattern's names, and the computed attributes that are still to compare."""
 
     operands: Mapping[str, Place]
     attributes: Mapping[str, Any]
@@ -191,7 +190,7 @@ def _commutes(pattern: Node) -> bool:
 def _with_attributes(
     pattern: Node, attrs: Attributes, known: Bindings[Place], why: MatchReason
 ) -> Bindings[Place] | None:
-    """What is bound once a term's attributes are; None where they are not the pattern's."""
+    """The bindings after a term's attributes are bound; None where they are not the pattern's."""
     if not pattern.attrs:
         return known
     attributes, later = dict(known.attributes), list(known.later)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from textwrap import indent
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import SyntaxProblem
+from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim
-from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, numpy_dtype, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr
 from taso_mirage.operators.ops import Op, get, load_specs
 from taso_mirage.plugins import Plugin
@@ -27,67 +28,93 @@ from taso_mirage.rewriting.patterns import REST
 # ---------------------------------------------------------------- graphs
 
 
-def show_graph(graph: Graph, name: str = "graph") -> str:
+def show_graph(graph: Graph, name: str = "graph", names: Mapping[Node, str] | None = None, short: bool = False) -> str:
     """A graph as a Python function, one term a line; the bodies of its kernels are functions inside
     it.
 
-    `parse_graph` reads it back (opaque terms excepted).
+    `parse_graph` reads it back. A node without a definition reads back where its content is a
+    value (`onnx_io.opened`), and not where it is an ONNX node. `names`: identifiers of all terms,
+    each of one term; they are numbered if left out. `short`: an array of equal elements is
+    written as one of them.
     """
-    names = {node: f"x{i}" for i, node in enumerate(graph.inputs)}
+    shown = {node: f"x{i}" for i, node in enumerate(graph.inputs)} if names is None else dict(names)
     bodies: dict[Graph, str] = {}
-    inputs = ", ".join(f"{names[n]}: input({n.attr('name')!r}, {_show_type(n.tensor)})" for n in graph.inputs)
+    inputs = ", ".join(f"{shown[n]}: input({n.attr('name')!r}, {_show_type(n.tensor)})" for n in graph.inputs)
     lines = [f"def {name}({inputs}):"]
-    count = 0
+    seen = set(graph.inputs)
     for node in topological(graph.outputs):
-        if node in names:
+        if node in seen:
             continue
+        seen.add(node)
         if node is ABSENT:
-            names[node] = "None"
+            shown[node] = "None"
             continue
         for body in (value for _, value in node.attrs if isinstance(value, Graph) and value not in bodies):
             bodies[body] = f"body{len(bodies)}"
             lines += indent(show_graph(body, bodies[body]), "    ").splitlines()
-        names[node] = f"v{count}"
-        count += 1
-        lines.append(f"    {names[node]} = {_show_term(node, [names[a] for a in node.args], bodies)}")
-    lines.append(f"    return {', '.join(names[o] for o in graph.outputs)}")
+        if names is None:
+            shown[node] = f"v{len(seen) - len(graph.inputs) - 1 - (ABSENT in seen)}"
+        lines.append(f"    {shown[node]} = {_show_term(node, [shown[a] for a in node.args], bodies, short)}")
+    lines.append(f"    return {', '.join(shown[o] for o in graph.outputs)}")
     return "\n".join(lines) + "\n"
 
 
-def _show_term(node: Node, args: list[str], bodies: Mapping[Graph, str]) -> str:
+def _show_term(node: Node, args: list[str], bodies: Mapping[Graph, str], short: bool = False) -> str:
     if node.op in ("weight", "input"):
         return f"{node.op}({node.attr('name')!r}, {_show_type(node.tensor)})"
-    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v)}" for k, v in node.attrs]
+    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v, short)}" for k, v in node.attrs]
+    if node.op == "opaque":
+        attrs.append(f"type={_show_types(node.type)}")
     return f"{node.op}({', '.join([*args, *attrs])})"
 
 
+def _show_types(type: Type) -> str:
+    if type is None or isinstance(type, Tensor):
+        return "None" if type is None else _show_type(type)
+    return f"({''.join(f'{_show_type(each)}, ' for each in type)})"
+
+
 def _show_type(type: Tensor) -> str:
+    if not type.dtype.isidentifier():
+        return f"unknown({type.dtype!r}{'' if type.shape is None else f', {_show_value(type.shape)}'})"
     if type.shape is None:
-        return f"{type.dtype}[...]" if type.dtype.isidentifier() else f"unknown({type.dtype!r})"
+        return f"{type.dtype}[...]"
     return f"{type.dtype}[{', '.join(_show_value(n) for n in type.shape) or '()'}]"
 
 
-def _show_value(value: Any) -> str:
+def _show_value(value: Any, short: bool = False) -> str:
     if isinstance(value, Symbolic):
         return repr(str(value)) if str(value).isidentifier() else f"dim({str(value)!r})"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_show_value, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, NodeContent):
+        parts = (value.operator, value.digest, value.bodies, None if value.draw is None else astuple(value.draw))
+        return f"content({', '.join(map(_show_value, parts))})"
     if isinstance(value, Literal):
         array = value.numpy()
         flat = array.astype(np.float64).ravel().tolist() if array.dtype.kind in "fV" else array.ravel().tolist()
-        return f"array({value.dtype!r}, {value.shape!r}, {flat!r})"
+        item = len(value.data) // max(len(flat), 1)
+        equal = short and len(flat) > 1 and value.data == value.data[:item] * len(flat)
+        return f"array({value.dtype!r}, {value.shape!r}, {flat[0] if equal else flat!r})"
     return repr(value)
 
 
 def parse_graph(text: str) -> Graph:
     """Read what `show_graph` prints. Raises SyntaxProblem with the line."""
+    return next(iter(parse_graphs(text).values()))
+
+
+def parse_graphs(text: str) -> dict[str, Graph]:
+    """Read several graphs that `show_graph` prints, by their names. Raises SyntaxProblem with the
+    line."""
     try:
-        function = ast.parse(text).body[0]
+        functions = ast.parse(text).body
     except SyntaxError as error:
         raise SyntaxProblem(f"line {error.lineno}: {error.msg}") from None
-    if not isinstance(function, ast.FunctionDef):
+    found = {each.name: _function(each) for each in functions if isinstance(each, ast.FunctionDef)}
+    if not found or len(found) < len(functions):
         raise SyntaxProblem("a graph is written as `def graph(...):`")
-    return _function(function)
+    return found
 
 
 def _function(function: ast.FunctionDef) -> Graph:
@@ -123,6 +150,11 @@ def _graph_term(tree: ast.expr, env: Mapping[str, Node], bodies: Mapping[str, Gr
             return env[name]
         case ast.Call(func=ast.Name(id="input" | "weight" as kind), args=[ast.Constant(value=str(name)), type]):
             return Node(kind, (), (("name", name),), parse_type(type))
+        case ast.Call(
+            func=ast.Name(id="opaque"), args=args, keywords=[ast.keyword("call", call), ast.keyword("type", type)]
+        ):
+            operands = tuple([_graph_term(a, env, bodies) for a in args])
+            return Node("opaque", operands, (("call", _parse_content(call)),), _parse_types(type))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             attrs = {k.arg or REST: _attribute(k.value, bodies) for k in keywords}
             return _operator(name).term(*[_graph_term(a, env, bodies) for a in args], **attrs)
@@ -133,6 +165,15 @@ def _attribute(tree: ast.expr, bodies: Mapping[str, Graph]) -> Any:
     return bodies[tree.id] if isinstance(tree, ast.Name) and tree.id in bodies else parse_value(tree)
 
 
+def _parse_types(tree: ast.expr) -> Type:
+    match tree:
+        case ast.Constant(value=None):
+            return None
+        case ast.Tuple(elts=elements):
+            return tuple(map(parse_type, elements))
+    return parse_type(tree)
+
+
 def parse_type(tree: ast.expr | str) -> Tensor:
     """`float32[2, "batch"]`: a dtype and a shape."""
     if isinstance(tree, str):
@@ -140,6 +181,8 @@ def parse_type(tree: ast.expr | str) -> Tensor:
     match tree:
         case ast.Call(func=ast.Name(id="unknown"), args=[ast.Constant(value=str(name))]):
             return Tensor(name, None)
+        case ast.Call(func=ast.Name(id="unknown"), args=[ast.Constant(value=str(name)), ast.Tuple(elts=elements)]):
+            return Tensor(name, tuple(_parse_dim(e) for e in elements))
         case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Constant(value=value)) if value is Ellipsis:
             return Tensor(dtype, None)
         case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Tuple(elts=elements)):
@@ -170,9 +213,21 @@ def parse_value(tree: ast.expr) -> Any:
         case ast.Call(func=ast.Name(id="dim"), args=[ast.Constant(value=str(text))]):
             return parse_dim(text)
         case ast.Call(func=ast.Name(id="array"), args=[dtype, shape, data]):
-            values = parse_value(data)
-            return Literal.of(np.array(values, numpy_dtype(parse_value(dtype))).reshape(parse_value(shape)))
+            values = np.array(parse_value(data), numpy_dtype(parse_value(dtype)))
+            size = parse_value(shape)
+            return Literal.of(np.full(size, values) if values.ndim == 0 else values.reshape(size))
     raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no value")
+
+
+def _parse_content(tree: ast.expr) -> NodeContent:
+    """`content(operator, digest, bodies, draw)`, each a value."""
+    match tree:
+        case ast.Call(func=ast.Name(id="content"), args=[operator, digest, bodies, draw]):
+            drawn = parse_value(draw)
+            if drawn is None or (isinstance(drawn, tuple) and len(drawn) == len(fields(Draw))):
+                made = None if drawn is None else Draw(*drawn)
+                return NodeContent(parse_value(operator), parse_value(digest), parse_value(bodies), made)
+    raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no content of a node")
 
 
 def _operator(name: str) -> Op:
@@ -261,7 +316,8 @@ def _pattern_value(tree: ast.expr) -> Any:
 
 
 def _source(tree: ast.expr) -> str:
-    """What most expressions are is a name, for which to ask `ast` takes as long as all else."""
+    """The text of an expression; most are names, for which `ast.unparse` would take most of the
+    time of parsing."""
     return tree.id if isinstance(tree, ast.Name) else ast.unparse(tree)
 
 

@@ -1,5 +1,5 @@
-"""Which operators the target's runtime implements: asked once for each kind of operands, and kept
-on disk."""
+"""The operators that the target's runtime implements: asked once for each kind of operands, and
+kept on disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.search.cost import FREE, UNMEASURABLE
+from taso_mirage.search.fusion_context import FusionContext, context_model, description
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import FusionContext, context_model, description
 
 
 class Available:
@@ -68,7 +68,7 @@ class Available:
         return True in found
 
     def _found(self, key: str) -> bool | None:
-        """What is known; None if nothing is."""
+        """The known answer for a key; None if there is none."""
         if key not in self.known:
             found = self.cache.get(self._device, key)
             if found is None:

@@ -1,5 +1,5 @@
-"""What a graph that is taken from an e-graph costs at least, and the options that need not be
-looked at.
+"""A lower bound on the cost of a graph that is taken from an e-graph, and the removal of dominated
+options.
 
 Each class has a price: its cheapest option, with a part of the price of each class that this needs,
 where the parts of all that might need it sum to one; what every graph needs is paid in full, once.
@@ -59,8 +59,8 @@ def tree_costs(options: ClassOptions) -> dict[int, float]:
 
 
 class ExtractionProblem:
-    """What the roots can reach, without options that another one of the class replaces, in an order
-    with users first."""
+    """The classes and options that the roots can reach, without options that another one of the
+    class replaces, in an order with users first."""
 
     def __init__(
         self, options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float], stop: Callable[[], bool]

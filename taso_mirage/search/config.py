@@ -43,7 +43,7 @@ search."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
 SPENT = "budget"
-"""What progress calls the whole: the seconds of it that were spent before a stage."""
+"""The stage's name for the whole: the seconds of it that were spent before a stage."""
 
 Candidates = Callable[[str, float, Timing | None, str | None], None]
 """Called with the name of each model that is tried, its predicted seconds, its times against the
@@ -75,7 +75,7 @@ class Config:
     decisions of quantizers, and how far that may move the outputs. `effort`: how far searches and
     check go. `elsewhere`: the model also goes
     to other machines, or where the library of kernels is not. `candidates` hears of every model
-    that is tried.
+    that is tried. `trace`: the folder that the graph after every stage and rule is written to.
     """
 
     budget: float = 60.0
@@ -101,6 +101,7 @@ class Config:
     part: bool = False
     elsewhere: bool = True
     candidates: Candidates = unseen
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -133,7 +134,7 @@ class Stop:
 
     @property
     def deadline(self) -> Deadline | None:
-        """Of the whole command."""
+        """The deadline of the whole command."""
         return self._deadline
 
     @deadline.setter
@@ -144,7 +145,7 @@ class Stop:
 
     @property
     def budget(self) -> Budget | None:
-        """Of the stage that runs; None between stages."""
+        """The budget of the stage that runs; None between stages."""
         return self._budget
 
     @budget.setter

@@ -1,7 +1,7 @@
 """Cost: seconds of a graph on the target, from measured operators in the context in which the
 runtime runs them, or by a roofline.
 
-A *setting* is a term with the producers that the runtime fuses it with, or keeps in the same
+A *fusion context* is a term with the producers that the runtime fuses it with, or keeps in the same
 layout: a convolution and the activation behind it. The term costs what it adds to them. What
 belongs together is asked of the runtime, which writes down what it makes of a small model; so there
 is no list of its fusions here.
@@ -32,10 +32,7 @@ from taso_mirage.measure.target import target_for as placed
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
-from taso_mirage.search.orders import in_one_order
-from taso_mirage.search.passes import Context
-from taso_mirage.search.prediction import PredictedCost, correction_of, setting_label
-from taso_mirage.search.settings import (
+from taso_mirage.search.fusion_context import (
     FusionContext,
     Pattern,
     Running,
@@ -45,6 +42,9 @@ from taso_mirage.search.settings import (
     description,
     running,
 )
+from taso_mirage.search.orders import in_one_order
+from taso_mirage.search.passes import Context
+from taso_mirage.search.prediction import PredictedCost, correction_of, fusion_label
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.version import __version__
 
@@ -52,12 +52,12 @@ FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "o
 FRESH = 10.0
 """Seconds for which a look at the load holds: the rewriters of one command agree."""
 DEPTH = 3
-"""How many terms in a row take part in a setting."""
+"""How many terms in a row take part in a fusion context."""
 SMALL, COPIES = 1 << 20, 8
-"""A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter
-than what a run costs anyway."""
+"""A fusion context that moves fewer bytes is measured in so many copies at once: one run of it is
+shorter than what a run costs anyway."""
 ENOUGH = 8
-"""So many measured terms tell what rooflines are off by on this machine."""
+"""The number of measured terms that determine the error of rooflines on this machine."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than
 one before it."""
@@ -67,8 +67,8 @@ UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, Val
 class TermCost(Protocol):
     """Seconds of terms, given their sizes."""
 
-    def seconds(self, setting: FusionContext) -> float:
-        """What the setting's term adds to its producers."""
+    def seconds(self, fusion: FusionContext) -> float:
+        """The seconds that the fusion context's term adds to its producers."""
         ...
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
@@ -79,7 +79,7 @@ class TermCost(Protocol):
 
 @dataclass
 class Cost:
-    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once,
+    """Seconds of a graph: the sum over its terms; what depends on weights only is computed once,
     ahead, and costs nothing."""
 
     term: TermCost
@@ -94,12 +94,12 @@ class Cost:
         order = topological(outputs)
         uses = Counter(a for n in order for a in set(n.args))
         uses.update(outputs)
-        settings: dict[Node, FusionContext] = {}
+        fusions: dict[Node, FusionContext] = {}
         for node in order:
             if not _runs(node):
                 continue
-            sole = tuple([settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings])
-            settings[node], seconds = self._placed.get((node, sole)) or self._place(node, sole)
+            sole = tuple([fusions[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in fusions])
+            fusions[node], seconds = self._placed.get((node, sole)) or self._place(node, sole)
             yield node, seconds
 
     def of(self, node: Node) -> float:
@@ -107,8 +107,8 @@ class Cost:
         return self._place(node, ())[1] if _runs(node) else 0.0
 
     def _place(self, node: Node, sole: tuple[FusionContext, ...]) -> tuple[FusionContext, float]:
-        """The setting of a term above producers that only it uses, and what it adds to them: asked
-        once for all that look so."""
+        """The fusion context of a term above producers that only it uses, and what it adds to them:
+        asked once for all that look so."""
         near = tuple([s.cut(DEPTH - 1) for s in sole])
         row, terms = match_key(node, DEPTH)
         key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
@@ -121,8 +121,8 @@ class Cost:
     def _asked(
         self, node: Node, near: Sequence[FusionContext], to: Mapping[Node, Node]
     ) -> tuple[tuple[int, ...], float]:
-        """Which of the producers the runtime joins with a term, and the seconds that it adds, over
-        canonical terms."""
+        """The indices of the producers that the runtime joins with a term, and the seconds that it
+        adds, over canonical terms."""
         producers = [s.over(to) for s in near]
         joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
         return joined, self.term.seconds(FusionContext(to[node], tuple(producers[i] for i in joined)))
@@ -138,16 +138,16 @@ class Roofline:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def seconds(self, setting: FusionContext) -> float:
-        slow = self.context.target.device.operator.slow.get(setting.node.op, 1.0)
-        return slow * self.context.estimate(setting.node)
+    def seconds(self, fusion: FusionContext) -> float:
+        slow = self.context.target.device.operator.slow.get(fusion.node.op, 1.0)
+        return slow * self.context.estimate(fusion.node)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         return False
 
 
 class MeasuredCost:
-    """The cost of settings measured on ONNX Runtime, here or on an executor's machine.
+    """The cost of fusion contexts measured on ONNX Runtime, here or on an executor's machine.
 
     Where that is impossible it is the roofline, times what that was off by at those measured: so
     what a graph has of both is on one scale.
@@ -169,24 +169,24 @@ class MeasuredCost:
         self._joined: dict[tuple[FusionContext, Node], bool] = {}
         self._keys: dict[Target, str] = {}
 
-    def seconds(self, setting: FusionContext) -> float:
-        if setting not in self._known:
-            self._known[setting] = self._added(setting)
-        return self._known[setting]
+    def seconds(self, fusion: FusionContext) -> float:
+        if fusion not in self._known:
+            self._known[fusion] = self._added(fusion)
+        return self._known[fusion]
 
-    def _added(self, setting: FusionContext) -> float:
-        whole = self._time(setting)
-        parts = [self._time(p) for p in setting.producers]
+    def _added(self, fusion: FusionContext) -> float:
+        whole = self._time(fusion)
+        parts = [self._time(p) for p in fusion.producers]
         if whole is None or None in parts:
-            alone = FusionContext(setting.node)
-            return self.seconds(alone) if setting.producers else self._scaled(setting)
+            alone = FusionContext(fusion.node)
+            return self.seconds(alone) if fusion.producers else self._scaled(fusion)
         if not parts:
-            self._ratios.append(whole / self.fallback.seconds(setting))
+            self._ratios.append(whole / self.fallback.seconds(fusion))
         return max(whole - sum(p for p in parts if p is not None), 0.0)
 
-    def _scaled(self, setting: FusionContext) -> float:
+    def _scaled(self, fusion: FusionContext) -> float:
         usual = float(np.median(self._ratios)) if len(self._ratios) >= ENOUGH else 1.0
-        return usual * self.fallback.seconds(setting)
+        return usual * self.fallback.seconds(fusion)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         key = producer, node
@@ -196,26 +196,26 @@ class MeasuredCost:
             self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
         return self._joined[key]
 
-    def _time(self, setting: FusionContext) -> float | None:
-        if not setting.producers:
-            setting = FusionContext(in_one_order(setting.node))
-        return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
+    def _time(self, fusion: FusionContext) -> float | None:
+        if not fusion.producers:
+            fusion = FusionContext(in_one_order(fusion.node))
+        return self._measured("seconds", fusion, COPIES if self._moved(fusion) < SMALL else 1)
 
-    def _count(self, setting: FusionContext) -> float | None:
-        return self._measured("kernels", setting, 1)
+    def _count(self, fusion: FusionContext) -> float | None:
+        return self._measured("kernels", fusion, 1)
 
-    def _moved(self, setting: FusionContext) -> int:
-        counted = [self.context.work(n) for n in setting.terms]
+    def _moved(self, fusion: FusionContext) -> int:
+        counted = [self.context.work(n) for n in fusion.terms]
         return sum(w.bytes for w in counted if w is not None)
 
-    def _measured(self, what: str, setting: FusionContext, copies: int) -> float | None:
-        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime
-        does not take the setting."""
-        if (described := self._description(setting)) is None:
+    def _measured(self, what: str, fusion: FusionContext, copies: int) -> float | None:
+        """A measurement by what it depends on: in memory, on disk, or now; None where the runtime
+        does not take the fusion context."""
+        if (described := self._description(fusion)) is None:
             return None
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
-            target = placed(self.target, [n.op for n in setting.terms])
+            target = placed(self.target, [n.op for n in fusion.terms])
             late = time.monotonic() > self.deadline
             if late and target not in self._keys:  # not even the device is asked for
                 return None
@@ -223,24 +223,24 @@ class MeasuredCost:
             if found is None and late:
                 return None
             if found is None:
-                found = self._now(what, setting, copies, target)
+                found = self._now(what, fusion, copies, target)
                 if found is not None:
                     self.cache.put(self.device(target), key, found)
             self._seconds[key] = found
         return self._seconds[key]
 
-    def _description(self, setting: FusionContext) -> str | None:
+    def _description(self, fusion: FusionContext) -> str | None:
         """None where a size is one that only the run shows."""
-        if setting not in self._described:
+        if fusion not in self._described:
             try:
-                self._described[setting] = description(setting, self.context)
+                self._described[fusion] = description(fusion, self.context)
             except UNMEASURABLE:
-                self._described[setting] = None
-        return self._described[setting]
+                self._described[fusion] = None
+        return self._described[fusion]
 
-    def _now(self, what: str, setting: FusionContext, copies: int, target: Target) -> float | None:
+    def _now(self, what: str, fusion: FusionContext, copies: int, target: Target) -> float | None:
         try:
-            content = serialize(context_model(setting, self.context, copies))
+            content = serialize(context_model(fusion, self.context, copies))
             self.measured += 1
             if what == "kernels":
                 return _number(self._run(tasks.counted_nodes, content, target))
@@ -304,11 +304,11 @@ class AheadCost:
     def __init__(self, predicted: PredictedCost, measured: MeasuredCost) -> None:
         self.predicted, self.measured = predicted, measured
 
-    def seconds(self, setting: FusionContext) -> float:
-        return self.predicted.seconds(setting)
+    def seconds(self, fusion: FusionContext) -> float:
+        return self.predicted.seconds(fusion)
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        surely = self.predicted.correction.surely_joined(setting_label(FusionContext(node, (producer,))))
+        surely = self.predicted.correction.surely_joined(fusion_label(FusionContext(node, (producer,))))
         if surely is None and time.monotonic() <= self.measured.deadline:
             return self.measured.joined(producer, node)
         return self.predicted.joined(producer, node)
@@ -343,8 +343,8 @@ class Weighted:
         self.measured = [] if cache is None else [MeasuredCost(c, cache, executor) for c in contexts]
         self.terms: Sequence[TermCost] = [*map(by, self.measured)] or [Roofline(c) for c in contexts]
 
-    def seconds(self, setting: FusionContext) -> float:
-        return self._sum([term.seconds(setting) for term in self.terms])
+    def seconds(self, fusion: FusionContext) -> float:
+        return self._sum([term.seconds(fusion) for term in self.terms])
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
         """Whether they are run as one at some sizes; at the others the term costs what it adds
@@ -373,8 +373,8 @@ class Weighted:
         return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
 
     def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest: the first of those that none is faster
-        than by GAIN."""
+        """The index of the graph that is measured fastest among equal ones: the first of those that
+        none is faster than by GAIN."""
         times = self.in_turn(states) or [1.0]
         return next(i for i, each in enumerate(times) if each <= GAIN * min(times))
 

@@ -101,7 +101,7 @@ class _Kept:
             del self.choices[max(self.choices, key=lambda k: (self.choices[k], k))]
 
     def threshold(self) -> float:
-        """What a graph must cost less than to be kept."""
+        """The cost below which a graph is kept."""
         if not self.choices:
             return math.inf
         limit = self.slack * min(self.choices.values())
@@ -229,8 +229,8 @@ class _Search:
         return [below[c] for c in self.at]
 
     def _bound(self, state: _State) -> float:
-        """What every graph below a state costs at least: a class that waits owes its price, but for
-        the parts of later users."""
+        """A lower bound on the cost of every graph below a state: a waiting class owes its price,
+        less the parts of later users."""
         waiting = state.needed & ~state.decided & state.in_turn
         total, furthest = state.cost + state.owed, state.decided.bit_length()
         while waiting:

@@ -39,9 +39,9 @@ EACH = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Mutations:
-    """What pays in a model (`found`), and what was looked at: costly programs (`known`: on the disk
-    before, `late`: left out for time), their mutants, those of them without corrections, in how
-    many seconds."""
+    """Mutations that pay in a model (`found`), and counts of the work: costly programs (`known`: on
+    the disk before, `late`: left out for time), their mutants, those of them without corrections,
+    and the seconds."""
 
     found: tuple[Mutation, ...] = ()
     programs: int = 0
@@ -61,7 +61,8 @@ NO_MUTATIONS = Mutations()
 
 
 class MutationStore:
-    """What was tried, a file for each program; `device` says where its seconds were measured.
+    """Mutants that were tried before, a file for each program; `device` says where its seconds were
+    measured.
 
     Without a folder nothing is kept.
     """

@@ -38,8 +38,8 @@ class ModelPart:
 def model_parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[ModelPart]:
     """The parts of a model, in topological order.
 
-    Opaque terms, and terms that hang on weights only, are in none. No part ends near one of `cuts`,
-    the last outputs of the parts of an earlier look.
+    Opaque terms, and terms that depend on weights only, are in none. No part ends near one of
+    `cuts`, the last outputs of the parts of an earlier look.
     """
     order = topological(outputs)
     used_by = users(order)
@@ -136,8 +136,8 @@ def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[N
 
 
 class _Boundary:
-    """What a part does not look below: it gives every term outside a canonical leaf, in the order
-    of the first visit."""
+    """The boundary of a part: a term outside becomes a canonical leaf, in the order of the first
+    visit."""
 
     def __init__(self, inside: set[Node], done: dict[Node, Node], inputs: list[Node]) -> None:
         self.inside, self.done, self.inputs = inside, done, inputs

@@ -29,7 +29,7 @@ from taso_mirage.search.weights import dtype_holds
 SWEEPS = 8
 LARGE = 4
 FASTER = 1 - 1e-6
-"""Of the time on a roofline: what as many terms may take at most."""
+"""The largest time of as many terms, relative to the time on a roofline."""
 FEW, KERNEL = 1 << 16, 1 << 25
 """Operations of one term on weights in half precision that may be tried out before a rewrite is
 taken, and those on more than a matrix (a kernel of a convolution): there are many large matrices. A
@@ -40,14 +40,14 @@ Signature = tuple[str, tuple[Any, ...], Any]
 
 
 def signature(node: Node) -> Signature:
-    """What the cost of a term depends on: operator, attributes, and the types of the operands,
-    weights told apart."""
+    """The key of a term's cost: operator, attributes, and the types of the operands, weights
+    distinguished."""
     return node.op, tuple((a.type, is_weight(a)) for a in node.args), node.attrs
 
 
 @dataclass
 class Context:
-    """What every rewrite of one model has to respect, with memos over interned terms.
+    """The constraints on every rewrite of one model, with memos over interned terms.
 
     `others` is the same at the other sets of sizes, each with how much it counts against this one;
     `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
@@ -162,7 +162,7 @@ def joint(rules: Rules) -> Rules:
 
 
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
-    """What the search uses: all but the small fusions into the runtime's own operators.
+    """The rules of the search: all except the small fusions into the runtime's own operators.
 
     Laws that only change a layout save no term, so that no pass takes them: the search has them on
     a GPU, unless the target's options have set one layout for all.
@@ -380,8 +380,9 @@ def _smaller(application: Application, uses: Mapping[Node, int], context: Contex
 
 
 def _sides(application: Application, removed: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """What runs before an application and after it, over leaves in place of the operands: equal
-    sides at other places are the same terms. What stays for others is in both."""
+    """The terms that run before an application and after it, over leaves in place of the operands:
+    equal sides at other places are the same terms. Terms that other users still need are in
+    both."""
     found = application.found
     operands = list(dict.fromkeys(found.operands.values()))
     inside = topological(found.outputs, stop=set(operands))

@@ -21,7 +21,7 @@ from taso_mirage.system.store import Store
 from taso_mirage.verdicts import Failure, FailureKind
 
 SEED, TYPINGS = 1, 320
-"""As `taso-mirage substitutions verify` asks by itself."""
+"""The defaults of `taso-mirage substitutions verify`."""
 
 
 def plugin_rules(taken: Container[str] = ()) -> tuple[Rule, ...]:
@@ -62,8 +62,8 @@ def _laws() -> Iterator[tuple[Plugin, Rule]]:
 
 
 class _Judged:
-    """What is wrong with rules, by their texts, in SQLite beside the proofs; "" where nothing is.
-    What another prover found is not read."""
+    """Problems of rules, by their texts, in SQLite beside the proofs; "" where there is none.
+    Results of another version of the prover are not read."""
 
     def __init__(self) -> None:
         path = proofs_path()

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Node, Tensor
+from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import FusionContext
 
 FITTED = "operator_seconds.json"
 """The file with the correction of every target that has one, in this folder."""
@@ -67,19 +67,20 @@ class Row:
         return math.log(max(self.seconds / self.work.roofline, FREE))
 
 
-def setting_label(setting: FusionContext) -> str:
-    """The operator of a setting, with those that the runtime runs it with: `relu(add(conv))`."""
-    inside = sorted(map(setting_label, setting.producers))
-    return f"{setting.node.op}({', '.join(inside)})" if inside else setting.node.op
+def fusion_label(fusion: FusionContext) -> str:
+    """The operator of a fusion context, with those that the runtime runs it with:
+    `relu(add(conv))`."""
+    inside = sorted(map(fusion_label, fusion.producers))
+    return f"{fusion.node.op}({', '.join(inside)})" if inside else fusion.node.op
 
 
-def operator_work(setting: FusionContext, context: Context) -> OperatorWork | None:
-    """The work of a setting as the prediction reads it; None where it cannot be counted."""
-    node = setting.node
+def operator_work(fusion: FusionContext, context: Context) -> OperatorWork | None:
+    """The work of a fusion context as the prediction reads it; None where it cannot be counted."""
+    node = fusion.node
     if (counted := context.work(node)) is None:
         return None
     half = isinstance(node.type, Tensor) and node.type.dtype in HALF
-    return OperatorWork(setting_label(setting), half, counted.bytes, counted.flops, _roofline(node, context))
+    return OperatorWork(fusion_label(fusion), half, counted.bytes, counted.flops, _roofline(node, context))
 
 
 def _roofline(node: Node, context: Context) -> float:
@@ -147,16 +148,17 @@ def correction_of(target: str) -> Correction | None:
 
 
 class PredictedCost:
-    """The cost of settings by a correction of the roofline: the same on every machine, at once."""
+    """The cost of fusion contexts by a correction of the roofline: the same on every machine, at
+    once."""
 
     def __init__(self, context: Context, correction: Correction) -> None:
         self.context, self.correction = context, correction
 
-    def seconds(self, setting: FusionContext) -> float:
-        asked = operator_work(setting, self.context)
+    def seconds(self, fusion: FusionContext) -> float:
+        asked = operator_work(fusion, self.context)
         if asked is None:
-            asked = OperatorWork(setting_label(setting), False, 0, 0, _roofline(setting.node, self.context))
+            asked = OperatorWork(fusion_label(fusion), False, 0, 0, _roofline(fusion.node, self.context))
         return asked.roofline * math.exp(self.correction.log(asked))
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        return self.correction.joined.get(setting_label(FusionContext(node, (producer,))), 0.0) > 0.5
+        return self.correction.joined.get(fusion_label(FusionContext(node, (producer,))), 0.0) > 0.5

@@ -91,7 +91,8 @@ def ranked_mutants(found: Sequence[Ranked]) -> list[Ranked]:
 
 
 def proved(original: Graph, found: Sequence[Ranked], late: Late = lambda: False) -> Iterator[Ranked]:
-    """The same with the evidence of those that have a correction; without, once it is late."""
+    """The ranked programs, with evidence for those that have a correction; without, once it is
+    late."""
     for each in found:
         if each.corrected is None or late():
             yield each

@@ -1,4 +1,4 @@
-"""What the passes and the search make of a model for one target: candidates, each with the steps
+"""The candidates that the passes and the search make of a model for one target, each with the steps
 that lead to it."""
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Rewriter:
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost
-        of each in its setting, and then, as these sums vary, as models of their own that run in
-        turn. Asked once for each pair. Once the time for measurements is over, new ones are
+        of each in its fusion context, and then, as these sums vary, as models of their own that run
+        in turn. Asked once for each pair. Once the time for measurements is over, new ones are
         predicted.
         """
         key = tuple(before), tuple(after)
@@ -185,7 +185,7 @@ class Rewriter:
         return ModelCandidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
 
     def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
-        """Which state of a part is the fastest as it will be written."""
+        """The index of the state of a part that is the fastest as it will be written."""
         for rules in finish:
             states = [simplify(state, rules, self.context)[0] for state in states]
         return self.term.fastest(states)

@@ -33,7 +33,7 @@ class RuleSet:
         return len(self.equations)
 
     def __add__(self, other: RuleSet) -> RuleSet:
-        """Both sets together."""
+        """The union of two sets."""
         named = {each.name: each for each in (*self, *other)}
         return RuleSet(tuple(named.values()))
 

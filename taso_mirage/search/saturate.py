@@ -41,8 +41,8 @@ The first are where the second extraction starts: in a small e-graph good ones a
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What saturation did: what ended it, that nothing was left to add or a limit; iterations,
-    e-nodes, matches; whether the extraction was exact, and its gap."""
+    """The outcome of saturation: the reason for its end (nothing was left to add, or a limit);
+    iterations, e-nodes, matches; whether the extraction was exact, and its gap."""
 
     ended: str
     iterations: int
@@ -202,7 +202,7 @@ class _Growth:
                 return
 
     def ended(self) -> str:
-        """What ended the growth: saturation, or a limit."""
+        """The reason for the end of the growth: saturation, or a limit."""
         if self.saturated:
             return SATURATED
         if len(self.graph) >= NODES:
@@ -212,7 +212,7 @@ class _Growth:
     # ------------------------------------------------------------ matching
 
     def _additions(self, stop: Callable[[], bool]) -> tuple[list[_Addition], bool]:
-        """What the equations would add now, and whether one of them rests."""
+        """The additions of the equations to the graph as it is, and whether one of them rests."""
         by_op: dict[str, list[int]] = {}
         for of in self.graph.classes():
             for op in self.graph.operators(of):
@@ -275,7 +275,7 @@ class _Growth:
             return None
         matched = new_terms(found.outputs, found.operands)
         if is_weight(results[0]) and len(new) >= len(matched):
-            return None  # what hangs on weights only is free, however it is written
+            return None  # what depends on weights only is free, however it is written
         dearer = sum(self.cost.of(n) for n in new if n not in self.graph) - sum(map(self.cost.of, matched))
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 

@@ -26,7 +26,7 @@ from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
-"""Which of several equal graphs is the fastest; the first is predicted to be."""
+"""The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
 PLAIN = (str, int, float, tuple)
 """Values of attributes that a text tells apart."""
 SEARCHING = 0.8
@@ -38,14 +38,17 @@ TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
 correct that."""
 FINALISTS = 4
-"""So many of the cheapest states of a part are measured as they are, beside the part as it was."""
+"""The number of the cheapest states of a part that are measured as they are, beside the part as it
+was."""
 FULL, LEAST = 1 / 4, 8
-"""Of the cost of the dearest part in all its places: from here on a part has all the patience.
+"""The cost, relative to the dearest part in all its places, from which a part has all the patience;
+and the least number of states of a cheaper part.
 
-Below that it has a part of it, and so many states at least: a border of equal layers, say.
+A cheaper part has a share of the patience: a border of equal layers, say.
 """
 DECISIVE = 1 / 8
-"""The same from which the choice between a part's cheapest states is measured."""
+"""The cost, relative to the same, from which the choice between a part's cheapest states is
+measured."""
 SAME_COST = 1.02
 """Predicted costs that differ by less are one: measured operators vary as much."""
 
@@ -62,7 +65,7 @@ class StateRewrite:
 
 @dataclass
 class Budget:
-    """What a search may still spend; `stop` is set by an interrupt.
+    """The resources that a search may still spend; `stop` is set by an interrupt.
 
     Either way the best found so far is kept.
 
@@ -120,8 +123,8 @@ class Strategy(Protocol):
 
 @dataclass
 class SearchStatistics:
-    """What a search of a model looked at, how many distinct parts ended by what, and the gap of
-    every extraction."""
+    """The counts of a search of a model, the number of distinct parts by the reason for their end,
+    and the gap of every extraction."""
 
     parts: int = 0
     distinct: int = 0
@@ -227,7 +230,7 @@ def _searched(
 
 
 def _weights(prices: Mapping[Graph, float], places: Mapping[Graph, int]) -> dict[Graph, float]:
-    """What each part costs in all its places, beside the one that costs most."""
+    """The cost of each part in all its places, relative to the largest such cost."""
     costs = {graph: prices[graph] * count for graph, count in places.items()}
     most = max(costs.values(), default=0.0)
     return {graph: cost / most if most > 0 else 1.0 for graph, cost in costs.items()}
@@ -324,7 +327,7 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: 
         return "number of states"
     if tried >= budget.matches:
         return "number of matches"
-    return "nothing better found in a while" if idle > budget.patience else ""
+    return "no recent improvement" if idle > budget.patience else ""
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
@@ -386,8 +389,8 @@ def rewrites(
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
-    """Of the permutations of several outputs under one operator, only the one in the graph's order
-    is taken."""
+    """Whether an application has its outputs in the graph's order: of the permutations of several
+    outputs under one operator, only this one is taken."""
     if len(set(application.equation.roots)) > 1:
         return True
     places = [position[o] for o in application.found.outputs]

@@ -144,15 +144,15 @@ def _inside(outputs: Sequence[Node], operands: Container[Node]) -> list[Node]:
 
 
 class _Rebased:
-    """Steps again, over what terms are where some of the steps were left out."""
+    """A replay of steps from which some are left out."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.full = self.partial = tuple(outputs)
         self.steps: list[RewriteStep] = []
         self.done: dict[Node, Node] = {}
-        """What stands for a term; terms over such operands follow."""
+        """For each term, the term that stands in its place; terms over such operands follow."""
         self.kept: dict[Node, Node] = {}
-        """Of these, what would have been replaced for what was not made."""
+        """The terms that left-out steps would have made, with the terms in their place."""
         self._images(outputs)
 
     def add(self, group: Sequence[RewriteStep], left_out: Sequence[bool]) -> None:
@@ -176,7 +176,8 @@ class _Rebased:
         self.partial = replay(self.partial, taken)
 
     def _carry(self, group: Sequence[RewriteStep], taken: Sequence[RewriteStep]) -> None:
-        """What was kept stands for terms over operands that the group rewrote, too."""
+        """Replay a group of steps on the keys of `kept`, so that it also has terms over operands
+        that the group rewrote."""
         moved = replay((*self.full, *self.kept), group)
         values = replay(tuple(self.kept.values()), taken)
         self.full = moved[: len(self.full)]

@@ -1,5 +1,5 @@
-"""What was done to a model, step by step, so that any prefix can be replayed (to find the first
-step that breaks it)."""
+"""The steps of a rewrite of a model, so that any prefix can be replayed (to find the first step
+that breaks it)."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node,
 
 
 def claimed(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> dict[Node, Node]:
-    """What each term below `outputs` is after the steps: a term that they claim to be equal."""
+    """For each term below `outputs`, the term after the steps: they claim that the two are
+    equal."""
     nodes = topological(outputs)
     return dict(zip(nodes, replay(nodes, steps), strict=True))
 
 
 def folded_from(steps: Sequence[RewriteStep]) -> dict[Node, Node]:
-    """Of each weight that the steps computed ahead the term that it was."""
+    """For each weight that the steps computed ahead, the term that it was."""
     return {new: old for step in steps if step.equations == (FOLDING,) for old, new in step.table.items()}
 
 

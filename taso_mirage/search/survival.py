@@ -19,7 +19,7 @@ from taso_mirage.search.steps import RewriteStep
 After = Callable[[Sequence[RewriteStep]], tuple[Model, tuple[RewriteStep, ...]]]
 """The original after steps, and these with the folded weights that they need."""
 MOST = 4
-"""So many rewrites that crash are left out of one candidate."""
+"""The number of rewrites that crash that are left out of one candidate."""
 
 
 def surviving(
@@ -49,8 +49,8 @@ def surviving(
 
 
 def _without(steps: Sequence[RewriteStep], k: int, after: After) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """What all steps but the k-th make of the original; where later ones rest on it, the steps
-    before it alone."""
+    """The model by all steps except the k-th; by the steps before it alone where later ones depend
+    on it."""
     try:
         return after([*steps[: k - 1], *steps[k:]])
     except (TasoMirageError, LookupError, TypeError, ValueError):

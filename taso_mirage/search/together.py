@@ -21,13 +21,13 @@ from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.steps import RewriteStep
 
 SPREAD = 16
-"""So many times as large as what it comes from a new weight may be."""
+"""The largest size of a new weight, relative to its source."""
 _SWEEPS = count(-1, -1)
 """Numbers that no sweep of the passes has."""
 
 
 def laws_together(equations: Iterable[Equation]) -> list[Equation]:
-    """Those that are stated so, larger patterns first."""
+    """The equations that are marked so, larger patterns first."""
     return sorted((e for e in equations if e.together), key=lambda e: -len(e.lhs_terms))
 
 

@@ -1,5 +1,5 @@
-"""Weights: what hangs on weights only is computed ahead, and what their values say is written into
-the graph."""
+"""Weights: what depends on weights only is computed ahead, and what their values say is written
+into the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
 stays an Expand)."""
 LAST_DIGITS = 4
-"""So many units of its dtype a number may be off by where its declared dtypes count."""
+"""The largest error of a number, in units of its dtype, where its declared dtypes count."""
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22
@@ -58,8 +58,8 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Re
 def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[RewriteStep]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own
-    dtype. What a conversion on the way rounds to another number stays.
+    """Compute every term that depends on weights only, in float64, and keep it as a weight of its
+    own dtype. What a conversion on the way rounds to another number stays.
 
     `needed`: Compute only those that the runtime takes as initializers only.
 

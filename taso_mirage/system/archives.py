@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""What numpy and `cache export` write; the others grow a million times."""
+"""The methods that numpy and `cache export` use; others may grow a million times."""
 LARGEST = 1 << 30
 """Bytes of what an archive holds, where that is more than the file has."""
 HEADER = 10_000

@@ -64,13 +64,15 @@ class Deadline:
         return min(max(self._ends[1] - self.clock(), 0.0), around)
 
     def earlier(self, seconds: float) -> Deadline:
-        """Both ends so many seconds earlier, for what others follow on."""
+        """A deadline with both ends so many seconds earlier, to leave time for work that
+        follows."""
         found = Deadline(self.seconds, self.clock, self, self.start)
         found._ends = self._ends[0] - seconds, self._ends[1] - seconds
         return found
 
     def of_extras(self) -> Deadline:
-        """The same end, and a last one soon after it, for work that only makes more of a result."""
+        """A deadline with the same end, and a last end soon after it, for work that only adds to a
+        result."""
         found = self.earlier(0.0)
         extra = (EXTRA - 1) * self.seconds + GRACE / 2
         found._ends = self._ends[0], min(self._ends[0] + extra, self._ends[1])

@@ -36,7 +36,7 @@ else:
 
 
 TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
-"""What the systems say of a lock that another process has."""
+"""The errors of the systems for a lock that another process has."""
 FLAGS = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """A link or a pipe that somebody put there is not followed, and not waited for."""
 HOLDER = re.compile(r"(\d+) on ([\w.-]+)\n")

@@ -7,7 +7,7 @@ import gc
 from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 KEPT = 64 << 20
 """Bytes that are free and stay with the process, at its end of the heap."""
 

@@ -1,4 +1,4 @@
-"""What is done next: of all works the one that is expected to gain most for each second that it
+"""The choice of the next work: the one that is expected to gain most for each second that it
 takes."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ScheduledWork:
-    """What may make a result better.
+    """A piece of work that may make a result better.
 
     `gain` is what it is expected to save of one run of the model, in all of its places, and
     `seconds` what it is expected to take; where fewer than `least` are left, it is not begun. `run`
@@ -29,8 +29,8 @@ class ScheduledWork:
 
 @dataclass(slots=True)
 class _Record:
-    """What works of one sort were expected to take and to gain, and what they did; it begins with
-    one work, of which all was true."""
+    """The expected and the actual seconds and gains of the works of one sort; it begins with one
+    work whose expectations were exact."""
 
     expected: float
     taken: float

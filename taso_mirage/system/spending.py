@@ -23,12 +23,12 @@ START, BETWEEN = "start", "between stages"
 
 
 class Purpose(StrEnum):
-    """What seconds are spent on."""
+    """The purpose of spent seconds."""
 
     OWN = "own work"
     """The thread's own: rules, search, and all that has no other purpose."""
     STARTING = "starting"
-    """Of Python, and of the process that has the runtime."""
+    """The start of Python, and of the process that has the runtime."""
     LOADS = "loads"
     """Whole models into sessions of the runtime."""
     REFERENCES = "references"
@@ -66,7 +66,7 @@ class Spending:
 
     @property
     def purposes(self) -> dict[str, float]:
-        """Of all stages together, the most first."""
+        """The seconds of all stages together, the most first."""
         found: dict[str, float] = {}
         for each in self.stages.values():
             for purpose, seconds in each.items():
@@ -86,7 +86,7 @@ class Account:
             self._spent[START] = {Purpose.STARTING: before}
 
     def spending(self) -> Spending:
-        """What was spent until now."""
+        """The seconds spent until now."""
         self._charge()
         return Spending({stage: dict(found) for stage, found in self._spent.items()}, dict(self._loads))
 
@@ -136,7 +136,7 @@ def _account() -> Account | None:
 
 @contextmanager
 def accounting(before: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Account]:
-    """This thread's account: that which is open, else a new one for so long."""
+    """This thread's open account, else a new one for the duration of the block."""
     known = _account()
     if known is not None:
         yield known
@@ -162,7 +162,7 @@ def spent(purpose: Purpose, usual: bool = False) -> Iterator[None]:
 
 @contextmanager
 def staged(name: str) -> Iterator[None]:
-    """The same for a stage."""
+    """Charge the block's seconds to a stage of this thread's account."""
     account = _account()
     if account is None:
         yield

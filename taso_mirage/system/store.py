@@ -1,4 +1,4 @@
-"""What was found before, on disk: a table in SQLite.
+"""Results kept on disk: a table in SQLite.
 
 Whatever is wrong with the file costs no more than what it held.
 """
@@ -70,7 +70,7 @@ class Store:
         return f"CREATE {what} {self._table} ({', '.join(self._columns)}, PRIMARY KEY ({key}))"
 
     def rows(self, *keys: Any) -> list[tuple[Any, ...]]:
-        """Those whose first columns are these."""
+        """The rows whose first columns are these."""
         where = " AND ".join(f"{name}=?" for name in self._names[: len(keys)])
         return self._asked(f"SELECT * FROM {self._table}" + (f" WHERE {where}" if keys else ""), keys)
 

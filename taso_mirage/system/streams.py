@@ -14,7 +14,7 @@ NAMES = "stdin", "stdout", "stderr"
 
 
 class CannotPrint(OutputError):
-    """What is printed finds no place any more; it is said once."""
+    """The output cannot be printed any more; this is said once."""
 
 
 class _Output(io.FileIO):

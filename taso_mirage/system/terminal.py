@@ -1,4 +1,4 @@
-"""What commands print.
+"""Printing of commands' output.
 
 Names come from files: what in them would steer a terminal, or end a line, is escaped here, and only
 here.
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same with the ends of lines escaped."""
+    """The text with the ends of lines escaped."""
     return printable(text).replace("\n", "\\n")
 
 

@@ -82,7 +82,7 @@ class Workers:
         return None
 
     def _process(self) -> subprocess.Popen[str]:
-        """This thread's process; another one where that has ended."""
+        """This thread's worker process; another one where that has ended."""
         process: subprocess.Popen[str] | None = getattr(self._own, "process", None)
         if process is None or process.poll() is not None:
             try:

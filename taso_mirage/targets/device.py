@@ -1,4 +1,4 @@
-"""What the analytic models know of a device: they rank where nothing can be measured.
+"""Parameters of a device for the analytic models, which rank where nothing can be measured.
 
 Each target describes its own.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What one operator of a runtime reaches, far from the device's peak: seconds to start it,
-    operations and bytes a second. The roofline of passes and search. `slow`: how many times as long
-    operators take, by their names."""
+    """The speed that one operator of a runtime reaches, far from the device's peak: seconds to
+    start it, operations and bytes a second. This is the roofline of passes and search. `slow`:
+    factors for operators that take longer, by their names."""
 
     launch: float = 3e-6
     flops: float = 5e10
@@ -23,7 +23,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a kernel may reach: bytes and operations (of the tensor cores) a second, bytes of shared
+    """The limits of a kernel: bytes and operations (of the tensor cores) a second, bytes of shared
     memory and of registers of a processor, seconds to load and to launch, threads and small blocks
     that a processor holds, and the bytes that memory gives at least.
 

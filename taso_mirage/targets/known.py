@@ -16,7 +16,7 @@ from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.protocol import Target
 
 TARGETS: dict[str, Target] = {t.name: t for t in (CPU, CUDA, OPENVINO)}
-"""Those of this package."""
+"""The targets of this package."""
 
 
 def target(name: str) -> Target:

@@ -1,5 +1,5 @@
-"""What the kernel stage (`pipeline/fuse/stage.py`) asks of a target: how its muGraphs are ranked,
-which of them is the fastest, and the kernel that runs in a model."""
+"""The interface of a target to the kernel stage (`pipeline/fuse/stage.py`): how its muGraphs are
+ranked, which of them is the fastest, and the kernel that runs in a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.kernels.horizontal import FusedGoal
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import target as named
@@ -28,7 +28,7 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device:
-        """What the search ranks muGraphs by."""
+        """The device by which the search ranks muGraphs."""
 
     @property
     def key(self) -> str:
@@ -76,16 +76,16 @@ class Backend(Protocol):
         """
 
     def kernel(self, record: Record) -> PlannedNode:
-        """What runs in a model on this machine.
+        """The kernel that runs in a model on this machine.
 
         Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError, ValueError.
         """
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
-        """The same for all machines that a model may come to."""
+        """The kernels for all machines to which a model may come."""
 
     def rounding(self) -> Backend:
-        """The same where the runtime rounds operands of products to TF32: kernels may, too."""
+        """The back end where the runtime rounds operands of products to TF32: kernels may, too."""
 
     def fine(self, record: Record) -> Record:
         """The choice of the same kernel that rounds no operands."""

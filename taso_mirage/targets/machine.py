@@ -13,7 +13,7 @@ def cores() -> int:
 
 
 def processor() -> str:
-    """Its name, as the system gives it."""
+    """The processor's name, as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -28,7 +28,7 @@ from taso_mirage.targets.stamp import Provider
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
-"""Of the operators that it has."""
+"""The domains of the runtime's operators."""
 EXTENSIONS = {
     "bfloat16": (16, np.uint16),
     "float8_e4m3fn": (17, np.uint8),
@@ -116,7 +116,8 @@ def resting_options() -> Any:
 
 
 def ort_values(arrays: Arrays) -> dict[str, Any]:
-    """As the runtime takes them: they stay where they are, for as long as a session has these."""
+    """The arrays as values of the runtime: they stay at their addresses for as long as a session
+    has these values."""
     return {name: ort_value(array) for name, array in arrays.items()}
 
 
@@ -161,7 +162,7 @@ def bind_there(binding: Any, name: str, array: Any, out: bool = False) -> Any:
 
 
 def _array(value: Any, dtype: str) -> Any:
-    """What a run gave as an array: from its bytes, where the runtime makes none of its dtype."""
+    """A run's output as an array: from its bytes, where the runtime makes none of its dtype."""
     if not hasattr(value, "data_ptr"):
         return value
     if dtype not in EXTENSIONS:

@@ -65,7 +65,7 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
 def _events(
     path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """What the profiler says of each node, run by run but the first."""
+    """The profiler's events of each node, run by run without the first."""
     session = inference_session(path, providers, optimized=False, profile=path)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     events, runs = _recorded(session, inputs, seconds)
@@ -75,7 +75,7 @@ def _events(
 
 
 def _recorded(session: Any, inputs: Arrays, seconds: float) -> tuple[list[dict[str, Any]], int]:
-    """What the profiler says of several runs, and how many there were."""
+    """The profiler's events of several runs, and the number of runs."""
     run = run_of(session, inputs)
     end, runs = time.perf_counter() + seconds, 0
     try:
@@ -161,7 +161,7 @@ def _types(said: Sequence[dict[str, list[int]]]) -> tuple[ValueType, ...]:
 
 
 def optimized_operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
-    """What the runtime makes of a small model: the operators of its nodes."""
+    """The operators of the nodes that the runtime makes of a small model."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(content, providers, dump=path)

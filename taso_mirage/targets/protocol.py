@@ -1,4 +1,4 @@
-"""What a target is: the protocol that `cpu/`, `cuda/` and `openvino/` keep."""
+"""The protocol of targets, which `cpu/`, `cuda/` and `openvino/` implement."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RuntimeSession(Protocol):
         the wall seconds, or those of the processor on a target that is `serial`."""
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
-        """The same with inputs and outputs in place: a plain run takes a microsecond for each of
+        """A run with inputs and outputs bound in place. A plain run takes a microsecond for each of
         them and copies every output, which a term within a model does not; a small term would seem
         to cost several times what it does."""
 
@@ -86,21 +86,21 @@ class Target(Protocol):
     """
 
     def __hash__(self) -> int:
-        """Of the name and the options."""
+        """The hash of the name and the options."""
 
     @property
     def name(self) -> str:
-        """As `--target` has it."""
+        """The name that `--target` takes."""
 
     @property
     def options(self) -> TargetOptions:
-        """Of the runtime, each with its value."""
+        """The options of the runtime, each with its value."""
 
     # ------------------------------------------------------------ hardware
 
     @property
     def device(self) -> Device:
-        """What the analytic models know of the hardware."""
+        """The hardware's parameters for the analytic models."""
 
     @property
     def gpu(self) -> bool:
@@ -121,7 +121,7 @@ class Target(Protocol):
 
     @property
     def variants(self) -> tuple[Target, ...]:
-        """The same with other options, each of which is searched for models that they suit."""
+        """Targets with other options, each of which is searched for models that they suit."""
 
     @property
     def plain(self) -> Target:
@@ -129,13 +129,13 @@ class Target(Protocol):
 
     @property
     def serial(self) -> Target | None:
-        """The same on one thread, timed by the clock of the processor (CPU time), which other
-        processes do not move; None where models do not run on the processor's cores."""
+        """This target on one thread, timed by the clock of the processor (CPU time), which other
+        processes do not change; None where models do not run on the processor's cores."""
 
     @property
     def resting(self) -> Target:
-        """The same with threads that stop to wait for work where a run ends: else they take the
-        cores of the session that runs next."""
+        """This target with threads that stop waiting for work where a run ends: otherwise they take
+        the cores of the session that runs next."""
 
     @property
     def channels_last(self) -> bool:
@@ -189,7 +189,7 @@ class Target(Protocol):
 
     @property
     def stamp(self) -> Stamp:
-        """What travels with a file that was measured here."""
+        """The stamp in a file that was measured here."""
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         """The runtime's own session on a file, in this process, as it was measured; see

@@ -76,7 +76,7 @@ class Stamp:
         return [(own, {**options, cuda.GRAPH: "1"} if graph else options), cpu.PROVIDER]
 
     def metadata(self) -> dict[str, str]:
-        """As `read_stamp` reads it."""
+        """The metadata entries that `read_stamp` reads."""
         return {TARGET_KEY: self.target, OPTIONS_KEY: json.dumps(dict(self.options))}
 
 

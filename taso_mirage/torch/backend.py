@@ -17,21 +17,41 @@ from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.search.effort import effort_named
-from taso_mirage.torch.draws import DrawnApart, drawn_before, random_state, restore_random_state
 from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
-from taso_mirage.torch.halves import CALLS, Captured, halves, is_trained, only_looks, states_of_norms
+from taso_mirage.torch.functionalization import (
+    CALLS,
+    Captured,
+    functional_split,
+    is_trained,
+    only_looks,
+    states_of_norms,
+)
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
+from taso_mirage.torch.random_ops import RandomSplit, random_state, restore_random_state, split_random
 
 GIVEN = frozenset(
-    ("began", "command", "elsewhere", "output", "target", "shape", "inputs", "report", "certificate", "trust_kernels")
+    (
+        "began",
+        "command",
+        "elsewhere",
+        "output",
+        "target",
+        "shape",
+        "inputs",
+        "report",
+        "certificate",
+        "trace",
+        "trust_kernels",
+    )
 )
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""
 FALLBACK = "fallback"
 """The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
 OURS, COMPOSED = "ours", "composed"
-"""What runs here, beside INDUCTOR and EAGER: by ONNX Runtime, or what it would run by Inductor."""
+"""The ways of this package, beside INDUCTOR and EAGER: by ONNX Runtime, or its graph by
+Inductor."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
@@ -46,7 +66,7 @@ TRAINING = (
 def backend(
     captured: Captured, example: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """What dynamo calls for every graph that it captures.
+    """The function that dynamo calls for every graph that it captures.
 
     Nothing is compiled before the first call, where the real inputs are.
     """
@@ -90,12 +110,12 @@ class CapturedGraph:
         self._plain: Callable[..., Any] = captured.forward
         self._stays, self._rounding = only_looks(captured), True
         self._trained = not piece and is_trained(captured)
-        self._drawn = DrawnApart(captured, None)
+        self._drawn = RandomSplit(captured, None)
         self._refused: Unsupported | None = None
         self._way = None if self._stays else Way(OURS, operations(captured))
         try:
-            self._drawn = drawn_before(captured)
-            self._halves = halves(self._drawn.rest, states_of_norms(captured))
+            self._drawn = split_random(captured)
+            self._split = functional_split(self._drawn.rest, states_of_norms(captured))
         except Unsupported as refused:
             self._refused = refused  # until there are arguments
         self._fallback = Fallback(self._drawn.rest, checked_fallback(options))
@@ -119,7 +139,7 @@ class CapturedGraph:
 
     @property
     def results(self) -> list[Result]:
-        """What the optimizer made of each of its programs, and of each part of one."""
+        """The optimizer's results for each of its programs, and for each part of one."""
         own = [result for program in self._programs for result in program.results]
         return own + [result for piece in self._pieces for result in piece.results]
 
@@ -152,7 +172,7 @@ class CapturedGraph:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
             options = {name: each for name, each in self._options.items() if name != FALLBACK}
             composing = self._fallback.measures(arguments)
-            made = Program(self._drawn.rest, self._halves, arguments, options, self._rounding, composing)
+            made = Program(self._drawn.rest, self._split, arguments, options, self._rounding, composing)
             if self._measured:
                 self._check_beside_inductor(made, arguments)
             self._programs.append(made)
@@ -172,7 +192,7 @@ class CapturedGraph:
         return next(fitting, None)
 
     def _let_go(self) -> None:
-        """What was made for weights that have changed since."""
+        """Drop the programs for weights that have changed since."""
         left = [program for program in self._programs if not program.stale()]
         if len(left) < len(self._programs):
             self._programs = left
@@ -208,7 +228,8 @@ class CapturedGraph:
         warnings.warn(f"taso_mirage: {what} {runs} {where}: {why}", stacklevel=2)
 
     def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes the arguments of the graph, of what takes random numbers, too."""
+        """A call that takes the arguments of the graph, made of one that takes random numbers,
+        too."""
         drawn = self._drawn
         return call if drawn.draws is None else lambda *arguments: call(*drawn.arguments(arguments))
 
@@ -227,5 +248,5 @@ class CapturedGraph:
 
 
 def operations(captured: Captured) -> int:
-    """Those of a captured graph."""
+    """The number of operations of a captured graph."""
     return sum(node.op in CALLS for node in captured.graph.nodes)

@@ -257,7 +257,7 @@ class _Result:
     dims: tuple[int | DimPlace, ...] | None
 
     def shape(self, held: Sequence[Any]) -> tuple[int, ...]:
-        """Its sizes for these inputs."""
+        """The tensor's sizes for these inputs."""
         return tuple([dim if isinstance(dim, int) else held[dim[0]].shape[dim[1]] for dim in self.dims or ()])
 
 

@@ -19,7 +19,8 @@ from taso_mirage.torch.equal import check_equal
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
 SIZES = 16
-"""So many sets of sizes are remembered: each may have a graph, with memory of its own."""
+"""The number of sets of sizes that are remembered: each may have a graph, with memory of its
+own."""
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
 COPIED = 1 << 26
@@ -173,9 +174,8 @@ def _pool(stream: Any) -> Any:
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """What products use in a captured graph is of the graph's own memory, and nobody else's:
-    PyTorch would let its own go where it captures graphs itself, and a replay would read where
-    nothing is."""
+    """Give the products of a captured graph workspaces of the graph's own memory: PyTorch would
+    free its own where it captures graphs itself, and a replay would read freed memory."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taso_mirage.torch.halves import Captured
+from taso_mirage.torch.functionalization import Captured
 
 STATISTICS = frozenset(("running_mean", "running_var"))
-"""What batch norms in training change, though PyTorch's declarations of them do not say it."""
+"""Operands that batch norms in training change, though PyTorch's declarations do not say it."""
 
 
 def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int] | None:
@@ -24,7 +24,7 @@ def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int
         fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in given]
         with mode, writes, torch.no_grad():
             torch.fx.Interpreter(captured).run(*fakes)
-    except Exception:  # what hangs on elements, or is unknown to PyTorch's own tracing
+    except Exception:  # what depends on elements, or is unknown to PyTorch's own tracing
         return None
     return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and memory(each) in writes.to)
 
@@ -48,7 +48,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
 
 
 def memory(tensor: Any) -> int:
-    """What tells whether two tensors share memory, those without elements too."""
+    """A key that is equal for tensors that share memory, also for those without elements."""
     return int(tensor.untyped_storage()._cdata)
 
 

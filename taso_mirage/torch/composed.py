@@ -1,5 +1,5 @@
-"""What the optimizer made of a graph as a function that Inductor compiles: terms are PyTorch's
-operators (see `meaning`), and each fused kernel of the model is one operator, which launches it."""
+"""The optimized graph as a function that Inductor compiles: terms are PyTorch's operators (see
+`meaning`), and each fused kernel of the model is one operator, which launches it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PRODUCTS = {
 Launch = Callable[..., Any]
 """Runs a kernel on contiguous tensors."""
 LaunchMaker = Callable[[Record, Sequence[Sequence[int]]], Launch]
-"""What launches a kernel for inputs of such shapes."""
+"""A function that makes the launch of a kernel for inputs of given shapes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,9 @@ class OptimizedPart:
 
 
 def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
-    """What the optimizer made of the parts of a graph, with its kernels and without, also where it
-    is as it was: calls of it are captured. Nothing whose operands PyTorch would round where it
-    rounds none now: a convolution may be written as a product, and a product as a convolution."""
+    """The optimized parts of a graph, with kernels and without, also where a part is unchanged: its
+    calls are captured. Parts whose operands PyTorch would round although it rounds none now are
+    left out: a convolution may be written as a product, and a product as a convolution."""
     kerneled = [OptimizedPart(each.model, each.records, each.target) for each in results]
     plain = [OptimizedPart(each.unfused or each.model, {}, each.target) for each in results]
     for parts in (kerneled, plain) if any(each.records for each in results) else (plain,):
@@ -177,8 +177,8 @@ def _called(code: Launch, weights: Sequence[Any], tensors: Sequence[Any]) -> lis
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
-    """Those of a tensor, or of its dense copy where elements may share memory: no other tensor
-    could be copied into such."""
+    """The strides of a tensor, or of its dense copy where elements may share memory: no other
+    tensor could be copied into such."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -264,7 +264,7 @@ class _Traced:
 
 
 def launch_maker(target: Target) -> LaunchMaker:
-    """What launches kernels of a target on tensors.
+    """The function that makes launches of a target's kernels on tensors.
 
     Raises Unsupported where nothing does.
     """

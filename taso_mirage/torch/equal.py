@@ -53,7 +53,7 @@ def check_equal(
 
 
 def in_float64(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
-    """What eager PyTorch gives in float64, if it runs so."""
+    """The outputs of eager PyTorch in float64; None if it does not run so."""
     wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
     try:
         with torch.no_grad():

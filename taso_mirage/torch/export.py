@@ -19,7 +19,7 @@ import torch
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.encoder import ENCODERS
 from taso_mirage.torch.faithful import ALONE, FAITHFUL
-from taso_mirage.torch.halves import FreeDims
+from taso_mirage.torch.functionalization import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
 from taso_mirage.torch.pieces import StaysInPart
@@ -29,7 +29,8 @@ SizeGiven = int | tuple[int, ...]
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
 PARTS = {**TRAINING_NORMS, **ENCODERS, **FAITHFUL}
-"""What PyTorch's exporter does not know, or has wrong, in parts that it knows."""
+"""Decompositions of operators that PyTorch's exporter does not know, or has wrong, into those that
+it knows."""
 
 
 class ChangesInPlace(Exception):
@@ -42,7 +43,7 @@ class ChangesInPlace(Exception):
 
 @dataclass
 class SizesHeld:
-    """Which sizes of the inputs a model holds for: dims are numbers or expressions of symbols,
+    """The sizes of the inputs for which a model holds: dims are numbers or expressions of symbols,
     `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names,
     `relations` expressions of the symbols."""
 
@@ -147,7 +148,8 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
 
 
 def _fold(model: Any) -> None:
-    """Compute in a model what hangs on no input, and write functions in the places of their calls.
+    """Compute in a model what depends on no input, and write functions in the places of their
+    calls.
 
     Nothing more: the exporter's optimizer takes numbers to be equal that are near, so that 1e-9 is
     0, and leaves it out of a sum.
@@ -160,7 +162,8 @@ def _fold(model: Any) -> None:
 
 
 def _refused(reason: str) -> Unsupported:
-    """What the exporter refused for that reason: an operator that it names, or the whole."""
+    """The error for a reason of the exporter: it concerns an operator that the reason names, or the
+    whole graph."""
     named = re.search(r"<OpOverload\(op='([^']+)', overload='([^']+)'\)>", reason)
     if named is None:
         return Unsupported(f"PyTorch cannot export it: {reason}")
@@ -221,7 +224,7 @@ def _convert_subtracted(program: Any) -> None:
 
 
 def _shapes(program: Any) -> Any:
-    """What PyTorch knows of the free sizes of a program (its ShapeEnv); None where all are fixed.
+    """PyTorch's ShapeEnv of a program, which knows its free sizes; None where all are fixed.
 
     To write an operator in parts may take a size to be what it is, without a word: only the guards
     that are added there tell.

@@ -1,8 +1,7 @@
-"""What PyTorch itself makes of a captured graph: it runs so where it cannot be compiled here, or is
-no faster.
+"""A captured graph run by PyTorch itself: where it cannot be compiled here, or is no faster.
 
 Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
-whole graphs, not halves. Its results are compared with eager's, as all others are.
+whole graphs, not the parts of a split. Its results are compared with eager's, as all others are.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.draws import drawing, random_state, restore_random_state
 from taso_mirage.torch.equal import check_equal, in_float64
-from taso_mirage.torch.halves import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
+from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
 
 EAGER, INDUCTOR = "eager", "inductor"
 FALLBACKS = (EAGER, INDUCTOR)
@@ -36,7 +35,7 @@ GraphCall = Callable[..., Any]
 
 
 def checked_fallback(options: Mapping[str, Any]) -> str | None:
-    """The option, None where it hangs on the device.
+    """The option, None where it depends on the device.
 
     Raises InvalidOption.
     """
@@ -148,8 +147,8 @@ class Fallback:
         return [_copy(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
-        """What is changed in place and shares memory with another argument is left to eager: the
-        code was made for arguments that do not."""
+        """Leave calls to eager where an argument that is changed in place shares memory with
+        another: the compiled code was made for arguments that do not."""
         eager, changed = self._captured.forward, self._changed
 
         def call(*given: Any) -> Any:

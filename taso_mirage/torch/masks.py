@@ -14,7 +14,7 @@ JOINS = (ATEN.reshape.default, ATEN.view.default, ATEN.flatten.using_ints)
 
 
 def with_hidden_rows(program: Any) -> None:
-    """Write the zeros into an exported program, for every mask that hangs on its inputs.
+    """Write the zeros into an exported program, for every mask that depends on its inputs.
 
     They are written where the heads, (b,h,n,d), are behind one another again, (b,n,h*d), so that
     attention stays a pattern that runtimes have one operator for.

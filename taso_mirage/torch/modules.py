@@ -12,7 +12,7 @@ import torch
 
 from taso_mirage.report.result import Result
 from taso_mirage.torch.backend import CapturedGraph, Way, checked_options
-from taso_mirage.torch.halves import Captured
+from taso_mirage.torch.functionalization import Captured
 
 
 class Optimized(torch.nn.Module):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What the optimizer made of each graph, or of each part of one, for each set of weights
+        """The optimizer's results for each graph, or for each part of one, for each set of weights
         and kind of sizes."""
         return tuple(result for graph in self._graphs for result in graph.results)
 

@@ -53,7 +53,8 @@ TRAINING_NORMS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten._native_batch_norm_legit_functional.default: _functional,
     torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
 }
-"""What PyTorch calls for them once nothing changes in place, and their parts."""
+"""The operators that PyTorch calls for them once nothing changes in place, and their
+decompositions."""
 
 
 NORMS = frozenset((torch.batch_norm.__name__, torch.instance_norm.__name__))

@@ -52,7 +52,7 @@ ROUNDING = frozenset().union(*KINDS.values())
 
 
 def rounded_now(operators: frozenset[str]) -> frozenset[str]:
-    """Those of these operators whose operands PyTorch rounds to TF32 on CUDA, by its settings as
+    """The operators among these whose operands PyTorch rounds to TF32 on CUDA, by its settings as
     they are."""
     return frozenset().union(*[kind.intersection(operators) for rounds, kind in _kinds(operators) if rounds()])
 
@@ -136,7 +136,7 @@ def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes that hang on inputs alone, or give integers, as sizes are: what they are computed
+    """The nodes that depend on inputs alone, or give integers, as sizes are: what they are computed
     from goes from part to part, not they."""
     found: set[ir.Node] = set()
     for node in graph:
@@ -175,7 +175,8 @@ def _cut(model: ir.Model, places: _Places) -> tuple[PrecisionPart, ...]:
 
 
 def _taken(wanted: Iterable[ir.Value], places: _Places, number: int) -> list[ir.Value]:
-    """What a part takes to give these: inputs of the model, and values of parts before it."""
+    """The values that a part needs to compute `wanted`: inputs of the model, and values of parts
+    before it."""
     found, seen, waiting = list[ir.Value](), set[ir.Value](), list(wanted)
     while waiting:
         value = waiting.pop()

@@ -10,7 +10,7 @@ from torch.fx.passes.split_module import split_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.torch.halves import CALLS, Captured, value_of
+from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 
 PieceCompiler = Callable[[Captured], Callable[..., Any]]
 """A captured graph, which gives a tuple, as a function."""

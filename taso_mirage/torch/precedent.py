@@ -13,10 +13,11 @@ import torch
 from taso_mirage.api import Options
 from taso_mirage.report.result import Result
 from taso_mirage.search.rulesets import RuleSet
-from taso_mirage.torch.halves import CALLS, Captured, value_of
+from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 
 SHARE = 0.25
-"""Of the budget, for a graph like one that got kernels: those are made for its own sizes."""
+"""The share of the budget for a graph like one that got kernels: those are made for its own
+sizes."""
 PREDICTED = {
     "effort": "quick",
     "measure": False,
@@ -26,7 +27,7 @@ PREDICTED = {
 }
 """Options of `optimize` by which costs are predicted, and nothing is tuned."""
 Likeness = tuple[Any, ...]
-"""What graphs have in common that are alike."""
+"""A key that is equal for graphs that are alike."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -39,7 +40,7 @@ class Precedent:
     fused: bool
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `optimize` for a graph that is alike.
+        """The options of `optimize` for a graph that is alike.
 
         Rules that a user allows to round by name have to be there, applied or not.
         """
@@ -73,4 +74,4 @@ def _is_float(node: Any) -> bool:
 
 
 PRECEDENTS: WeakValueDictionary[Likeness, Precedent] = WeakValueDictionary()
-"""Those of the graphs that are there: each keeps its own."""
+"""The precedents of live graphs: each graph keeps its own."""

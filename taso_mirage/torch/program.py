@@ -19,14 +19,14 @@ from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.composed import candidates
-from taso_mirage.torch.draws import drawing
 from taso_mirage.torch.equal import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
-from taso_mirage.torch.halves import Captured, FreeDims, Halves, halves, largest_bytes
+from taso_mirage.torch.functionalization import Captured, FreeDims, FunctionalSplit, functional_split, largest_bytes
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
 from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
 from taso_mirage.torch.race import both_short, slower
+from taso_mirage.torch.random_ops import drawing
 from taso_mirage.torch.sessions import Sessions
 
 _VERSION = attrgetter("_version")
@@ -76,7 +76,7 @@ class Program:
     def __init__(
         self,
         captured: Captured,
-        cut: Halves,
+        cut: FunctionalSplit,
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         rounding: bool = True,
@@ -205,7 +205,7 @@ class Program:
             raise TooSlow(f"it takes {found:.2f} times as long here", self.results)
 
     def _reference(self, given: Sequence[Any]) -> Any:
-        """What eager PyTorch gives.
+        """The outputs of eager PyTorch.
 
         A graph that draws random numbers is refused.
         """
@@ -220,12 +220,14 @@ def _draws(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
-def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tuple[Halves, Any, OnnxForm]:
-    """The halves, with those arguments outside of the inner one that are changed in place, as
+def _exported(
+    captured: Captured, cut: FunctionalSplit, arguments: Sequence[Any]
+) -> tuple[FunctionalSplit, Any, OnnxForm]:
+    """The split, with those arguments outside of the functional part that are changed in place, as
     PyTorch or the exporter sees it; the inner half with its weights, and as a model."""
     changed = changed_arguments(captured, arguments) or frozenset()
     if not changed <= set(cut.changed):
-        cut = halves(captured, changed.union(cut.changed))
+        cut = functional_split(captured, changed.union(cut.changed))
     module = cut.frozen(captured, arguments)
     given = [arguments[i] for i in cut.inputs]
     try:
@@ -234,10 +236,10 @@ def _exported(captured: Captured, cut: Halves, arguments: Sequence[Any]) -> tupl
         places = {cut.inputs[i] for i in changes.inputs} | {cut.weights.get(name, -1) for name in changes.weights}
         if -1 in places or places <= set(cut.changed):  # more than arguments
             raise Unsupported(str(changes)) from changes
-        return _exported(captured, halves(captured, places.union(cut.changed)), arguments)
+        return _exported(captured, functional_split(captured, places.union(cut.changed)), arguments)
 
 
-def _model(captured: Captured, cut: Halves, module: Any, given: Sequence[Any]) -> OnnxForm:
+def _model(captured: Captured, cut: FunctionalSplit, module: Any, given: Sequence[Any]) -> OnnxForm:
     """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
     if largest_bytes(captured) > LARGE:
         made = to_onnx(module, given, _of_any_number(given, cut.free))
@@ -262,7 +264,7 @@ def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> 
 
 
 def _state(weights: Sequence[Any]) -> tuple[Any, ...]:
-    """What differs when one of them was changed in place."""
+    """A value that changes when a weight is changed in place."""
     try:
         return tuple(map(_VERSION, weights)), tuple(map(torch.Tensor.data_ptr, weights))
     except RuntimeError:

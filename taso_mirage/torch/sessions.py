@@ -31,10 +31,10 @@ from taso_mirage.torch.race import slower
 WARM = 3
 """Calls after which all is captured that will be."""
 FINISHING = 0.1
-"""Of the budget of a graph, for what follows: the comparison with eager PyTorch, and the times
-beside it."""
+"""The share of a graph's budget for the steps that follow: the comparison with eager PyTorch, and
+the times beside it."""
 LEAST = 0.5
-"""Of the budget, for the optimizer, however long the export took."""
+"""The share of the budget for the optimizer, however long the export took."""
 
 
 class Sessions:
@@ -75,7 +75,7 @@ class Sessions:
             return whole
 
     def optimized(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
-        """What the optimizer made of each part, measured and checked on these inputs too, and calls
+        """The optimizer's result for each part, measured and checked on these inputs too, and calls
         of sessions on them with their kernels.
 
         Raises InvalidOption, and Unsupported with the reason.

@@ -38,9 +38,9 @@ OTHERS = (
     b"\xff",
     b"lambda: 0",
 )
-"""What stands in the place of a word of a header."""
+"""Replacements of a word of a header."""
 TEXTS = (b"[" * 100_000, b"", b"{}", b"\xff", b'{"format": 1e999}', b'["a", "b", NaN]', b"9" * 5000, b"[[]]", b"null")
-"""What stands in the place of a file of a cache."""
+"""Replacements of a file of a cache."""
 KERNEL = f"kernels/{'0a' * 16}.json"
 
 

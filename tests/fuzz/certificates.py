@@ -80,8 +80,8 @@ def _session(model: Model) -> Any:
 
 
 def _differences(original: Model, changed: Model, optimized: Model, loads: bool) -> Iterator[str]:
-    """What an accepted model computes otherwise than the accepted original, and otherwise than what
-    the optimizer wrote, on numbers of all sizes; where the command has run it, it `loads`, too."""
+    """Differences of an accepted model from the accepted original, and from the file that the
+    optimizer wrote, on numbers of all sizes; where the command has run it, it `loads`, too."""
     sessions: list[Any] = []
     try:
         sessions += [_session(original)]
@@ -141,7 +141,7 @@ def _feeds(session: Any) -> Iterator[dict[str, Any]]:
 
 
 def _borders(original: Model, changed: Model) -> Iterator[str]:
-    """What a caller sees, and what is not the same."""
+    """Differences between the interfaces that a caller sees."""
     a, b = original.graph, changed.graph
     own = {t.name for t in a.initializer} if original.ir_version < 4 else set()
     other = {t.name for t in b.initializer} if changed.ir_version < 4 else set()
@@ -297,7 +297,7 @@ def _wiring(model: Model, random: Random) -> None:
 
 
 def _default(model: Model, random: Random) -> None:
-    """Another default of an input, or none, or one more."""
+    """Change the default of an input, remove it, or add one."""
     stored = {t.name: t for t in model.graph.initializer}
     value = random.choice(model.graph.input)
     dims = [d.dim_value or 4 for d in value.type.tensor_type.shape.dim]
@@ -339,7 +339,7 @@ def _opset(model: Model, random: Random) -> None:
 
 
 def _renamed(model: Model, random: Random) -> None:
-    """What says nothing: names of nodes, documentation."""
+    """Change texts without effect: names of nodes, documentation."""
     _node(model, random).name = "other"
     model.doc_string = "said"
 
@@ -371,7 +371,7 @@ WRITTEN: tuple[tuple[str, ...], ...] = (
     ("Mul x x", "Div 0 x"), ("Add x c", "Sub 0 c"), ("Mul x c", "Div 0 c"), ("Log x", "Exp 0"), ("Max x c",), ("Mul x x", "Sqrt 0"),
     ("Less x c", "Where 0 x c"), ("Exp x", "Exp x", "Sub 0 1", "Add x 2"), ("Neg x", "Neg 0"), ("Relu x",), ("Tanh x",),
 )  # fmt: skip
-"""The same in nodes, as what is put in front of a use of a value."""
+"""The changes in nodes: they are put in front of a use of a value."""
 
 
 def _forged(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:

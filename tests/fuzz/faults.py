@@ -24,7 +24,7 @@ COMMANDS = {
     f"optimize m.onnx {QUICK} --in-place": ("m.onnx",),
     f"optimize m.onnx {QUICK} --in-place --certificate c.json": ("m.onnx", "c.json"),
 }
-"""What each of them writes."""
+"""The files that each command writes."""
 
 
 def fault_case(seed: int, folder: Path) -> tuple[str, list[str]]:
@@ -52,7 +52,7 @@ def fault_case(seed: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def _judged(run: dict[str, Any], whole: dict[str, Any], outputs: tuple[str, ...]) -> list[str]:
-    """What is wrong after a run, beside the one without a fault."""
+    """The errors after a run, compared with the run without a fault."""
     old, new, found = whole["given"], whole["files"], run["files"]
     wrong = [f"left {name}" for name in {*found} - {*old} | {*run["left"]}]
     wrong += [f"{name} is neither" for name in old if found.get(name) not in (old[name], new[name]) and name in MODELS]

@@ -76,13 +76,13 @@ KINDS = {
     "value": "surfaces:valued",
     "torch": "modules:moduled",
 }
-"""What judges a case of each kind: a function of its seed and of a folder, in a module of this
+"""The judge of each kind of cases: a function of a seed and of a folder, in a module of this
 package."""
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the
-    list of all that is."""
+    """The outcome of a case of `job` ("kind", "seed", "folder"): "code" in words, and "wrong", the
+    list of all errors."""
     if not _watch:
         _watch.append(Watch())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))

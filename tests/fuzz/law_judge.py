@@ -1,5 +1,5 @@
-"""Both sides of a rule's applications in ONNX Runtime, compared: what neither the prover nor our
-definitions of the operators can vouch for."""
+"""The two sides of a rule's applications in ONNX Runtime, compared: a check that depends neither on
+the prover nor on our definitions of the operators."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WRONG = (DIFFERENT, FAILS, DEFINITION)
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of an application as models of one opset over the same inputs; weights have one
+    """The two sides of an application as models of one opset over the same inputs; weights have one
     value each."""
 
     name: str
@@ -76,7 +76,7 @@ class Pair:
         return left, right
 
     def ran(self, feeds: Sequence[Inputs], optimized: bool) -> tuple[list[Ran] | str, list[Ran] | str]:
-        """What both sides give on each input; a text where one cannot be loaded, or ends its
+        """The outputs of both sides on each input; a text where one cannot be loaded, or ends its
         process."""
         left, right = (_in_runtime(content, feeds, optimized) for content in self.contents)
         return left, right
@@ -97,7 +97,7 @@ def _in_runtime(content: bytes, feeds: Sequence[Inputs], optimized: bool) -> lis
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a rule's typings: comparisons by verdict, dtype and rank, why others are none,
+    """The outcome of a rule's typings: comparisons by verdict, dtype and rank, why others are none,
     and those that are wrong."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -145,7 +145,8 @@ def _proofs() -> Proofs:
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rule of a job ("name", "seed", "typings", "runs") came to, see `Tally.as_dict`."""
+    """The outcome for the rule of a job ("name", "seed", "typings", "runs"), see
+    `Tally.as_dict`."""
     start, rule = time.process_time(), subjects()[str(job["name"])]
     found = compared(rule, int(job["seed"]), int(job["typings"]), _proofs(), runs=int(job["runs"]))
     wrong = [{**each, "job": dict(job)} for each in found.wrong]
@@ -174,7 +175,7 @@ def compared(
 
 
 def written(name: str, typing: Typing, rng: Random) -> Pair:
-    """Both sides at one of the opsets that have all of their operators."""
+    """Write both sides at one of the opsets that have all of their operators."""
     weights = _weights(typing, rng)
     for opset in rng.sample(OPSETS, len(OPSETS)):
         pair = Pair(name, typing, opset, weights)

@@ -94,15 +94,15 @@ def _typed(rule: Rule, names: Mapping[str, Any]) -> Typing | None:
 
 
 def _recast(names: Mapping[str, Any], rng: Random) -> dict[str, Any]:
-    """Another dtype for all operands of floats, or for all."""
+    """Change the dtype of all operands of floats, or of all operands."""
     floats, every = rng.choice(FLOATS), rng.random() < 0.3
     other = rng.choice((*INTEGERS, "bool"))
     return {n: _like(v, other if every else floats, (), every) for n, v in names.items()}
 
 
 def _raised(names: Mapping[str, Any], rng: Random) -> dict[str, Any]:
-    """The same axes more in front of all operands, or of those of the highest rank; half of the
-    time axes and permutations move with them."""
+    """Add leading axes to all operands, or to those of the highest rank; half of the time axes and
+    permutations move with them."""
     ranks = [len(v.shape) for v in names.values() if isinstance(v, Node) and v is not ABSENT]
     most = max(ranks, default=0)
     if most >= RANKS:
@@ -148,7 +148,7 @@ def _like(value: Any, dtype: str, more: Sequence[int], every: bool) -> Any:
 
 
 def applied(rule: Rule, typing: Typing, proofs: Proofs) -> Typing | Refusal:
-    """Both sides as the optimizer would exchange them at a typing, or why it would not."""
+    """The two sides as the optimizer would exchange them at a typing, or why it would not."""
     asked = application(RuleStatement(rule.equation, rule.given, rule.attributes), typing)
     results = apply_equation(rule.equation, asked.found)
     if isinstance(results, Failure):

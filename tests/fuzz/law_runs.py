@@ -13,7 +13,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.targets.onnx_runtime import run_session
 
 Ran = list[Any] | str
-"""What a run gave, or why it gave nothing."""
+"""The outputs of a run, or the reason why it has none."""
 
 
 def side(content: bytes, feeds: Sequence[Mapping[str, Any]], optimized: bool) -> list[Ran] | str:
@@ -38,7 +38,8 @@ PERTURB, FILL = -6, 0x99
 
 @contextmanager
 def _dirty_memory() -> Iterator[None]:
-    """What a kernel leaves unset is no zero by luck, where the C library is glibc."""
+    """Fill freed memory with nonzero bytes, where the C library is glibc, so that elements that a
+    kernel leaves unset are not zero by chance."""
     option = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
     option(PERTURB, FILL)
     try:

@@ -146,7 +146,7 @@ def moduled(seed: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def differing(seed: int) -> list[str]:
-    """What differs from eager in a few calls of the module of a seed."""
+    """Differences from eager in a few calls of the module of a seed."""
     from taso_mirage.torch.backend import CapturedGraph
 
     random = Random(seed)

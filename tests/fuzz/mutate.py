@@ -87,7 +87,7 @@ def _messages(message: Message) -> Iterator[Message]:
 
 
 def _change(message: Message, model: onnx.ModelProto, random: Random) -> None:
-    """Another value in one field of a message, or one part more or less."""
+    """Change the value of one field of a message, or add or remove one part."""
     fields = message.DESCRIPTOR.fields
     present = [field for field, _ in message.ListFields()]
     field = random.choice(present if present and random.random() < 0.8 else fields)

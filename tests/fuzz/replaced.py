@@ -17,7 +17,7 @@ from fuzz.seeds import contents
 
 LOOKING = ("open", "stat", "lstat", "fstat", "readlink", "replace", "mkdir", "unlink")
 LOOKS = 400
-"""So many looks at files, by this process itself, a quick command takes at least."""
+"""The least number of times that a quick command looks at files, by this process itself."""
 PLACES = ("in/w.bin", "in/m.onnx", "in", "out.onnx", "out.onnx.data", "cache/costs.sqlite")
 
 

@@ -23,7 +23,7 @@ OTHERS = (
     ["diff", "m.onnx", "m.onnx"],
     ["verify", "m.onnx", "out.onnx", "steps.json"],
 )
-"""What else reads the model, or what was made of it."""
+"""Further commands that read the model, or a result of it."""
 
 
 def valued(seed: int, folder: Path) -> tuple[str, list[str]]:

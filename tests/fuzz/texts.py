@@ -22,7 +22,7 @@ from taso_mirage.kernels.tensorrt.plan import kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = (None, True, 0, -1, 2**63, 1e308, float("nan"), float("inf"), "", [], {}, [[]], {"a": {}}, *TEXTS)
-"""What stands in the place of any value of JSON."""
+"""Replacements of a value of JSON, or of a word of a text."""
 PIECES = (
     "",
     "(" * 3000,
@@ -50,7 +50,7 @@ PIECES = (
     "-1",
     "float32[n]",
 )
-"""What stands in the place of a word of a text."""
+"""Replacements of a word of a text."""
 
 
 def text_case(seed: int, folder: Path) -> tuple[str, list[str]]:

@@ -108,7 +108,7 @@ def _text_of_numbers(graph: _Graph) -> None:
 
 
 def _moved(graph: _Graph) -> None:
-    """What moves elements does so with those of any dtype."""
+    """Add an operator that moves elements, of any dtype."""
     x = graph.any("tensor")
     if x is None or not graph.kinds[x].shape:
         return

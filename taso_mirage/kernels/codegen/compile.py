@@ -29,10 +29,10 @@ OVERLAPPING = 90
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What the host makes of an argument for Hopper's TMA (`cuTensorMapEncodeTiled`): dims and
-    strides of the tensor in elements, the outermost first, the box that is copied at a time, and
-    the bytes that are swizzled in shared memory. What is outside of the tensor is read as 0, or as
-    NaN."""
+    """A tensor map for Hopper's TMA, which the host makes of an argument
+    (`cuTensorMapEncodeTiled`): dims and strides of the tensor in elements, the outermost first, the
+    box that is copied at a time, and the bytes that are swizzled in shared memory. Elements outside
+    of the tensor are read as 0, or as NaN."""
 
     argument: int
     shape: Shape

@@ -128,10 +128,10 @@ class CppProgram:
     prepared: list[PreparedInstance] = field(default_factory=list)
     """The terms that read prepared weights, which lie one behind the other."""
     waiting: list[PreparedInstance] = field(default_factory=list)
-    """Those of them whose results nothing has read yet: they run together."""
+    """The prepared instances whose results nothing has read yet: they run together."""
 
     def source(self) -> str:
-        """Its functions; what they have in common stands above those of all programs."""
+        """The program's functions; code that all programs share stands above them."""
         self.names = size_names([x.shape for x in self.graph.inputs])
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
@@ -168,7 +168,7 @@ class CppProgram:
         ]
 
     def _threads(self, node: Node, types: Sequence[Tensor]) -> str:
-        """Who runs the blocks of a kernel, in C++."""
+        """The C++ expression for the threads that run the blocks of a kernel."""
         body = node.attr("body") if traits(node).lowering is Lowering.KERNEL else ()
         moved: Dim = sum(map(_bytes, types))
         if any(traits(each).lowering is Lowering.CONTRACT for each in body) or (
@@ -178,8 +178,8 @@ class CppProgram:
         return "nullptr" if isinstance(moved, int) else f"{moved} <= {ALONE} ? nullptr : parallel_for"
 
     def _by_class(self, node: Node) -> None:
-        """Its blocks are those of the class that a header has for it; they run before what reads
-        it."""
+        """Compile a node to an instance of a header's class, whose blocks run before their result
+        is read."""
         made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
         if any(node.args[i] not in self.graph.inputs for i in made.weights):
             raise Unsupported("a muGraph that prepares weights that are no inputs")
@@ -279,7 +279,7 @@ class CppProgram:
             yield from self._preparing()
 
     def _preparing(self) -> Iterator[str]:
-        """What prepares the weights, and which inputs those are."""
+        """The function that prepares the weights, and the list of the inputs that are weights."""
         places, calls = dict[int, None](), list[str]()
         for i, made in enumerate(self.prepared):
             own = [self.graph.inputs.index(made.node.args[k]) for k in made.weights]
@@ -307,7 +307,7 @@ def vector_header() -> str:
 
 @cache
 def free_header() -> str:
-    """What sources have besides whose sizes a run gives."""
+    """The header of sources whose sizes are known only in a run."""
     return files("taso_mirage.kernels.codegen.cpu").joinpath("free.h").read_text()
 
 

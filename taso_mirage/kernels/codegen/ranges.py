@@ -1,4 +1,4 @@
-"""Which of several programs with free sizes runs at which sizes."""
+"""The choice of a program by the sizes of a run, where several programs have free sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isqrt, prod
 
 CLEARLY = 0.95
-"""What takes at most such a part of the time of the usual program has a range of sizes."""
+"""A program whose time is at most this share of the usual program's has a range of sizes."""
 
 
 def ranges(

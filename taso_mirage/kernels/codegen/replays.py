@@ -17,8 +17,8 @@ from taso_mirage.kernels.codegen.estimates import buffer_bytes
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonProgram
 
 REPLAYED, SPAN = 64, 5e-3
-"""So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes
-5 to 7 microseconds (H100)."""
+"""The number of calls that are measured at a time, and the seconds after which fewer are: a graph's
+start takes 5 to 7 microseconds (H100)."""
 SLOW = 1e-4
 """Seconds of a slow call."""
 LONG = 256

@@ -8,48 +8,23 @@ Triton compiler's, except in the forms in Gluon, which say their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from textwrap import wrap
-from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbols
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
+from taso_mirage.kernels.codegen.gpu.buffers import dense_buffers, kernel_terms, output_buffers, tensor_buffers
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
-from taso_mirage.kernels.codegen.gpu.convolution import ConvolutionBlock
-from taso_mirage.kernels.codegen.gpu.depthwise import DepthwiseBlock
-from taso_mirage.kernels.codegen.gpu.program import (
-    LaunchSchedule,
-    TritonBuffer,
-    TritonLaunch,
-    TritonProgram,
-    dense_buffers,
-    kernel_terms,
-    output_buffers,
-    tensor_buffers,
-)
-from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
+from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, LaunchedFunction, gpu_programs
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
-from taso_mirage.kernels.codegen.gpu.specialized import HELPERS, SpecializedBlock
-from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
-from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
+from taso_mirage.kernels.codegen.gpu.specialized import SpecializedBlock
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
-
-ByHand: TypeAlias = ConvolutionBlock | ShiftedBlock | DepthwiseBlock
-BY_HAND: Mapping[Lowering | None, type[ByHand]] = {
-    Lowering.IMPLICIT_GEMM: ConvolutionBlock,
-    Lowering.SHIFTED: ShiftedBlock,
-    Lowering.DEPTHWISE: DepthwiseBlock,
-}
-"""What has its own text."""
-Specialized: TypeAlias = SpecializedBlock | StationaryBlock
-"""What is in Gluon."""
-ProgramBlock: TypeAlias = TritonBlock | Specialized | ByHand
-"""What is written as one function."""
 
 
 def program(
@@ -70,19 +45,19 @@ def program(
     buffers, sizes = tensor_buffers(graph, batch), size_names([x.shape for x in graph.inputs])
     if unnamed := {n for b in buffers.values() for dim in b.shape for n in symbols(dim)}.difference(sizes):
         raise Unsupported(f"the size {min(unnamed)}, which no input has as a dim")
-    read = [_block(node, f"kernel_{i}", buffers, sizes) for i, node in enumerate(kernel_terms(graph))]
-    chosen = schedules or [None] * len(read)
-    blocks: list[ProgramBlock] = [
-        _in_groups(block) if schedule and schedule.specialized else block
-        for block, schedule in zip(read, chosen, strict=True)
+    terms = kernel_terms(graph)
+    chosen = schedules or [None] * len(terms)
+    written = [_function(node, f"kernel_{i}", buffers, sizes) for i, node in enumerate(terms)]
+    blocks = [
+        _in_groups(node, block) if schedule and schedule.specialized else block
+        for node, block, schedule in zip(terms, written, chosen, strict=True)
     ]
     if specialized:
-        blocks = _specialized(blocks, chosen)
+        blocks = _specialized(terms, blocks, chosen)
     launches = tuple(b.launch(s) for b, s in zip(blocks, chosen, strict=True))
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = dense_buffers(graph, buffers)
-    helpers = [HELPERS] if any(each.maps for each in launches) else []
-    helpers += [ROUNDED_TILES] if any(isinstance(each, StationaryBlock) for each in blocks) else []
+    helpers = [*dict.fromkeys(text for each in blocks for text in each.helpers)]
     helpers += [SOURCE] if any(each.cluster != 1 for each in launches) else []
     helpers += [CONVERSIONS] if any(is_stored(b.dtype) for b in everything) else []
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
@@ -101,34 +76,44 @@ def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
     return found
 
 
-def _block(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]) -> TritonBlock | ByHand:
+def _kernel(node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str]) -> TritonBlock:
+    return TritonBlock(node, name, [each for each in reads if each is not None], writes, sizes)
+
+
+KERNEL = GpuProgram("kernel", _kernel, SpecializedBlock)
+"""How a kernel with a body is written."""
+
+
+def _program_of(node: Node) -> GpuProgram:
+    return KERNEL if traits(node).lowering is Lowering.KERNEL else gpu_programs()[node.op]
+
+
+def _function(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]) -> LaunchedFunction:
     """A term that is launched as a function."""
-    written = list(output_buffers(node, buffers))
-    if traits(node).lowering is Lowering.KERNEL:
-        return TritonBlock(node, name, [buffers[a] for a in node.args], written, sizes)
-    by_hand = BY_HAND.get(traits(node).lowering, ConvolutionBlock)
-    return by_hand(node, name, [buffers.get(a) for a in node.args], written, sizes)
+    read = [buffers.get(a) for a in node.args]
+    return _program_of(node).function(node, name, read, list(output_buffers(node, buffers)), sizes)
 
 
-def _in_groups(block: TritonBlock | ByHand) -> Specialized:
+def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
     """The form whose groups of warps do not wait for each other as those of a block do."""
-    if isinstance(block, ShiftedBlock):
-        return StationaryBlock(block)
-    if isinstance(block, TritonBlock):
-        return SpecializedBlock(block)
-    raise Unsupported("a convolution whose warps have roles")
+    found = _program_of(node).in_groups
+    if found is None:
+        raise Unsupported(f"{node.op}, which has no form in Gluon")
+    return found(block)
 
 
-def _specialized(blocks: Sequence[ProgramBlock], chosen: Sequence[LaunchSchedule | None]) -> list[ProgramBlock]:
+def _specialized(
+    terms: Sequence[Node], blocks: Sequence[LaunchedFunction], chosen: Sequence[LaunchSchedule | None]
+) -> list[LaunchedFunction]:
     """Those that have such a form in it. Raises Unsupported where none has."""
     found, reasons = list(blocks), list[str]()
-    for i, (block, schedule) in enumerate(zip(blocks, chosen, strict=True)):
-        if schedule is None and not isinstance(block, Specialized):
+    for i, (node, block, schedule) in enumerate(zip(terms, blocks, chosen, strict=True)):
+        if schedule is None and not block.specialized:
             try:
-                found[i] = _in_groups(block)
+                found[i] = _in_groups(node, block)
             except Unsupported as error:
                 reasons.append(str(error))
-    if not any(isinstance(block, Specialized) for block in found):
+    if not any(block.specialized for block in found):
         raise Unsupported("; ".join(dict.fromkeys(reasons)) or "schedules that were chosen for another form")
     return found
 
@@ -145,7 +130,7 @@ import triton.language as tl
 
 def _header(
     graph: Graph,
-    blocks: Sequence[ProgramBlock],
+    blocks: Sequence[LaunchedFunction],
     launches: Sequence[TritonLaunch],
     batch: Batch | None,
 ) -> str:

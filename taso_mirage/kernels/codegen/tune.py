@@ -39,13 +39,13 @@ from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 
 FINALISTS = 4
-"""So many programs, of different grids, loops or forms, get other schedules."""
+"""The number of programs, of different grids, loops or forms, that get other schedules."""
 DEEPEST = 8
 """Iterations whose loads are in flight, at most."""
 DEPTHS = 5
-"""So many numbers of stages are tried for a launch, the deepest that fit."""
+"""The number of pipeline depths that are tried for a launch, the deepest that fit."""
 BEHIND = 1.2
-"""Of a slow program that takes so many times as long as the best so far one round is measured."""
+"""A program that takes this many times as long as the best so far is measured in one round."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
@@ -77,7 +77,7 @@ def compilers(count: int) -> Workers:
 
 
 class Cache(Protocol):
-    """What keeps measurements (`optimize.cache.CostCache` is one)."""
+    """A store of measurements (`optimize.cache.CostCache` is one)."""
 
     def get(self, target: str, signature: str) -> float | None: ...
     def put(self, target: str, signature: str, seconds: float) -> None: ...
@@ -149,7 +149,7 @@ def _tuned(
     finalists += _simplest(finalists, different.values())
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
-    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in hangs on that one
+    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in depends on that one
     for i, tries in orders + again if count > 1 else orders:
         if late():
             break
@@ -286,7 +286,7 @@ class _Bench:
 
 
 def job(program: TritonProgram) -> dict[str, Any]:
-    """What compiling a program takes, as JSON has it."""
+    """The compiler's job for a program, as JSON."""
     launches = [
         [
             x.name,
@@ -306,7 +306,7 @@ def first_job() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, str]:
-    """What Triton's cache tells apart of this process: PyTorch sets some of it when it compiles."""
+    """The settings in the key of Triton's cache: PyTorch sets some of them when it compiles."""
     import triton
 
     found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
@@ -345,7 +345,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
 
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """What is tried for a launch: its own first."""
+    """The schedules that are tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
     if launch.schedule.specialized and not launch.maps:  # what fits is its own
         return [launch.schedule]
@@ -367,8 +367,8 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same with other ways to multiply in single precision; none where
-    operands are rounded, which is always faster."""
+    """The launch's own schedule, and its variants that multiply in single precision otherwise; no
+    variants where operands are rounded, which is always faster."""
     own = launch.schedule
     ways = [each for each in launch.precisions if each != TF32_ROUNDED] if own.precision != TF32_ROUNDED else []
     others = [replace(own, precision=each) for each in ways]
@@ -376,8 +376,8 @@ def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedu
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and the same that lets the next kernel in when it has waited itself, later,
-    or without a loop before that."""
+    """The launch's own schedule, and its variants that let the next kernel start after this one's
+    wait, at its end, or (without a loop) before its wait."""
     own = launch.schedule
     plain = replace(own, late=False, early=False)
     others = [plain, replace(plain, late=True), *([replace(plain, early=True)] if launch.loop == 1 else [])]
@@ -396,7 +396,7 @@ def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> Trito
 
 
 def gpu_and_versions() -> str:
-    """The name of the GPU and the versions that a measurement hangs on.
+    """The name of the GPU and the versions that a measurement depends on.
 
     Raises RuntimeUnavailable where there is none.
     """
@@ -445,5 +445,6 @@ def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def _is_triton(error: Exception) -> bool:
-    """Its errors have no common base, and some are plain RuntimeErrors of its passes."""
+    """Whether Triton raised an error: its errors have no common base, and some are plain
+    RuntimeErrors of its passes."""
     return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)

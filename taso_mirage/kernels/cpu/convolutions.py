@@ -2,7 +2,7 @@
 relu that follow.
 
 What they have in common with other goals is the evidence: a muGraph is verified against its goal,
-at small sizes, as its algebra hangs on neither the channels nor how many tiles there are.
+at small sizes, as its algebra depends on neither the channels nor how many tiles there are.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Convolution:
     group: int = 1
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
+    large, once = True, False
 
     @property
     def known(self) -> list[Node]:
@@ -63,7 +64,7 @@ class Convolution:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Its height and width."""
+        """The kernel's height and width."""
         return tuple(map(int, self.w.shape[2:]))
 
     def _results(self, sides: Sequence[int]) -> list[int]:
@@ -71,12 +72,12 @@ class Convolution:
         return [n + self.pads[i] + self.pads[i + 2] - self.kernel[i] + 1 for i, n in enumerate(sides)]
 
     def tiles(self, tile: tuple[int, int]) -> int:
-        """Of one image."""
+        """The number of tiles of one image."""
         sides = self._results([int(n) for n in self.x.shape[2:]])
         return prod(-(-n // m) for n, m in zip(sides, tile, strict=True))
 
     def goal(self) -> Node:
-        """As the model has it."""
+        """The convolution as a model writes it."""
         attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
         made = term("conv", self.x, self.w, self.b, **attrs)
         made = made if self.z is ABSENT else term("add", made, self.z)
@@ -89,8 +90,8 @@ class Convolution:
         return term("winograd", *operands, **how)
 
     def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
-        """The same with few channels, groups and tiles, the last of which are cut as here; and its
-        leaves."""
+        """This convolution with few channels, groups and tiles, whose last tiles are cut in the
+        same way; and its leaves."""
         groups = min(self.group, 2)
         kernel, sides = self.kernel, []
         for i, size in enumerate(self.x.shape[2:]):
@@ -170,7 +171,7 @@ def followed_convolution(
 
 
 def convolution(goal: Graph) -> Convolution | None:
-    """What a goal is that `followed_convolution` gave; None for others."""
+    """Read a goal of `followed_convolution`; None for other goals."""
     if len(goal.outputs) != 1:
         return None
     rectified = RECTIFIED.match(goal.outputs[0])

@@ -21,7 +21,6 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.codegen.cpu.prepared import NARROW_ROWS
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
@@ -35,6 +34,8 @@ from taso_mirage.verdicts import Evidence, Failure
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
 """The same for weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`)."""
+NARROW_ROWS = 8
+"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
@@ -56,7 +57,7 @@ MULTIPLIED = tuple(
     )
 )
 BIASED = MULTIPLIED[3:]
-SAVED = 0.2, 0.1
+SAVED = 1.0, 0.1
 """About what is saved of the time in which weights come from memory, and of that of the
 arithmetic."""
 
@@ -91,7 +92,7 @@ class WeightProduct:
         return [each for each in (self.w, self.scales, self.zeros) if each is not ABSENT]
 
     def goal(self) -> Node:
-        """As the model has it."""
+        """The product as a model writes it."""
         made = self.product
         for other in (ABSENT if self.biased else self.b, self.z):
             made = made if other is ABSENT else term("add", made, other)
@@ -106,18 +107,18 @@ class WeightProduct:
 
     @property
     def digits(self) -> tuple[int | None, int | None]:
-        """What the digits of x hang on, which products of one x have to share."""
+        """The properties of x's digits on which products of one x must agree."""
         form = dict(self.form)
         return form.get("block_size"), form.get("accuracy_level")
 
     @property
     def elements(self) -> int:
-        """Those of the weights."""
+        """The number of elements of the weights."""
         return int(self.x.shape[-1]) * int(self.product.shape[-1])
 
     @property
     def rows(self) -> int:
-        """Those of all batches."""
+        """The number of rows of all batches."""
         return prod(map(int, self.x.shape[:-1]))
 
     @property
@@ -126,11 +127,11 @@ class WeightProduct:
         return self.rows <= NARROW_ROWS
 
     def evidence(self) -> Evidence | Failure:
-        """Of its muGraphs."""
+        """The evidence for the product's muGraphs."""
         return _evidence(self._small())
 
     def _small(self) -> WeightProduct:
-        """The same with few rows, columns and blocks."""
+        """This product with few rows, columns and blocks."""
         rows, form = (2,) * (len(self.x.shape) - 1), dict(self.form)
         shapes: dict[str, tuple[int, ...]] = {"x": (*rows, 3), "w": (3, 5), "b": (5,), "z": (*rows, 5)}
         if form:
@@ -148,7 +149,7 @@ class WeightProduct:
         return size(self.w.type) / device.bandwidth, work(self.goal(), {}).flops / device.flops
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """Those of its muGraphs."""
+        """The block sizes of the product's muGraphs."""
         integers = [(n, most) for n, most in INTEGERS if most <= self.rows and (most > 1 or self.rows == 1)]
         few, many = (integers, [*WIDE, *integers]) if self.form else (THIN, WIDE)
         for columns, most in few if self.thin else many:
@@ -163,6 +164,7 @@ class WeightProducts:
     """A goal whose results are products with weights, of one x if they are several."""
 
     parts: tuple[WeightProduct, ...]
+    once = False
 
     @property
     def known(self) -> list[Node]:
@@ -216,15 +218,15 @@ def _multiplied(node: Node, sizes: Mapping[str, int]) -> WeightProduct | None:
     made = WeightProduct(**operands, form=names.get("a", ()), biased="b" in names)
     try:
         rows = prod(fixed(made.x.shape, sizes)[:-1])
-    except (LookupError, TasoMirageError):  # a size that hangs on the data
+    except (LookupError, TasoMirageError):  # a size that depends on the data
         return None
     matrix = len(made.w.shape) == (3 if made.form else 2) and all(isinstance(n, int) for n in made.w.shape)
     return made if len(made.x.shape) > 1 and matrix and rows > 0 else None
 
 
 def shared_operand(node: Node) -> Node | None:
-    """What a product with weights of few bits reads that others may read, too: then they are one
-    kernel."""
+    """The operand of a product with weights of few bits that other products may read, too: such
+    products become one kernel."""
     names = next((found for each in MULTIPLIED[1:] if (found := each.match(node)) is not None), {})
     return names.get("x")
 
@@ -246,7 +248,7 @@ def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted
 
 
 def weight_products(goal: Graph) -> WeightProducts | None:
-    """What a goal is that consists of what `followed_product` gave; None for others."""
+    """Read a goal whose outputs are all of `followed_product`; None for other goals."""
     made = [_with_sums(output, goal) for output in goal.outputs]
     parts = tuple([part for part in made if part is not None])
     one = all(part.x is parts[0].x and part.digits == parts[0].digits for part in parts)
@@ -279,6 +281,6 @@ def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
 
 @lru_cache(maxsize=64)
 def _evidence(made: WeightProduct) -> Evidence | Failure:
-    """At small sizes: the algebra hangs on none of them."""
+    """At small sizes: the algebra depends on none of them."""
     leaves = tuple([each for each in (made.x, *made.known, made.b, made.z) if each is not ABSENT])
     return verified_mugraph(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))

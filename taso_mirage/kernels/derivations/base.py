@@ -126,8 +126,8 @@ class BodyWriter(Protocol):
         """Whether the for-loop cuts the label that a derivation folds."""
 
     def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
-        """What one iteration gives of a fold, over all iterations, or one block of a cluster, over
-        all blocks; `over` is that of `accumulate`."""
+        """The total of a fold over all iterations, given its value in one, or over all blocks of a
+        cluster, given its value in one; `over` is that of `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
         """The exponent `c` less what it is relative to; None where it is computed as it is."""
@@ -149,7 +149,7 @@ class Costing(Protocol):
 
 
 class DerivationKind:
-    """What the search asks about a derivation.
+    """The interface of a derivation to the search.
 
     A kind without parameters is compared as an object.
     """
@@ -177,8 +177,8 @@ class DerivationKind:
     keeps_signs: ClassVar[bool] = False
     """Whether it is positive, and far from 0, where its operand is."""
     harm: ClassVar[str | None] = None
-    """What is wrong with it if an operand overflows; "" for nothing, None where it is to be
-    relative to its maximum."""
+    """The reason why the derivation is refused if an operand overflows; "" for none, None where it
+    is to be relative to its maximum."""
 
     def __repr__(self) -> str:
         return self.name
@@ -203,7 +203,7 @@ class DerivationKind:
         raise NotImplementedError
 
     def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
-        """What one iteration of one block computes, in operations of a product."""
+        """The operations of one iteration of one block, in operations of a product."""
         labels = model.labels(made).union(*[model.labels(a) for a in edge.args])
         return np.asarray(model.device.elementwise * model.volume(labels))
 
@@ -235,7 +235,7 @@ class DerivationKind:
         return (below[0].positive, below[0].floor) if self.keeps_signs else (False, False)
 
     def ill(self, below: Sequence[OverflowEffect]) -> str:
-        """What is wrong with it if an operand overflows."""
+        """The reason why the derivation is refused if an operand overflows; empty if it is not."""
         if self.multiplies:
             return product_ill(below)
         said = f"{self.name} of an exponential that may overflow: write it relative to its maximum"
@@ -251,7 +251,8 @@ class DerivationKind:
 
 
 def largest_operand(c: int, chosen: Mapping[int, DerivationEdge]) -> tuple[int, frozenset[str]]:
-    """What a class is the maximum of, and over which labels; itself over none where it is none."""
+    """The class whose maximum a class is, and the labels that the maximum is over; itself and none
+    where it is no maximum."""
     labels = frozenset[str]()
     while c in chosen and chosen[c].kind.maximum:
         labels |= {chosen[c].folds}

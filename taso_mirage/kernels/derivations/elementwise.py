@@ -45,7 +45,8 @@ class Elementwise(DerivationKind):
     """(algebra, *normal forms of the operands) -> the normal form."""
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
-        """What is left to do to the other operand where the one at `place` is such a constant."""
+        """The operators that remain for the other operand where the one at `place` is this
+        constant."""
         return ()
 
 

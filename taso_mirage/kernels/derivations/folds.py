@@ -28,7 +28,7 @@ from taso_mirage.operators.ops import term
 
 
 class Wanted(Protocol):
-    """What a closure may be made of, as the goal is."""
+    """The parts of a goal that a closure may derive."""
 
     algebra: Algebra
 
@@ -38,7 +38,7 @@ class Wanted(Protocol):
 
     @property
     def means(self) -> Mapping[str, AbstractExpression]:
-        """What a sum over a label is multiplied with, for a mean of the goal."""
+        """For each label, the factor of a sum over it that makes it a mean of the goal."""
 
 
 class FoldKind(DerivationKind):
@@ -58,11 +58,11 @@ class FoldKind(DerivationKind):
         return algebra.fold(self.name, p, label)
 
     def scaled(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
-        """What is left to do once all labels of a reduction are folded."""
+        """The sketch once all labels of a reduction are folded."""
         return p
 
     def derived(self, wanted: Wanted, p: AbstractExpression, label: str) -> AbstractExpression | None:
-        """What a closure makes of a class; None where the goal has no such reduction."""
+        """The sketch of a fold of a class; None where the goal has no such reduction."""
         return self.sketch(wanted.algebra, p, label) if self.name in wanted.folds else None
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:

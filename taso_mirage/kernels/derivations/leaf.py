@@ -1,5 +1,5 @@
-"""What a goal has under a name: a view of an input, a constant, or an opaque function, which is an
-operator that is elementwise, and no arithmetic."""
+"""The named parts of a goal: a view of an input, a constant, or an opaque function (an elementwise
+operator that is no arithmetic)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a value owes to exponentials: its degree in each, and what an overflow of one does to it as
-a model writes it.
+"""The effect of exponentials on a value: its degree in each, and the result of an overflow of one
+as a model writes it.
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them.
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 Degree = Mapping[int, Fraction]
-"""The degree of a value in exp of each class that it hangs on; 0 is left out."""
+"""The degree of a value in exp of each class that it depends on; 0 is left out."""
 NO_DEGREE: Degree = {}
 PRODUCT = (
     "an exponential that may overflow is multiplied with, or divided by, another: write it relative to its maximum"
@@ -39,7 +39,7 @@ class OverflowEffect:
     ill: str = ""
 
     def kept(self) -> OverflowEffect:
-        """The same value where something keeps it within range."""
+        """The effect on this value where something keeps it within range."""
         return replace(self, grows=False, ill="")
 
 
@@ -50,7 +50,7 @@ def joined(below: Sequence[OverflowEffect], grows: bool, signs: Signs, ill: str)
 
 
 def product_signs(below: Sequence[OverflowEffect]) -> Signs:
-    """Of a product, or a sum of products: 0 times an infinity is no number."""
+    """The signs of a product, or of a sum of products: 0 times an infinity is NaN."""
     positive = all(v.positive for v in below)
     if any(v.grows for v in below):
         positive = positive and all(v.grows or v.floor for v in below)
@@ -58,7 +58,8 @@ def product_signs(below: Sequence[OverflowEffect]) -> Signs:
 
 
 def product_ill(below: Sequence[OverflowEffect]) -> str:
-    """Of a product or a quotient in which something may overflow."""
+    """The reason why a product or a quotient is refused in which an operand may overflow; empty if
+    it is not."""
     return PRODUCT if all(v.exponential for v in below) else ""
 
 

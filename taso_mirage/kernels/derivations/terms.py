@@ -1,4 +1,4 @@
-"""What a goal is over scalars and folds: the terms that `Labels` reads off its operators."""
+"""The terms of a goal over scalars and folds, which `Labels` reads off its operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taso_mirage.kernels.derivations.base import DerivationKind
 
 
 class TermForm(Enum):
-    """What a term is that no derivation makes."""
+    """The form of a term that no derivation makes."""
 
     LEAF = auto()
     """An input: `node`, `axes`."""
@@ -52,7 +52,7 @@ def below(term: ScalarTerm) -> Iterator[ScalarTerm]:
 
 
 def seen(term: ScalarTerm) -> ScalarTerm:
-    """What a term is but for the names of its labels."""
+    """A term without the renamings of its labels."""
     while term.kind is TermForm.RENAME:
         term = term.args[0]
     return term

@@ -123,15 +123,16 @@ def _spread(x: Node, axis: int, body: BodyWriter) -> Node:
 
 
 def variance_and_mean(algebra: Algebra, of: AbstractExpression, labels: Sequence[str]) -> Parts:
-    """Those of a term over labels, the variance as the mean of the squares of the differences."""
+    """The variance and the mean of a term over labels; the variance is the mean of the squared
+    differences."""
     mean = _mean_sketch(algebra, of, labels)
     apart = algebra.sub(of, mean)
     return _mean_sketch(algebra, algebra.mul(apart, apart), labels), mean
 
 
 def cancelling(algebra: Algebra, of: AbstractExpression, labels: Sequence[str]) -> AbstractExpression:
-    """The same variance as the mean of the squares less the square of the mean, which in floats may
-    have no correct digit."""
+    """The variance as the mean of the squares less the square of the mean, which in floats may have
+    no correct digit."""
     mean = _mean_sketch(algebra, of, labels)
     return algebra.sub(_mean_sketch(algebra, algebra.mul(of, of), labels), algebra.mul(mean, mean))
 
@@ -167,13 +168,13 @@ class Variance:
 
     @property
     def mean(self) -> AbstractExpression:
-        """That of all elements."""
+        """The mean of all elements."""
         return self.levels[-1][1]
 
 
 def variances(goal: Labelled, targets: Targets) -> Iterator[Variance]:
-    """Those that are part of the goal, of its own terms: over a label, and over all that are
-    folded."""
+    """The variances of the goal's own terms that are part of the goal: over one label, and over all
+    folded labels."""
     algebra, split = goal.algebra, dict(goal.split)
     for of in dict.fromkeys(known.sketch for known in goal.known):
         free = algebra.free(of)
@@ -231,7 +232,7 @@ class Variances:
                 self._merged(i, below, made, label)
 
     def _merged(self, i: int, below: Parts, made: Parts, label: str) -> None:
-        """Those of parts, merged over a label that tells them apart."""
+        """Merge a variance and a mean over a label that tells their parts apart."""
         closing = self.closing
         if closing.classes[i] not in below or label not in closing.free[i]:
             return

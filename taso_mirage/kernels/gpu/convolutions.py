@@ -8,51 +8,41 @@ merged groups are those that are one in the model; its muGraphs are the same wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
-from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
-from taso_mirage.kernels.gpu.followed import FollowedConvolution
-from taso_mirage.kernels.gpu.in_operators import in_operators, is_channels_last, is_followed
+from taso_mirage.kernels.gpu.in_operators import channels_first
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
-from taso_mirage.kernels.gpu.shifted import ShiftedConvolution
-from taso_mirage.kernels.prepared import PreparedKinds, Users
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
-from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 HALF_FLOATS = ("float16", "bfloat16")
 BLOCK = (64, 64, 64, 0)
-"""Of a goal, which is launched with none."""
+"""The block of a goal, which is launched with none."""
 PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)
-"""Of a block: pixels, output channels, and channels of a step of its sum."""
+"""The sizes of a block: pixels, output channels, and channels of a step of its sum."""
 DIAGONALS = 16, 32, 64
 """Channels of groups that are one matrix, at most."""
 WRITTEN = 9
 """Steps of a sum that may be written one by one."""
 BEST = 16
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 BOUND = 8.0
 """How many times as long as memory the operations of one group may take: libraries are good at
 more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
-FOLLOWED: Mapping[Lowering | None, type[FollowedConvolution]] = {
-    Lowering.SHIFTED: ShiftedConvolution,
-    Lowering.DEPTHWISE: DepthwiseConvolution,
-}
-"""Goals in single precision, by the term that they are."""
+OPERATOR = "implicit_gemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +58,11 @@ class ChannelsLastConvolution:
     dilations: tuple[int, ...]
     group: int
     merged: int
-    """So many groups are one in the model, whose weights have zeros for them."""
+    """The number of groups that are one in the model, whose weights have zeros for them."""
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
+    large, once = True, False
 
     @property
     def known(self) -> list[Node]:
@@ -80,21 +71,21 @@ class ChannelsLastConvolution:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Those of the convolution but for its groups."""
+        """The attributes of the convolution without its groups."""
         return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
 
     def goal(self) -> Node:
-        """As a model has it."""
+        """The convolution as a model writes it."""
         return self.mugraph(self.merged, BLOCK)
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
         """With so many groups as one, and blocks of this size."""
         how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
-        return term("implicit_gemm", self.x, self.w, self.b, self.z, **self.attrs, **how)
+        return term(OPERATOR, self.x, self.w, self.b, self.z, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
-        """The same with few channels, groups and pixels, the last of which are cut as here; and its
-        goal, in operators of ONNX."""
+        """This convolution with few channels, groups and pixels, whose last pixels are cut in the
+        same way; and its goal, in operators of ONNX."""
         group = min(self.group // merged, 2) * merged
         own = 1 if self.merged == 1 else group
         *kernel, c, o = (int(n) for n in self.w.shape)
@@ -111,7 +102,7 @@ class ChannelsLastConvolution:
         if self.z is not ABSENT:
             found = replace(found, z=variable("z", Tensor("float32", found.goal().shape)))
         given = tuple([each for each in (x, w, b, found.z) if each is not ABSENT])
-        return found, Graph(given, in_operators([found.goal()]))
+        return found, Graph(given, (channels_first(found.goal()),))
 
     def _side(self, i: int, kernel: int) -> int:
         """An image's side that gives three results and leaves as much over as here."""
@@ -164,34 +155,11 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
     return verified_mugraph(Graph(goal.inputs, (small.mugraph(merged, block),)), goal)
 
 
-# ---------------------------------------------------------------- regions
-
-
-def candidates(
-    order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
-) -> Iterator[list[Node]]:
-    """Each such convolution of a model, and each in single precision."""
-    yield from ([node] for node in order if is_channels_last(node) or is_followed(node))
-
-
-def read_convolution(goal: Graph) -> ChannelsLastConvolution | FollowedConvolution | None:
+def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
     """What a goal is that is such a convolution; None for others."""
-    if len(goal.outputs) != 1:
+    if len(goal.outputs) != 1 or goal.outputs[0].op != OPERATOR or goal.outputs[0].dtype not in HALF_FLOATS:
         return None
     (node,) = goal.outputs
-    if (kind := FOLLOWED.get(traits(node).lowering)) is not None:
-        return kind(node)
-    if not is_channels_last(node) or node.dtype not in HALF_FLOATS:
-        return None
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
-
-
-def known_convolution(goal: Graph, given: Sequence[Node]) -> ChannelsLastConvolution | FollowedConvolution | None:
-    """The same where its inputs are these terms of a model, and its weights are known."""
-    made, terms = read_convolution(goal), dict(zip(goal.inputs, given, strict=True))
-    return made if made is not None and all(is_weight(terms.get(each, each)) for each in made.known) else None
-
-
-GPU_GOALS = PreparedKinds(candidates, read_convolution, known_convolution, convolutions=True)

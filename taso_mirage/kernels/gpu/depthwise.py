@@ -25,7 +25,8 @@ class DepthwiseConvolution(FollowedConvolution):
     """A goal that is a `depthwise_conv`: (n,c,h,w), (m*c,1,i,j), and what follows."""
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
-        """Those with few lanes beyond a plane; of small planes several channels."""
+        """The block sizes with few lanes beyond a plane; of small planes a block has several
+        channels."""
         *outer, row = map(int, self.node.shape[2:])
         high, channels = outer[-1] if outer else 1, int(self.node.shape[1])
         for rows, lanes in product(ROWS, LANES):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, in_operators
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, with_epilogue
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
@@ -20,7 +20,7 @@ from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 BEST = 12
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class FollowedConvolution(ABC):
     node: Node
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
+    large = once = True
 
     @property
     def known(self) -> list[Node]:
@@ -47,7 +48,7 @@ class FollowedConvolution(ABC):
         attrs: dict[str, Any] = dict(self.node.attrs)
         y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, attrs).shape[1:])))
         found = type(self)(term(self.node.op, x, w, **{**attrs, "body": Graph((y,), (y,))}))
-        return found, Graph((x, w), (*in_operators([found.node]),))
+        return found, Graph((x, w), (with_epilogue(found.node),))
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
@@ -71,6 +72,11 @@ class FollowedConvolution(ABC):
         x, result = self.node.args[0], size(self.node.type)
         following = sum(1 for each in self.node.attr("body") if each.args)
         return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
+
+
+def read_followed(op: str, kind: type[FollowedConvolution], goal: Graph) -> FollowedConvolution | None:
+    """What a goal is that is one term of this operator; None for others."""
+    return kind(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == op else None
 
 
 def is_of_channels(x: Node, conv: Node) -> bool:

@@ -1,43 +1,30 @@
-"""The convolutions of a GPU's kernels in the operators of a model: those with channels last between
+"""The convolutions of a GPU's kernels in the operators of a model: with channels last between
 transpositions, which neighbours cancel, and of the weights that the model had, which may have zeros
-in place of groups; those whose products are shifted with what follows them."""
+in place of groups; with channels first and what follows them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.mugraph import Lowering, natural_weights
-from taso_mirage.ir.terms import ABSENT, Node, constant, topological, with_args
+from taso_mirage.ir.mugraph import natural_weights
+from taso_mirage.ir.terms import ABSENT, Node, constant
 from taso_mirage.operators.interpret import retyped
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Permutations that bring the channels of an image to the front, and to the end."""
 INNERMOST, OUTERMOST = (2, 3, 1, 0), (3, 2, 0, 1)
-"""The same for the output channels of weights."""
+"""Permutations that move the output channels of weights innermost, and back."""
 
 
-def is_channels_last(node: Node) -> bool:
-    """Whether a term is such a convolution."""
-    return traits(node).lowering is Lowering.IMPLICIT_GEMM
-
-
-def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Terms of a model with such convolutions as its own operators."""
-    done: dict[Node, Node] = {}
-    for node in topological(outputs):
-        new = with_args(node, tuple([done[a] for a in node.args]))
-        done[node] = _written(new) if is_channels_last(new) else _followed(new) if is_followed(new) else new
-    return tuple([done[o] for o in outputs])
-
-
-def _written(node: Node) -> Node:
-    """The convolution has so many groups fewer as there are merged."""
+def channels_first(node: Node) -> Node:
+    """A convolution with channels last between transpositions; it has so many groups fewer as there
+    are merged."""
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     merged = node.attr("merged")
     attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")} | {
@@ -67,11 +54,6 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
     return term("reshape", made, shape=(o, merged * c, *kernel))
 
 
-def is_followed(node: Node) -> bool:
-    """Whether a term is a convolution in single precision with what follows it."""
-    return traits(node).lowering in (Lowering.SHIFTED, Lowering.DEPTHWISE)
-
-
 CUT = np.int32(0x1FFF)
 """The digits of single precision that TF32 does not have."""
 
@@ -87,7 +69,8 @@ def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
 
 
 def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
-    """The convolution of such a term in operators of ONNX, without what follows."""
+    """The convolution of a term with these attributes in operators of ONNX, without what
+    follows."""
     how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
     if "extra" not in attrs:
         return term("conv", x, w, **how, group=x.shape[1])
@@ -97,9 +80,13 @@ def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
     return term("conv", x, whole, **how, group=1)
 
 
-def _followed(node: Node) -> Node:
+def alone(node: Node) -> Node:
+    """The convolution of a term in operators of ONNX, without what follows."""
+    return convolution_alone(node.args[0], node.args[1], dict(node.attrs))
+
+
+def with_epilogue(node: Node) -> Node:
     """The convolution and what follows in operators of ONNX."""
-    x, w, *others = node.args
-    body = node.attr("body")
-    y = convolution_alone(x, w, dict(node.attrs))
+    others, body = node.args[2:], node.attr("body")
+    y = alone(node)
     return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]

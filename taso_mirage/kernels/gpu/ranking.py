@@ -16,7 +16,7 @@ from taso_mirage.verdicts import Evidence
 def ranked_mugraphs(
     verified: Iterable[tuple[Node, Evidence]], goal: Graph, device: Device, most: int
 ) -> list[FoundMuGraph]:
-    """So many at most of those that have a form in Triton, the fastest first."""
+    """At most `most` of the muGraphs that have a form in Triton, the fastest first."""
     found: list[FoundMuGraph] = []
     for node, evidence in verified:
         made = Graph(goal.inputs, (node,))

@@ -16,7 +16,7 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.gpu.followed import FollowedConvolution, small_sides
 
 BLOCK = (128, 64, 16, 1)
-"""Of a goal, which is launched with none."""
+"""The block of a goal, which is launched with none."""
 TILES = ((128, 64, 16), (128, 64, 32), (128, 32, 16), (128, 128, 32), (256, 32, 16))
 """Pixels, columns and depth of a block."""
 SHARED = 3

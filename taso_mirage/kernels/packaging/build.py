@@ -77,7 +77,8 @@ def _object(text: str, command: Sequence[str], folder: Path, headers: Mapping[st
 
 @cache
 def machine() -> str:
-    """What `-march=native` stands for: a cache folder may be shared between machines."""
+    """A text that identifies the processor that `-march=native` stands for: a cache folder may be
+    shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

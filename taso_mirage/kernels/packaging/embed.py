@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import Dim, evaluate, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.kernels.arranged import over_inputs, with_arranged, without_unread
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.packaging import functions
 from taso_mirage.kernels.packaging.functions import DOMAIN, value
 from taso_mirage.kernels.packaging.plan import PlannedNode
@@ -26,7 +26,7 @@ from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
 
-__all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed"]
+__all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed", "embedded"]
 STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
 """Different kernels that a model may have for a target; cpp/library.cpp registers as many names."""
@@ -55,7 +55,7 @@ class EmbeddedRegion:
 
     @property
     def original(self) -> Graph:
-        """What it computes, over inputs of its own.
+        """The graph of the region, over inputs of its own.
 
         Raises Unsupported where it has weights or opaque nodes inside.
         """
@@ -127,6 +127,15 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     code that nobody trusts: the library would run it too. That a kernel computes what its region
     does is for the caller to know.
     """
+    return embedded(model, regions, sizes)[0]
+
+
+def embedded(
+    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
+) -> tuple[Model, dict[Node, Node]]:
+    """The model that `embed` makes, and for each term of the model before the one of the same value;
+    it is in the made model unless it is inside a region. Arguments and errors are those of `embed`.
+    """
     if not model.trusted and carries_code(model.header):
         raise Unsupported("the model carries kernels that are not trusted, so none is made for it")
     header = _header(model.header)
@@ -158,17 +167,18 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
         opaque=_moved(model.opaque, new),
         trusted=True,
     )
-    return without_unread(made) if arranged else made
+    return without_unread(made) if arranged else made, new
 
 
 def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:
-    """What the functions' operators need; onnx's own inference wants it of the model too."""
+    """The opset imports of the functions' operators; onnx's own inference needs them in the model
+    too."""
     operators = {n.op for region in regions for n in region.original if n.args}
     return {domain: 1 for domain in sorted({get(op).domain for op in operators}) if domain not in ("", "ai.onnx")}
 
 
 def _header(old: ir.Model) -> ir.Model:
-    """It shares its graph with the old one, which nobody changes."""
+    """A model with the header of the old one and the same graph, which is not changed."""
     made = copy_model(old, old.graph)
     made.ir_version = max(old.ir_version, FUNCTIONS_SINCE)
     made.metadata_props[FORMAT_KEY] = str(PLAN_FORMAT)
@@ -180,7 +190,7 @@ def _moved(old: Mapping[Node, Any], new: Mapping[Node, Node]) -> dict[Node, Any]
 
 
 def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
-    """Those that give before those that read.
+    """The regions in an order in which a region comes before those that read it.
 
     Raises Unsupported where two read each other's results, or give the same.
     """
@@ -207,7 +217,7 @@ class _Names:
         self.known: dict[tuple[Graph, str, bool], str] = {}
 
     def of(self, region: EmbeddedRegion) -> str:
-        """What a region's node calls."""
+        """The name of the function that a region's node calls."""
         key = (region.original, region.kernel.plan, region.free)
         if key not in self.known:
             self.known[key] = self._made(region)

@@ -26,9 +26,8 @@ DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """What a node needs to run: `images` are compiled for CUDA; `source` is the C++ that is
-    compiled where the model is loaded, or Triton's, which is only there to be read. `entry` names
-    it."""
+    """A node's kernel: `images` are compiled for CUDA; `source` is the C++ that is compiled where
+    the model is loaded, or Triton's, which is there only for reading. `entry` names it."""
 
     target: str
     entry: str
@@ -71,15 +70,15 @@ class KernelImage:
 
     @property
     def line(self) -> str:
-        """As a plan has it, with a line behind it for each tensor map."""
+        """The image's line in a plan, followed by a line for each tensor map."""
         kind = "ptx" if self.ptx else "cubin"
         launch = f"{self.symbol} {self.warps} {self.shared} {self.hidden} {int(self.overlap)}"
         head = f"image {self.kernel} {self.capability} {kind}"
         return "\n".join([f"{head} {launch} {len(self.content)} {zlib.crc32(self.content):08x}", *map(_map, self.maps)])
 
     def with_ptx(self, text: str) -> KernelImage:
-        """The same kernel as PTX, which later architectures compile when they load it (none for
-        sm_90a: start from 80 or 89)."""
+        """This kernel as PTX, which later architectures compile when they load it (none for sm_90a:
+        start from 80 or 89)."""
         return replace(self, content=text.encode(), ptx=True)
 
 
@@ -101,7 +100,8 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
 
 
 def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
-    """What `codegen.compile.compiled` made of a program for one capability."""
+    """The images of the kernels that `codegen.compile.compiled` made of a program for one
+    capability."""
     return [
         KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap, maps=c.maps)
         for i, c in enumerate(compiled)
@@ -151,7 +151,8 @@ def cuda_kernel(
 
 
 def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
-    """What a plan calls each buffer and size, where others have so many scratch buffers before."""
+    """The plan's name for each buffer and size, where earlier programs have `scratch` scratch
+    buffers."""
     outputs = [program.buffer(name) for name in program.results]
     if len(set(program.results)) < len(outputs) or any(b.role != "output" for b in outputs):
         raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
@@ -202,7 +203,7 @@ def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
 
 
 def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
-    """As cpp/plan.cpp writes it: what the compiled kernel says of itself, so that a plan cannot
+    """The signature as cpp/plan.cpp writes it: the compiled kernel states it, so that a plan cannot
     give it other tensors."""
     shown = [" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in inputs]
     return " ".join([*shown, "->", *(" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in outputs)])

@@ -31,7 +31,7 @@ from taso_mirage.system.files import write_file
 
 CHECKER = Path(__file__).parent / "check_samples.py"
 SEED = 1
-"""Of the sample inputs."""
+"""The seed of the sample inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the kernels by the plugins' names, those that the Python module lacks with
-    the reasons, other operators that TensorRT does not have, and the model's kernels that it cannot
-    take, with the reasons: they are operators."""
+    """The result of an export: the kernels by the plugins' names, those that the Python module
+    lacks with the reasons, other operators that TensorRT does not have, and the model's kernels
+    that it cannot take, with the reasons: they are operators."""
 
     folder: Path
     kernels: Mapping[str, PluginKernel]
@@ -93,7 +93,8 @@ def _check(folder: Path, path: Path, model: Model) -> None:
 
 
 def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Of every input, by name. Raises InvalidOption where `sizes` lacks one of its dims."""
+    """The shape of every input, by name. Raises InvalidOption where `sizes` lacks one of its
+    dims."""
     for node in model.graph.inputs:
         for name in (name for dim in node.tensor.shape or () for name in symbols(dim)):
             if name not in sizes:

@@ -1,5 +1,5 @@
-"""What one plugin computes: its plan as the model has it, the plan's images, and what both say at
-the model's sizes."""
+"""The kernel of one plugin: its plan as the model has it, the plan's images, and the tensors of
+both at the model's sizes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from taso_mirage.onnx_io.files import EXTERNAL_ABOVE, save_proto
 
 _Shapes = Mapping[str, Sequence[int]]
 VERSION = "1"
-"""Of the plugins, as TensorRT's registry asks for it."""
+"""The version of the plugins, as TensorRT's registry requires it."""
 TRITON = f"{NAMESPACE}.triton."
 """Before the name of a kernel in the metadata that has its source."""
 
@@ -48,7 +48,7 @@ class Models:
 
 
 def models(path: Path, shapes: _Shapes) -> Models:
-    """Both models of an optimized one. `shapes` are the sizes of its inputs, by name.
+    """The two models of an optimized one. `shapes` are the sizes of its inputs, by name.
 
     Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a
     plugin.

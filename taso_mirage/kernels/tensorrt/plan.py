@@ -82,7 +82,7 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _S
 
 
 def _followed(rows: Sequence[list[str]], head: str, other: str) -> list[list[list[str]]]:
-    """Of each line that begins with `head`: the lines behind it that begin with another word."""
+    """For each line that begins with `head`, the lines after it that begin with `other`."""
     found: list[list[list[str]]] = []
     for word, *fields in rows:
         if word == head:
@@ -93,7 +93,7 @@ def _followed(rows: Sequence[list[str]], head: str, other: str) -> list[list[lis
 
 
 def _chosen(rows: Sequence[list[str]], sizes: Mapping[str, int]) -> slice:
-    """Which kernels are for these sizes."""
+    """The range of the kernels for these sizes."""
     start = end = 0
     for word, *fields in rows:
         end += word == "kernel"
@@ -119,7 +119,7 @@ def _image(row: Sequence[str], text: str) -> LaunchImage:
 
 
 def _bound(inputs: Sequence[Sequence[str]], shapes: _Shapes) -> dict[str, int]:
-    """What the named sizes are in this model; known shapes must be those of the plan."""
+    """The values of the named sizes in this model; known shapes must be those of the plan."""
     sizes: dict[str, int] = {}
     for i, (dims, shape) in enumerate(zip(inputs, shapes, strict=True)):
         for text, n in zip(dims, shape, strict=True) if shape is not None else ():

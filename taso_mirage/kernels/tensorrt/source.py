@@ -14,8 +14,8 @@ from taso_mirage.kernels.tensorrt.kernels import MOST_DIMS, PluginKernel
 NATIVE = Path(__file__).parent / "native"
 RUNTIME = Path(__file__).parent.parent / "packaging" / "cpp"
 SHARED = ("plan.cpp", "cuda.cpp")
-"""What plugins share with the custom operators of ONNX Runtime: reading plans, checking images,
-launching them."""
+"""Source files that plugins share with the custom operators of ONNX Runtime: reading plans,
+checking images, launching them."""
 NAMESPACE = DOMAIN
 """TensorRT takes the domain of a node for its plugin's namespace."""
 WORD = 8

@@ -26,7 +26,7 @@ SERIES_OF_TANH = (
     "tl.where(tl.abs({0}) < 0.3, {0} + {0} * {0} * {0} * (-0.33333334 + {0} * {0} * (0.13333334 + {0} * {0} * (-0.053968254 "
     "+ {0} * {0} * 0.021869488))), 1.0 - 2.0 / (tl.exp(2.0 * {0}) + 1.0))"
 )
-"""Its series near 0. At most 6e-7 of the result off."""
+"""The series of tanh near 0. Its error is at most 6e-7 of the result."""
 ODD = Fact("odd", "f(-x) == -f(x)")
 EVEN = Fact("even", "f(-x) == f(x)")
 STRICT = Fact("strict", "f(x) < f(y)", "x < y")

@@ -21,7 +21,7 @@ def _compare(real: np.ufunc, code: str, comparison: Comparison, sizes: bool = Fa
     """A comparison, which C++ and Triton write alike."""
 
     def beyond(ps: Sequence[Poly]) -> Poly | None:
-        """Of an infinite constant with an element, which is finite."""
+        """The comparison of an infinite constant with a finite element; None for other operands."""
         finite = [p for p in ps if not infinite(p)]
         if len(finite) != 1:
             return None

@@ -49,7 +49,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Of integers: the rest or the quotient, which is rounded down (`floors`) or towards zero."""
+    """Integer division: its remainder (`rest`) or its quotient, which is rounded down (`floors`) or
+    towards zero."""
 
     rest: bool
     floors: bool
@@ -57,7 +58,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What folding with a function is.
+    """A function that folds elements along an axis, with its text for each back end.
 
     `kind` is that of a fold in proofs. C++ begins with the value `cpp`, and OpenMP calls the fold
     `clause`. Triton has a call, and a number that changes nothing.
@@ -71,7 +72,7 @@ class Fold:
 
 
 class Linear(Enum):
-    """How a result's degree hangs on those of the operands (PET)."""
+    """How a result's degree depends on those of the operands (PET)."""
 
     SUM = "that of the largest"
     PRODUCT = "their sum"

@@ -11,7 +11,7 @@ from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.kernels.batches import LARGER, resized
 from taso_mirage.kernels.canonical import SymbolSizes
-from taso_mirage.kernels.gpu.in_operators import in_operators
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
@@ -43,8 +43,8 @@ def region_seconds(
     target: Target,
     prepares: bool = False,
 ) -> tuple[float, float] | None:
-    """What a region takes with its operators and with the kernel in their place; None where its
-    weights are too many for one file.
+    """The seconds of a region with its operators, and with the kernel in their place; None where
+    its weights are too many for one file.
 
     Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the
     region that its weights come from memory, as in a whole model.

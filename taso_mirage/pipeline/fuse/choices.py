@@ -30,13 +30,13 @@ Measured = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Those for a target and a key of its back end."""
+    """The kernels chosen earlier for a target and a key of its back end."""
 
     target: str
     key: str
 
     def record(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
-        """What lies on disk; None where nothing does, nothing that can be read, or what computes
+        """The record on disk; None where there is none, none that can be read, or one that computes
         something else than its goal."""
         path = self._path(graph, free, measured)
         try:
@@ -55,7 +55,7 @@ class Choices:
         _sign(path, record)
 
     def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
-        """The file of a choice; its name is what it hangs on: the region's structure and shapes,
+        """The file of a choice; its name is what it depends on: the region's structure and shapes,
         the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         names = [] if free is None else [str(free), str(measured)]

@@ -52,6 +52,10 @@ class Comparisons:
         first = self._timed(before, after, self.seconds / 8)
         return first if first.verdict is not Verdict.UNDECIDED else self._timed(before, after, self.seconds / 2)
 
+    def full(self, before: Session, after: Session) -> Timing:
+        """One look that has all its seconds."""
+        return self._timed(before, after, self.seconds)
+
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
         """The original against another model; `opened` are sessions on both by the wall.
 
@@ -73,13 +77,19 @@ class Comparisons:
         """Whether a model without the library of kernels is as fast as the original, and the line
         that says so."""
         timing = self.whole(original, model, opened, more)
-        return timing.as_fast, (ELSEWHERE if timing.as_fast else SLOWER_ELSEWHERE).format(timing.ratio)
+        return timing.as_fast, said_elsewhere(timing.as_fast, timing.ratio)
 
     def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
         share = seconds / len(self.feeds)
         times = [interleaved([before, after], feed, share, ends=clear) for feed in self.feeds]
         works = before.target != self.target
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
+
+
+def said_elsewhere(as_fast: bool, ratio: float) -> str:
+    """The line on a model without the library of its kernels, which is so many times as fast as the
+    original."""
+    return (ELSEWHERE if as_fast else SLOWER_ELSEWHERE).format(ratio)
 
 
 def _both(original: Model, model: Model, clock: Target, anew: bool) -> OpenSessions:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
 from taso_mirage.kernels.arranged import ArrangedGoal, arranged
 from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.form import in_operators
 from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.gpu.in_operators import in_operators
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.derived_traits import selects
@@ -18,7 +18,7 @@ from taso_mirage.rewriting.derived_traits import selects
 
 @dataclass(frozen=True, slots=True)
 class RegionForm:
-    """What is searched for, with its places in the model, and the operators that are there.
+    """The goal of a search for kernels, with its places in the model, and the operators there.
 
     `several`: It is one of several, so that its weights are a model's where it is measured.
     """

@@ -11,10 +11,10 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.canonical import SymbolSizes
 from taso_mirage.kernels.contained import ErrorReport, contained, operators_of
+from taso_mirage.kernels.form import PreparedGoal
 from taso_mirage.kernels.free_regions import free_regions
-from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_convolutions
+from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
 from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.trials import possible_seconds
@@ -38,13 +38,14 @@ class Kinds:
 def found_kinds(
     model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport
 ) -> Kinds:
-    """Those of a model at some sizes for a back end; once it is `late`, no more are looked for."""
+    """The kinds of regions of a model at some sizes for a back end; once it is `late`, the search
+    for them ends."""
     made, prepared = Kinds(model), backend.prepared
     if late():
         return made
     if prepared is not None:
         with contained("any region", report):
-            made.layout = with_convolutions(model) if prepared.convolutions else None
+            made.layout = with_terms(model, prepared.terms) if prepared.terms else None
             made.model = made.layout.model if made.layout else decomposed(model, sizes)
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):

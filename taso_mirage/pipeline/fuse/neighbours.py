@@ -33,9 +33,9 @@ class Neighbours:
     model: Model
     kinds: Sequence[Fused]
     kind: dict[RegionSite, Fused] = field(init=False)
-    """That of each place."""
+    """The kind of each place."""
     graphs: dict[RegionSite, Graph] = field(init=False)
-    """Its muGraph."""
+    """The muGraph of each place."""
     order: dict[Node, int] = field(init=False)
     readers: Mapping[Node, Sequence[Node]] = field(init=False)
 
@@ -94,7 +94,7 @@ class Neighbours:
         return [each for each in self.kind if self._reads([each], [spot])]
 
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether they are few, with few inputs, agree on sizes, and read nothing that hangs on
+        """Whether they are few, with few inputs, agree on sizes, and read nothing that depends on
         what they give."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
@@ -102,7 +102,7 @@ class Neighbours:
         return few and self._agree(parts) and not self._hangs(read, given)
 
     def _hangs(self, read: Iterable[Node], given: Set[Node]) -> bool:
-        """Whether one of these hangs on what parts give; what comes before all parts does not."""
+        """Whether one of these depends on what parts give; what comes before all parts does not."""
         first = min(self.order[node] for node in given)
         left, seen = [node for node in read if self.order[node] >= first], set[Node]()
         while left:

@@ -1,5 +1,5 @@
-"""What the kernel stage does next: it makes the kernel of another kind of regions, or it tries in
-the model those that were made, whichever is expected to gain more for each second."""
+"""The order of work of the kernel stage: it makes the kernel of another kind of regions, or it
+tries made kernels in the model, whichever is expected to gain more per second."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ before it correct that."""
 LEAST = 0.5
 """Seconds without which no kernel is begun."""
 PART = 1 / 3
-"""Of what is left, at most, for one kind of regions: to tune it longer gains less than the next one
-does."""
+"""The largest share of the rest of the time for one kind of regions: longer tuning gains less than
+the next kind does."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 
@@ -28,7 +28,8 @@ class KernelOrder:
     `make` gives the kernels of a kind that are faster alone, within some seconds; `place` puts some
     in the model and says whether it is faster so; a trial takes about `trial()` seconds. Those are
     kept as long as there is a kernel that was not tried, so that what was made is tried. `left`:
-    the seconds for all of it.
+    the seconds for all of it. With `once` the kernels are tried when no other one is made: one
+    trial of all costs as much as one of each.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class KernelOrder:
         place: Callable[[Sequence[Fused]], bool],
         trial: Callable[[], float],
         left: Callable[[], float],
+        once: bool = False,
     ) -> None:
-        self.make, self.place, self.trial, self.left = make, place, trial, left
+        self.make, self.place, self.trial, self.left, self.once = make, place, trial, left, once
         self.made: list[Fused] = []
         """Faster alone, and not in the model."""
         self.split = False
@@ -65,7 +67,7 @@ class KernelOrder:
 
     def _step(self) -> ScheduledWork | None:
         """The next work: once there is no time for a kernel and a trial, the trial alone."""
-        late = self.left() < self.trial() + LEAST
+        late = self.left() < self.trial() + (KERNEL / 2 if self.once else LEAST)
         if late:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
         return self.schedule.step()
@@ -77,15 +79,16 @@ class KernelOrder:
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
-            self._try(self.made)
+            self._try(self.made, gain=0.0 if self.once else None)  # it gains as much later
         return _saved(found)
 
-    def _try(self, kinds: Sequence[Fused], least: float = 0.0) -> None:
-        work = partial(self._tried, tuple(kinds))
-        self.schedule.add([ScheduledWork(TRIED, _saved(kinds), self.trial(), work, TRIED, least)])
+    def _try(self, kinds: Sequence[Fused], least: float = 0.0, gain: float | None = None) -> None:
+        work, gain = partial(self._tried, tuple(kinds)), _saved(kinds) if gain is None else gain
+        self.schedule.add([ScheduledWork(TRIED, gain, self.trial(), work, TRIED, least)])
 
     def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
-        """What kinds save, if the model is faster with those of them that are not in it."""
+        """The seconds that some kinds save, if the model is faster with those of them that are not
+        in it."""
         kinds = [each for each in kinds if each in self.made]
         if not kinds or not self.place(kinds):
             return 0.0

@@ -11,8 +11,8 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.form import PreparedGoal
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.system.spending import Purpose, spent
@@ -20,14 +20,15 @@ from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
 
 SearchedGoal = tuple[Graph, FreeSizes | None]
-"""What is searched for, and the names of its sizes where its kernels read them at run time."""
+"""The goal of a search, and the names of its sizes where its kernels read them at run time."""
 BEST = 24
 """muGraphs of a region that are compiled and run."""
 LATE = 30.0
 """Seconds past its share after which a search is ended with nothing: it ends by itself between two
 candidates."""
 HERE = 2
-"""So few goals are searched in this process: another one takes seconds to start."""
+"""The number of goals up to which they are searched in this process: another one takes seconds to
+start."""
 ASKED = 0.2
 """Seconds between two looks whether there was an interrupt."""
 FEW, MOST = 4, 1e6

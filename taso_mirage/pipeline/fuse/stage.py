@@ -15,29 +15,24 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.contained import contained
-from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.free_regions import other_kind
-from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
-from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
-from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import Difference, compare, passes_checker
+from taso_mirage.measure.check import Difference, passes_checker
+from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import feed
-from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.timing import GAIN
+from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.fuse import alone
-from taso_mirage.pipeline.fuse.choices import Choices
-from taso_mirage.pipeline.fuse.comparisons import Comparisons
+from taso_mirage.pipeline.fuse.checked import KernelCheck
+from taso_mirage.pipeline.fuse.chosen import ChosenKernels, KernelsEnded
+from taso_mirage.pipeline.fuse.comparisons import Comparisons, said_elsewhere
 from taso_mirage.pipeline.fuse.forms import RegionForm
 from taso_mirage.pipeline.fuse.kinds import found_kinds
 from taso_mirage.pipeline.fuse.modes import check_mode
@@ -51,12 +46,7 @@ from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.options import ROUNDED
-from taso_mirage.targets.lowering import BATCH, Backend, Record, here
-
-CUT = "cut short at"
-"""In the record of a choice: the seconds that it had, where they were not enough."""
-SHARE = 1 / 32
-"""Of the original's rounding of operands to few digits, what kernels may round."""
+from taso_mirage.targets.lowering import Backend, here
 
 
 def fused(
@@ -78,8 +68,9 @@ def fused(
     and choice together take the budget of `config`, and no more than what had begun when it ended;
     `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
     on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
-    least, if they are known; `backend`: that of the target, if it is there; `once`: no model is
-    loaded again for another look; `ready`: processes that search, if some were started.
+    least, if they are known; `backend`: that of the target, if it is there; `once`: all kernels are
+    tried together, against the original, and no model is loaded for another look; `ready`:
+    processes that search, if some were started.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -96,15 +87,6 @@ def fused(
         return _Stage(result, config, mode, backend, progress, stop.budget, original, trying, once, ready).run()
     finally:
         stop.budget = None
-
-
-def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """Those of a lane's sizes."""
-    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
-
-
-class _Ended(Exception):
-    """An interrupt, in the middle of a search."""
 
 
 class _Stage:
@@ -127,17 +109,17 @@ class _Stage:
         self.backend = backend.rounding() if ROUNDED in self.target.options else backend
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
-        self.choices = Choices(self.target.name, self.backend.key)
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.kept, self.tried = list[Fused](), list[Fused]()
         self.untried, self.tries = set[EqualRegions](), 0
         self.session: Session | None = None
         self.last: tuple[list[Fused], Model] | None = None
-        self.lanes: dict[Graph, list[FusedGoal]] = {}
+        self.timing: Timing | None = None
         found = found_kinds(self.before, self.sizes, self.backend, self._over, self._report)
         self.base, self.layout, self.left_out = replace(self.base, model=found.model), found.layout, found.left_out
         self.kinds, self.prepared, self.forms, self.possible = found.places, found.prepared, found.forms, found.possible
+        self.chosen = ChosenKernels(self.target.name, self.backend, self.prepared, mode == SEARCH, budget)
         self.ended = "the time was over" if not found.places and self._over() else ""
         self.original, self.once = original, once
         self.comparisons = Comparisons(
@@ -150,7 +132,7 @@ class _Stage:
 
     def run(self) -> Result:
         model = None
-        with closing(self.backend), closing(self._searches()) as self.searches:
+        with closing(self.backend), closing(self._searches()) as self.chosen.searches:
             self.order = self._order()
             with contained("the model", self._report):
                 self.order.run(lambda: not self.budget.stop)
@@ -181,32 +163,26 @@ class _Stage:
 
     # ------------------------------------------------------------ kernels
 
-    def _lanes(self, goal: Graph) -> list[FusedGoal]:
-        """The lanes of a goal, which are found once; one whose kernel prepares weights is one."""
-        if goal not in self.lanes:
-            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
-            self.lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
-        return self.lanes[goal]
-
     def _report(self, what: str, error: Exception) -> None:
-        """What has no type at these sizes, or a bug, which costs nothing that was found."""
+        """Note an error with a region, which has no type at these sizes, or met a bug."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
 
     def _order(self) -> KernelOrder:
-        known = {kind for kind, found in self.forms.items() if all(map(self._is_known, found))}
-        return KernelOrder(self.possible, known, self._fastest_form, self._tries, lambda: self.trial, self._free)
+        known = {kind for kind, found in self.forms.items() if self._is_known(found)}
+        return KernelOrder(
+            self.possible, known, self._fastest_form, self._tries, lambda: self.trial, self._free, self.once
+        )
 
-    def _is_known(self, form: RegionForm) -> bool:
-        """Whether the kernels of a form lie on disk, from a search that had its time."""
-        with contained(" ".join(form.operators), self._report):
-            goals = [(lane.graph, _names(form.kind, lane)) for lane in self._lanes(form.kind.goal)]
-            return not any(CUT in (self.choices.record(*each, form.kind.measured) or (CUT,)) for each in goals)
+    def _is_known(self, found: Sequence[RegionForm]) -> bool:
+        """Whether the kernels of a kind's forms lie on disk."""
+        with contained(" ".join(found[0].operators), self._report):
+            return all(self.chosen.is_known(form.kind) for form in found)
         return False
 
     def _left(self, spent: float) -> Leftover | None:
-        """What there was no time for."""
+        """The kinds of regions that there was no time for."""
         estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
         untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
@@ -219,7 +195,7 @@ class _Stage:
             try:
                 fused = self._tried(form, seconds / len(self.forms[kind]))
                 found += [fused] if fused is not None else []
-            except _Ended:
+            except KernelsEnded:
                 self.untried.add(kind)
             except TasoMirageError:
                 continue  # it has no kernel: the operators stay
@@ -241,16 +217,15 @@ class _Stage:
         return min(left, child().deadline.last() - self.trial)
 
     def _in_time(self) -> None:
-        """Raise _Ended where a kernel would be measured that nobody has the time to try."""
+        """Raise KernelsEnded where a kernel would be measured that nobody has the time to try."""
         if self._late():
-            self.ended = "the time was over"
-            raise _Ended
+            raise KernelsEnded
 
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
         kind, spots = form.kind, form.spots
         try:
-            chosen = self._chosen(kind, seconds)
+            chosen = self.chosen.fastest(kind, seconds)
         except TasoMirageError:
             if kind.free is None:
                 raise
@@ -277,72 +252,25 @@ class _Stage:
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
-        lanes = list[tuple[EqualRegions, FusedGoal]]()
-        for form in (form for each in self.forms.values() for form in each):
+        """The searches for kinds whose kernels do not lie on disk."""
+        goals: dict[SearchedGoal, None] = {}
+        for form in (form for each in self.forms.values() for form in each if self.mode == SEARCH):
             with contained(" ".join(form.operators), self._report):
-                lanes += [(form.kind, lane) for lane in self._lanes(form.kind.goal)]
-        goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
-        wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
-        ahead = wanted if self.mode == SEARCH else []
-        seconds = self.budget.left() / 3
-        return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared, self.ready)
-
-    def _chosen(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
-        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
-        parts = self._lanes(kind.goal)
-        for anew in (False, True):
-            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
-            known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
-            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
-            records = [choice[0] for choice in choices if choice is not None]
-            if len(records) < len(parts):
-                return None
-            try:
-                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
-                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
-                return record, self.backend.kernel(record)
-            except (ValueError, LookupError, TypeError, TasoMirageError):
-                if all(choice[1] for choice in choices if choice is not None):
-                    raise
-        return None  # from damaged files, where nothing is searched
-
-    def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
-        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
-        where it was found before, in a time that was enough, or no less than half of that of now.
-        """
-        known = self.choices.record(*goal, kind.measured)
-        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
-        if self.mode != SEARCH or share <= 0 or (enough and not anew):
-            return None if known is None or anew else (known, False)
-        searched = self._searched(goal, share, kind)
-        return None if searched is None else (searched, True)
-
-    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
-        end = time.monotonic() + share
-        found = self.searches(goal[0], share / 2, self._searching, goal[1])
-        if not found:
-            return None
-        record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
-        if time.monotonic() > end:
-            record[CUT] = share
-        self.choices.keep(record, *goal, kind.measured)
-        return record
-
-    def _searching(self, stage: str, done: int, total: int) -> None:
-        if self.budget.stop:
-            raise _Ended
+                goals |= dict.fromkeys(self.chosen.unknown(form.kind))
+        seconds, device = self.budget.left() / 3, self.backend.device
+        return Searches(list(goals), device, seconds, self.backend.searching, self.prepared, self.ready)
 
     # ------------------------------------------------------------ the model
 
     def _placed(self) -> Model | None:
         """The model with the kinds that make it faster as a whole; None where none does."""
-        done = len(self.kinds) - len(self.order.waiting)
-        if self.order.waiting and not self.budget.stop:
+        done = len(self.kinds) - len(self.order.waiting) - len(self.untried)
+        if done < len(self.kinds) and not self.budget.stop:
             self.ended = f"the time was over after {done} of {len(self.kinds)} kinds of regions"
         if self.order.made and not self.tries and not self.budget.stop:
             self.notes.append("the time was over before a set of kernels was tried in the model")
-        kept = self.kept if self.session is None else self._joined(self.kept, self.session)
-        self.kept = kept = shipped(kept, self.backend, self._report) if self.config.elsewhere else kept
+        kept = self.kept if self.session is None or self.once else self._joined(self.kept, self.session)
+        self.kept = kept = kept if self.once else self._shipped(kept)
         return self._with(kept) if kept else None
 
     def _tries(self, trial: Sequence[Fused]) -> bool:
@@ -351,29 +279,49 @@ class _Stage:
         if self.budget.stop or child().deadline.last() < self.trial:
             return False
         start, self.tries = time.monotonic(), self.tries + 1
+        trial = self._shipped(trial) if self.once else trial
         if self.session is None or self.session.target != self.comparisons.clock():
-            self.session = self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
+            self.session = self._beside()
         if (tried := self._faster(self.session, self.kept, trial)) is not None:
             self.session, self.kept = tried, [*self.kept, *trial]
         self.trial = time.monotonic() - start
         return tried is not None
+
+    def _shipped(self, kinds: Sequence[Fused]) -> list[Fused]:
+        """The kinds as they are written."""
+        return shipped(kinds, self.backend, self._report) if self.config.elsewhere else list(kinds)
+
+    def _beside(self) -> Session:
+        """A session on what the next model is compared with: the model so far, or, where there is
+        one comparison alone, the original."""
+        if self.once and not self.kept:
+            return runtime.original(self.result.original, self.comparisons.clock())
+        return self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
+
+    @property
+    def _gained(self) -> float:
+        """How many times as fast as the original the model is without kernels."""
+        timing = self.result.timing if self.result.changed else None
+        return 1.0 if timing is None else timing.ratio
 
     def _faster(self, session: Session, kept: Sequence[Fused], trial: Sequence[Fused]) -> Session | None:
         """The model with these kinds as well, if it is faster so."""
         try:
             model = self._with([*kept, *trial])
             tried = runtime.open_in_child(model, session.target)
-            timing = self.comparisons.short(session, tried)
+            last = self.once and not kept
+            timing = self.comparisons.full(session, tried) if last else self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
         except Exception as error:
             self._report(" and ".join(" ".join(kind.operators) for kind in trial), error)
             return None
-        if not pays(timing, trial):
+        gained = self._gained if last else 1.0
+        if not (pays(timing, trial) and timing.ratio >= gained):
             return None  # and no session: a large model is not to be there more often than it must
-        self.last = [*kept, *trial], model
+        self.last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kind in trial for x in kind.turned}
-        placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio, len(stored))
+        placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio / gained, len(stored))
         self.made.append(placed)
         return tried
 
@@ -412,26 +360,15 @@ class _Stage:
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        original = self.original or runtime.original(result.original, self.target)
-        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
-        kinds = rounding_nothing(self.kept, self.backend)
-        exact = model if kinds is None else self._with(kinds)
-        compared = session if kinds is None else runtime.open_in_child(exact, self.target)
-        there = runtime.open_in_child(model.without_library(), self.target) if self.config.elsewhere else None
-        fine, differences = Fine.of(result.original), list[Difference]()
-        sides = [(compared, exact, SHARE)] + ([(there, exact.without_library(), 0.0)] if there is not None else [])
-        for each, finer, share in sides:
-            finely = None if fine is None else fine.opened(finer, self.target)
-            differences += compare(result.original, each, result.cases, finely, share)
+        differences = self._differences(model)
         if (bad := next((d for d in differences if not d.passed), None)) is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
-        timing = self.comparisons.whole(result.original, model, (original, session), self._more)
+        timing = self.timing or self._compared(model)
         if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
-        if there is not None:
-            asked = result.original, model.without_library(), (original, there)
-            as_fast, said = self.comparisons.elsewhere(*asked, self._more)
+        if self.config.elsewhere:
+            as_fast, said = self._elsewhere(model)
             if not as_fast:
                 return result.noted(said)
             self.notes.append(said)
@@ -448,3 +385,39 @@ class _Stage:
             unfused=self.before,
         )
         return made.noted(*self.notes)
+
+    def _differences(self, model: Model) -> list[Difference]:
+        """Those of the model with its kernels, and without their library where it is for other
+        machines, too."""
+        kinds = rounding_nothing(self.kept, self.backend)
+        exact, result = self.kept if kinds is None else kinds, self.result
+        check = KernelCheck(result.original, result.cases, self.target, self.config.elsewhere)
+        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original))
+        regions = None
+        if check.by_regions and self.layout is None:
+            placed = [region for kind in exact for region in kind.regions]
+            regions = check.regions(self.base.model, placed, self.sizes, lambda: child().deadline.last() <= 0)
+        if any(not each.passed for each in regions or ()):
+            return regions or []
+        model = model if kinds is None else self._with(kinds)
+        session = session if kinds is None else runtime.open_in_child(model, self.target)
+        whole = check.whole(model, session)
+        return [*regions, *whole] if regions is not None else [*whole, *check.without_library(model)]
+
+    def _compared(self, model: Model) -> Timing:
+        """The times of the original and of the model."""
+        original = self.original or runtime.original(self.result.original, self.target)
+        sessions = original, runtime.open_in_child(model, self.target)
+        return self.comparisons.whole(self.result.original, model, sessions, self._more)
+
+    def _elsewhere(self, model: Model) -> tuple[bool, str]:
+        """Whether the model is as fast as the original where its kernels' library is not, and the
+        line that says so. Its functions are the operators of the model before, which was measured.
+        """
+        known = self.once and self.base.model is self.before and not any(k.turned for k in self.kept)
+        if known and not any(region.free for kind in self.kept for region in kind.regions):
+            return True, said_elsewhere(True, self._gained)
+        original = self.original or runtime.original(self.result.original, self.target)
+        there = model.without_library()
+        sessions = original, runtime.open_in_child(there, self.target)
+        return self.comparisons.elsewhere(self.result.original, there, sessions, self._more)

@@ -11,9 +11,9 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.arranged import is_turned
 from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.kernels.contained import ErrorReport
+from taso_mirage.kernels.form import PreparedGoal
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.prepared import PreparedGoal
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import GAIN, Timing
@@ -33,7 +33,7 @@ class Fused:
     kernel: PlannedNode
     saved: float
     prepares: type | None = None
-    """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
+    """The type of the region's goal, if its kernel prepares weights (`kernels.form`)."""
 
     @property
     def regions(self) -> list[EmbeddedRegion]:

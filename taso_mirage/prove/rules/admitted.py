@@ -1,4 +1,4 @@
-"""Which types ONNX and its runtime let an operator have: other typings of a rule are no cases of
+"""The types that ONNX and its runtime let an operator have: other typings of a rule are no cases of
 it."""
 
 from __future__ import annotations

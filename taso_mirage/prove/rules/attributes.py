@@ -129,7 +129,7 @@ def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Call
 
 
 def _group(spot: AttributeSite) -> int:
-    """What the shapes of data and kernel ask for."""
+    """The number of groups that the shapes of data and kernel imply."""
     if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes[:2]) < 2:
         return 1
     groups, rest = divmod(spot.shapes[0][1], max(spot.shapes[1][1], 1))
@@ -170,7 +170,7 @@ def _shape(spot: AttributeSite) -> tuple[int, ...]:
 
 
 def _wider(spot: AttributeSite) -> tuple[int, ...]:
-    """What the operand broadcasts to."""
+    """A shape to which the operand broadcasts."""
     have = spot.shapes[0]
     given = spot.given or ()
     fits = len(given) >= len(have) and all(n in (1, m) for n, m in zip(have[::-1], given[::-1], strict=False))

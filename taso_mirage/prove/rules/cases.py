@@ -24,7 +24,8 @@ from taso_mirage.rewriting.text import show_graph
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Both sides of one application over leaves in place of what its variables stood for.
+    """The two sides of one application, with leaves in place of the terms that its variables
+    matched.
 
     Equal ones are equal objects' tuples.
     """
@@ -54,7 +55,7 @@ class ProofCase:
 
     @cached_property
     def key(self) -> str:
-        """What verdicts are kept under."""
+        """The key under which verdicts are kept."""
         return hashlib.sha256(str(self.instance).encode()).hexdigest()[:32]
 
 
@@ -72,7 +73,7 @@ def instance_of(application: Application, concrete: bool = False) -> Instance:
 
 
 def cut_free(lhs: Sequence[Node], rhs: Sequence[Node], cut: Mapping[Node, Node]) -> Instance:
-    """Both sides with other terms for some of theirs, below which nothing is looked at."""
+    """The two sides with other terms for some of theirs; terms below these are not visited."""
     done = dict(cut)
     for node in topological((*lhs, *rhs), stop=cut):
         args = tuple([done[a] for a in node.args])
@@ -111,7 +112,7 @@ def as_it_is(instance: Instance) -> ProofCase:
 
 
 def lettered(instance: Instance) -> Instance:
-    """The same with letters named in the order in which they are met."""
+    """The instance with its letters renamed in the order in which they first occur."""
     order: dict[str, Dim] = {}
     for node in topological((*instance.lhs, *instance.rhs)):
         for dim in _dims(node):

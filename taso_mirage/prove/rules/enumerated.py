@@ -24,17 +24,18 @@ from taso_mirage.rewriting.equation import instantiate
 
 HIGHEST_RANK = 8
 ALL_SHAPES = 1500
-"""So many combinations of small shapes are all looked at; of more, some that a seed picks."""
+"""The number of combinations of small shapes up to which all are tried; of more, a seed picks
+some."""
 SHAPE_TRIES = 4000
-"""So many operands are given a small shape in all."""
+"""The total number of operands that are given a small shape."""
 SOME_VALUES = 16
-"""So many values of one attribute are combined with small shapes."""
+"""The number of values of one attribute that are combined with small shapes."""
 SUBSETS = 63
-"""So many sets of operands broadcast alike."""
+"""The number of sets of operands that broadcast alike."""
 PAIRS = 8
-"""So many forms of one operand are combined with those of another."""
+"""The number of forms of one operand that are combined with those of another."""
 ATTEMPTS = 10
-"""So many shapes of one operand are tried beside those of the others."""
+"""The number of shapes of one operand that are tried beside those of the others."""
 
 
 def enumerated(statement: RuleStatement, seed: int = 0) -> Iterator[Typing]:
@@ -52,8 +53,8 @@ def enumerated(statement: RuleStatement, seed: int = 0) -> Iterator[Typing]:
 
 
 def typing_structure(statement: RuleStatement, typing: Typing) -> tuple[Any, ...]:
-    """What typings of one case have in common, found without a proof: sizes of which nothing is
-    read stand for each other."""
+    """A key that is equal for typings of one case, found without a proof: sizes that the rule does
+    not read are interchangeable."""
     literal = reads_sizes(statement.equation)
     told = {0, 1, *stated_sizes(statement.equation)}
     order: dict[int, int] = {}
@@ -211,7 +212,7 @@ THIN: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda shape: (*shape[:-1], 1) if shape else (),
     lambda shape: (),
 )
-"""What broadcasts: a vector of one, of the last dim, first and last dims of 1, a scalar."""
+"""Shapes that broadcast: a vector of one, of the last dim, first and last dims of 1, a scalar."""
 
 
 def _narrower(rank: int) -> list[Callable[[tuple[int, ...]], tuple[int, ...]]]:
@@ -294,7 +295,7 @@ class _SmallShapes:
         equation = universe.statement.equation
         done: set[Node] = set()
         self.ready: list[Graph] = []
-        """What has its operands once so many are there."""
+        """The graphs whose operands are known at each step."""
         for count in range(1, len(names) + 1):
             known = set(names[:count])
             terms = [n for side in (equation.lhs, equation.rhs) for n in topological(side.outputs)]

@@ -36,7 +36,7 @@ ENOUGH = 24
 WORK = 400_000
 """Steps of proofs after which cases are compared in numbers alone."""
 COMPARED = 3
-"""So many typings are enumerated for each one that is judged."""
+"""The number of typings that are enumerated for each one that is judged."""
 GLANCES = ((-3.0, 3.0), (0.5, 4.0), (-100.0, 100.0), (-0.05, 0.05))
 """Where the floats lie in which every enumerated typing is compared."""
 APART = 1e-6
@@ -151,7 +151,7 @@ def application(statement: RuleStatement, typing: Typing) -> Application:
 
 
 class _Divided(Reals):
-    """As `Reals`, where an integer divided by zero is `by_zero`.
+    """The meaning `Reals`, except that an integer divided by zero is `by_zero`.
 
     None raises ZeroDivisionError. (Of numpy it is a number as any other.)
     """
@@ -171,7 +171,7 @@ class _Divided(Reals):
 
 DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
 STANDING = (_Divided(37), _Divided(90))
-"""Two numbers that stand for what has no value: what hangs on which of them has none either."""
+"""Two numbers that stand for what has no value: what depends on which of them has none either."""
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:

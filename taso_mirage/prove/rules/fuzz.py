@@ -21,14 +21,14 @@ from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_we
 from taso_mirage.operators.ops import Example, get, traits
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.rules.attributes import REGROUPED
-from taso_mirage.prove.rules.draws import NUMBERS, EquationDraws, VariableTypes
+from taso_mirage.prove.rules.random_typings import NUMBERS, RandomTypings, VariableTypes
 from taso_mirage.rewriting.equation import Equation, apply_equation, instantiate, match
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_type
 from taso_mirage.verdicts import Failure
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
-"""What typing raises where a drawn typing is none."""
+"""Errors of typing for a drawn typing that is illegal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ def typings(
     equation does not apply: no instance.
     """
     if given:
-        return _around(equation, EquationDraws(equation, given, attributes), Random(seed), tries)
+        return _around(equation, RandomTypings(equation, given, attributes), Random(seed), tries)
     return _from_examples(equation, seed, tries)
 
 
-def _around(equation: Equation, draws: EquationDraws, rng: Random, tries: int) -> Iterator[Typing]:
+def _around(equation: Equation, drawn: RandomTypings, rng: Random, tries: int) -> Iterator[Typing]:
     seen: set[tuple[Node, ...]] = set()
     again = 0
     for _ in range(tries):
         try:
-            names = draws.draw(rng, wide=again > len(seen))
+            names = drawn.draw(rng, wide=again > len(seen))
             lhs = None if names is None else instantiate(equation.lhs, names)
         except ILLEGAL:
             continue
@@ -276,8 +276,8 @@ def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _resizing(rng: np.random.Generator) -> dict[int, int]:
-    """As it is; a one-to-one change of sizes, so that equal dims stay equal and different ones
-    different; or all alike."""
+    """A random change of sizes: none; a one-to-one change, so that equal dims stay equal and
+    different ones different; or one size for all."""
     sizes = [2, 3, 4, 5, 6, 7]
     kind = rng.random()
     if kind < 0.4:

@@ -152,7 +152,7 @@ def _at(rule: Rule, sizes: Mapping[str, int]) -> Rule:
 
 
 def _sides(rule: Rule) -> EquationSides | None:
-    """Both sides, if they have the same types and the guard admits them."""
+    """The two sides, if they have the same types and the guard admits them."""
     names: dict[str, Any] = dict(rule.attributes) | {n: rule.operand(n, t) for n, t in rule.given}
     try:
         if rule.equation.where is not None and not rule.equation.where(names):

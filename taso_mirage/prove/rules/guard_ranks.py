@@ -22,7 +22,7 @@ from taso_mirage.rewriting.library import Rule
 from taso_mirage.verdicts import Failure, FailureKind, failed
 
 OFTEN = 8
-"""So many typings of those ranks, or an eighth of all where they are few."""
+"""The number of typings of those ranks, or the divisor of all typings where they are few."""
 Ranks = tuple[int, ...]
 
 

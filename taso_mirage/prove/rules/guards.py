@@ -13,8 +13,8 @@ from taso_mirage.ir.terms import Graph, Node, topological, variable
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed
-from taso_mirage.prove.rules.draws import VariableTypes
 from taso_mirage.prove.rules.fuzz import Typing, typings, verdicts
+from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed
@@ -72,13 +72,13 @@ POOL: tuple[tuple[str, str], ...] = (
     ("nxi", "{n} == dim({x}, {i})"),
     ("xytn", "prod(shape({x})[{n}:]) == prod(shape({y}))"),
 )
-"""What a guard may say, the plainer the earlier: the names that a predicate ranges over (x, y
+"""The predicates of guards, the plainer the earlier: the names that a predicate ranges over (x, y
 tensors; i, j axes of x and of the last tensor; n, m numbers; t, u tuples), and its text. `value`,
-`rank`, ... are what they are at the given typing."""
+`rank`, ... have their values at the given typing."""
 
 TYPINGS, TRIALS, ROUNDS, TRIES = 500, 4, 10, 16
 FAILURES = 40
-"""So many failing typings are gathered before a guard is sought."""
+"""The number of failing typings that are gathered before a guard is sought."""
 DEPTH, BREADTH = 4, 8
 
 
@@ -120,7 +120,8 @@ class Sample:
 
     @property
     def counterexample(self) -> Counterexample | None:
-        """Of the smallest typing that failed, with values if one of the smaller ones has them."""
+        """A counterexample from the smallest typing that failed, with values if one of the smaller
+        ones has them."""
         found = None
         for typing, refuted in sorted(self.failing, key=lambda f: f[0].elements)[:4]:
             found = find_counterexample(typing.lhs, typing.rhs, refuted)

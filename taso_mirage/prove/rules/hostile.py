@@ -35,9 +35,9 @@ from taso_mirage.rewriting.equation import Equation, instantiate
 OTHER_FLOATS = ("float16", "float64", "bfloat16")
 INTEGER_DTYPES = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
 STARTS = 8
-"""So many seeds are tried for a first typing of a law that states none."""
+"""The number of seeds that are tried for a first typing of a law that states none."""
 TURNS = 6
-"""So many changes are tried for each typing that is wanted."""
+"""The number of changes that are tried for each typing that is wanted."""
 Names = dict[str, Any]
 
 
@@ -150,7 +150,7 @@ def typed_leaf(node: Node, dtype: str, shape: Sequence[Any]) -> Node:
 
 
 def _dtype(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another dtype for all operands of one, as most operators ask for."""
+    """Give all operands of one dtype another one, since most operators require equal dtypes."""
     found = sorted({names[n].dtype for n in _operands(names)})
     if not found:
         return
@@ -165,7 +165,7 @@ def _dtype(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _shape(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another shape for one operand, or the same change for several: dims of 1 and 0, lower and
+    """Change the shape of one operand, or of several in the same way: dims of 1 and 0, lower and
     higher ranks."""
     operands = _operands(names)
     if not operands:
@@ -259,7 +259,7 @@ def _meet(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _attribute(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another value for one attribute: other signs, zero, one, numbers of a continuum, axes from
+    """Change the value of one attribute: other signs, zero, one, numbers of a continuum, axes from
     the end."""
     values = [n for n, v in names.items() if not isinstance(v, Node)]
     if values:
@@ -292,7 +292,7 @@ def _number(value: float, rng: Random, edges: Sequence[float]) -> float:
 
 
 def _constants(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another number for one constant; of integers also the least and the largest."""
+    """Change the number of one constant; integers also to the least and the largest."""
     found = [n for n in _operands(names) if names[n].op == "constant"]
     if not found:
         return

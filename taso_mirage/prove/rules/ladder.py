@@ -31,13 +31,13 @@ from taso_mirage.verdicts import Counterexample, Evidence, Failure, FailureKind,
 WANTED = 320
 """Typings that are drawn of a rule; `substitutions verify` asks for as many."""
 CHOSEN = 32
-"""So many structurally different typings are proved."""
+"""The number of structurally different typings that are proved."""
 KINDS = ("symbolic", "bounded")
 """From the strongest to the weakest; a rule has the weakest that one of its cases needed."""
 KEPT = 0.9
 """A guard that excludes more of the proved cases is none."""
 GUARDS = 3
-"""So often a guard is sought that excludes the cases that failed."""
+"""The number of times that a guard is sought that excludes the cases that failed."""
 EquationSides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
@@ -61,7 +61,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
 
 
 def evidence(found: Examined, proofs: Proofs) -> Evidence:
-    """What was proved, in words."""
+    """The evidence of an examination, in words."""
     every, bounded = len(found.of("proved")), len(found.of("bounded"))
     bound = f"every size of {every} case{'s' if every != 1 else ''}"
     if bounded:

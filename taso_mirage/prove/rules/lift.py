@@ -25,8 +25,8 @@ PROBE = 20
 def lift(
     lhs: Sequence[Node], rhs: Sequence[Node], apart: bool = True, finest: bool = False
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
-    """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one
-    symbol where they can.
+    """The two sides over leaves whose dims are symbols where these have a type; equal sizes become
+    one symbol where they can.
 
     What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`,
     equal sizes that cannot vary together may vary alone; a guard on them may then fail. If

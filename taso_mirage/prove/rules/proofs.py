@@ -141,7 +141,7 @@ class Proofs:
 
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
-"""What was proved in this process, whoever asked: a verdict hangs on the case alone."""
+"""Proofs of this process, whoever asked: a verdict depends on the case alone."""
 MOST = 1 << 12
 """Verdicts that stay in memory."""
 
@@ -212,11 +212,11 @@ class _Kept:
 
 
 PROVER = ("ir", "meanings", "operators", "rewriting", "prove")
-"""The rooms that a proof hangs on."""
+"""The rooms that a proof depends on."""
 
 
 def prover_files() -> list[Path]:
-    """The files that a proof hangs on, in an order that is the same wherever the package lies."""
+    """The files that a proof depends on, in an order that is the same wherever the package lies."""
     package = Path(__file__).parents[2]
     files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
     others = [file for plugin in plugins(OPERATOR_GROUP) for file in plugin.files()]
@@ -225,7 +225,7 @@ def prover_files() -> list[Path]:
 
 @cache
 def prover() -> str:
-    """A digest of all that a proof hangs on: the meanings, the prover, and the operators'
+    """A digest of all that a proof depends on: the meanings, the prover, and the operators'
     definitions."""
     digest = hashlib.sha256()
     for file in prover_files():

@@ -40,7 +40,7 @@ class RuleVerdict:
 
     @property
     def evidence(self) -> Evidence:
-        """What is known of it; nothing where it failed."""
+        """The evidence for the rule; empty where the recheck failed."""
         return NO_EVIDENCE if isinstance(self.found, Failure) else self.found
 
     @property
@@ -165,7 +165,7 @@ def problem(rule: Rule, found: Examined) -> str:
 
 
 CLASSES = 6
-"""So many classes of cases are shown, the smallest case of each."""
+"""The number of classes of cases that are shown, the smallest case of each."""
 
 
 def law_rules() -> list[Rule]:

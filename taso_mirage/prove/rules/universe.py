@@ -1,4 +1,4 @@
-"""What the dims, attributes and constants of a rule may be: the stated typing and the numbers
+"""The dims, attributes and constants that typings of a rule use: the stated typing and the numbers
 around it."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ELEMENTS = 1024
 LARGE = 4096
 """Elements of one operand where a number that the rule states is a size."""
 GUARD_TRIES = 400
-"""So many numbers are tried for the constants that a guard reads."""
+"""The number of numbers that are tried for the constants that a guard reads."""
 FIRST_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 
 
@@ -67,8 +67,8 @@ class Universe:
 
     @cached_property
     def numbers(self) -> tuple[float, ...]:
-        """What a number of the rule may be: at, beside and far from those that are stated or
-        defined."""
+        """The numbers that stand for a number of the rule: at, beside and far from stated and
+        defined ones."""
         stated = dict.fromkeys(n for e in stated_numbers(self.statement.equation) for n in (e, -e))
         near = [e + d for e in stated for d in (0.0, 0.5, -0.5, 1.0, -1.0)]
         far = [f for e in stated for f in (2 * e, 3 * e + 1, e / 2, 1 / e if e else 0.0)]
@@ -127,7 +127,7 @@ class Universe:
         return self.at({k: v if isinstance(k, tuple) and v == 1 else size for k, v in self.stated.items()})
 
     def typed(self, names: Names) -> Typing | None:
-        """Both sides under names, where the guard holds and both have a type."""
+        """The two sides under names, where the guard holds and both have a type."""
         equation = self.statement.equation
         operands = [v for v in names.values() if isinstance(v, Node) and isinstance(v.type, Tensor)]
         if any(prod(v.shape) > LARGE or (prod(v.shape) > ELEMENTS and not self.sizes) for v in operands):
@@ -144,8 +144,8 @@ class Universe:
             return None
 
     def values(self, name: str, value: Any) -> Iterator[Any]:
-        """What an attribute or a constant may be instead: also all that examples of its operators
-        have there."""
+        """Other values of an attribute or a constant, including all examples of it at the rule's
+        operators."""
         terms = [(n.op, key) for n in self.statement.equation.lhs_terms for key, v in n.attrs if str(v) == name]
         examples = [e for op, key in terms if key in get(op).attributes for e in examples_of(op, key)]
         yield from dict.fromkeys((*values_of(self, value), *examples))

@@ -230,7 +230,7 @@ def _points(
     trials: int,
     seed: int,
 ) -> list[NDArray[np.int64]]:
-    """Both programs restricted to the first two positions of each interval of a box."""
+    """The two programs restricted to the first two positions of each interval of a box."""
     restrict, pairs = Restriction(), []
     for edges, a, b in zip(refined, original.outputs, mutant.outputs, strict=True):
         cells = boxes([e[-1] for e in edges], tuple(frozenset(e[1:-1]) for e in edges))

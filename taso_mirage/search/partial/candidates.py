@@ -1,5 +1,5 @@
-"""What a program could be replaced with: its mutants, corrected, to be costed; what is kept is
-verified by `whole.verified`."""
+"""Possible replacements of a program: its mutants, corrected, to be costed; `whole.verified`
+verifies those that are kept."""
 
 from __future__ import annotations
 

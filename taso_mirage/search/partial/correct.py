@@ -60,8 +60,8 @@ def products(nodes: Iterable[Node]) -> int:
 
 
 def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Products with the same weights that do not hang on each other, as one over their inputs along
-    the batch, until there are none."""
+    """Products with the same weights that do not depend on each other, as one over their inputs
+    along the batch, until there are none."""
     found = tuple(outputs)
     while (group := next(_alike(found), None)) is not None:
         found = substitute(found, _as_one(group))

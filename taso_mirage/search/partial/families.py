@@ -67,7 +67,8 @@ def _about(family: MutantFamily, node: Node) -> bool:
 
 
 def variants(family: MutantFamily, node: Node) -> Iterator[Node]:
-    """What a family makes of one term, without what has no type, another type, or no difference."""
+    """The variants of one term by a family, except those that have no type, another type, or no
+    difference."""
     if not _about(family, node):
         return
     found = family.mutate(node)

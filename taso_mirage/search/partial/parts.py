@@ -22,7 +22,7 @@ from taso_mirage.search.partial.families import begins
 from taso_mirage.search.partial.source import programs
 
 NEAREST = 3
-"""So many names are offered in place of one that does not do."""
+"""The number of names that are offered in place of a wrong one."""
 UNSIZED = (TasoMirageError, LookupError, TypeError, ValueError)
 
 

@@ -22,7 +22,7 @@ from taso_mirage.verdicts import Failure
 PAYS = 0.97
 """The part of a program's seconds that a corrected mutant may take, at most."""
 Seconds = Callable[[Graph], float]
-"""What a program costs."""
+"""The cost of a program."""
 Contest = Callable[[Graph, Graph], tuple[float, float]]
 """Seconds of two programs side by side, asked for those of which the second costs less."""
 KEPT = 3

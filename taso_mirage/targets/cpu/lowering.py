@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange
 from taso_mirage.kernels.codegen.cpu.native import build
 from taso_mirage.kernels.codegen.cpu.tune import tuned_native, tuned_ranges
-from taso_mirage.kernels.cpu.prepared import CPU_GOALS
+from taso_mirage.kernels.form import CPU_GOALS, PreparedKinds
 from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.packaging.build import library
 from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
@@ -27,7 +29,7 @@ SECONDS = 1.0
 
 
 class CpuLowering:
-    """This machine's CPU."""
+    """The back end of this machine's CPU."""
 
     device: Device = CPU_DEVICE
     batched = False
@@ -63,19 +65,21 @@ class CpuLowering:
         return cpu_kernel(from_json(record["mugraph"]), before)
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
-        """The same: C++ runs everywhere."""
+        """The kernels for all machines: the same as for this one, since C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
     def rounding(self) -> CpuLowering:
-        """The same: no operands are rounded here."""
+        """This back end: no operands are rounded here."""
         return self
 
     def fine(self, record: Record) -> Record:
-        """The same."""
+        """The record unchanged: nothing is rounded here."""
         return record
 
     def start(self) -> None:
-        """Nothing takes a while."""
+        """Compile the kernels' library, where that was not done before."""
+        with suppress(TasoMirageError):  # said where a kernel is run
+            library()
 
     def close(self) -> None:
         """Nothing was started."""

@@ -37,9 +37,9 @@ in bits."""
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the driver says: the name, ten times the compute capability, processors, bytes of shared
-    memory that a block can have, and bytes a second at the memory's pins (0 where it does not say).
-    """
+    """The driver's description of a GPU: the name, ten times the compute capability, processors,
+    bytes of shared memory that a block can have, and bytes a second at the memory's pins (0 where
+    it does not say)."""
 
     name: str
     capability: int

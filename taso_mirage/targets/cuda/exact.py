@@ -10,14 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from taso_mirage.ir.mugraph import Lowering, natural_weights
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
-from taso_mirage.kernels.gpu.in_operators import CUT, convolution_alone, is_followed, nearest_tf32
+from taso_mirage.kernels.form import form_of
+from taso_mirage.kernels.gpu.in_operators import CUT, nearest_tf32
 from taso_mirage.meanings.arrays import Array, pairwise_in_parts
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.interpret import interpret, retyped
-from taso_mirage.operators.ops import traits
 
 LARGEST = 1 << 31
 """Bytes that a comparison, or a product, keeps on the GPU."""
@@ -26,8 +25,8 @@ SLOW, BUSY = 1e9, 64
 faster there."""
 
 ROUNDED = 2.0**-12
-"""Of the norm, what the sums of tensor cores lose of products of rounded operands: they cut digits
-off at each step."""
+"""The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
+cut digits off at each step."""
 
 
 class Right:
@@ -39,10 +38,15 @@ class Right:
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal = goal
         self.wanted: dict[int, list[Any]] = {}
-        self._conv = next((o for o in goal.outputs if is_followed(o)), None)
-        self._parts = self._conv is not None and traits(self._conv).lowering is Lowering.SHIFTED
+        self._conv: Node | None = None
+        self._alone: Node | None = None
+        self._parts = False
+        for output in goal.outputs:
+            form = form_of(output)
+            if form is not None and form.alone is not None and self._conv is None:
+                self._conv, self._alone, self._parts = output, form.alone(output), form.in_parts
         self.rounds = rounds and self._parts
-        self._alone = () if self._conv is None else set(self._conv.args[:2]).difference(self._conv.args[2:])
+        self._read = () if self._conv is None else set(self._conv.args[:2]).difference(self._conv.args[2:])
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Weights that are given in two parts as numbers of TF32 and what these lack."""
@@ -55,46 +59,54 @@ class Right:
     def _convolved(self, given: Mapping[Node, Any]) -> tuple[tuple[Node, ...], dict[Node, Any]]:
         """What is to be computed, and what is known of it: a convolution in float64 on the GPU, of
         which numpy would move each element as often as the kernel has some."""
-        if self._conv is None:
+        if self._conv is None or self._alone is None:
             return self.goal.outputs, {}
         x, w, *others = self._conv.args
         body = self._conv.attr("body")
-        y = variable("y", convolution_alone(x, w, dict(self._conv.attrs)).tensor)
+        y = variable("y", self._alone.tensor)
         outputs = retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))
-        operands = (_nearest(given[x]), given[w][:1]) if self.rounds else (given[x], given[w])
-        return outputs, {y: _convolution(self._conv, *operands)}
+        image = _nearest(given[x]) if self.rounds else given[x]
+        parts = _first_part(given[w]) if self.rounds else given[w]
+        weights = interpret((self._alone.args[1],), EXACT, {w: _exact(parts, w)})
+        return outputs, {y: _convolution(self._alone, image, weights[self._alone.args[1]])}
 
     def __call__(self, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
         place = inputs[0].data_ptr()
         if place not in self.wanted:
             given = dict(zip(self.goal.inputs, inputs, strict=True))
             outputs, values = self._convolved(given)
-            arrays = {node: _exact(tensor, node) for node, tensor in given.items() if node not in self._alone}
+            arrays = {node: _exact(tensor, node) for node, tensor in given.items() if node not in self._read}
             found = interpret(outputs, EXACT, {**arrays, **values})
             self.wanted[place] = [_there(found[o], results[0]) for o in outputs]
         pairs = zip(self.goal.outputs, results, self.wanted[place], strict=True)
         return all(_close(result, wanted, node, self.rounds) for node, result, wanted in pairs)
 
 
-def _convolution(node: Node, x: Any, w: Any) -> Any:
-    """The convolution of such a term alone, in float64, as an array."""
+def _convolution(node: Node, x: Any, w: Array) -> Any:
+    """A convolution of ONNX, or a transposed one, of a tensor with an array, in float64."""
     import torch
 
     attrs: dict[str, Any] = dict(node.attrs)
-    count, extra = x.dim() - 2, attrs.get("extra", ())
-    x, w, groups = x.double(), w.double(), 1 if "extra" in attrs else x.shape[1]
-    w = w.sum(0).permute(natural_weights(count, bool(extra))) if "extra" in attrs else w
+    count, extra, x = x.dim() - 2, attrs.get("output_padding", ()), x.double()
+    weights = _tensor(w).to(x.device)
     low, high = attrs["pads"][:count], attrs["pads"][count:]
     strides, dilations = attrs["strides"], attrs["dilations"]
     if extra:  # one of all results, and those in between
-        found = torch.convolution(x, w, None, strides, (0,) * count, dilations, True, (0,) * count, 1)
+        found = torch.convolution(x, weights, None, strides, (0,) * count, dilations, True, (0,) * count, 1)
         more = [max(e - b, 0) for e, b in zip(extra, high, strict=True)]
         found = torch.nn.functional.pad(found, [n for e in reversed(more) for n in (0, e)])
         sides = [slice(a, a + int(n)) for a, n in zip(low, node.shape[2:], strict=True)]
         return found[(..., *sides)].cpu().numpy()
     around = [n for pair in zip(reversed(low), reversed(high), strict=True) for n in pair]
-    x = torch.nn.functional.pad(x, around)
-    return torch.convolution(x, w, None, strides, (0,) * count, dilations, False, (0,) * count, groups).cpu().numpy()
+    x, none = torch.nn.functional.pad(x, around), (0,) * count
+    return torch.convolution(x, weights, None, strides, none, dilations, False, none, attrs["group"]).cpu().numpy()
+
+
+def _first_part(w: Any) -> Any:
+    """Weights in parts, of which the others are zero."""
+    made = w.clone()
+    made[1:] = 0
+    return made
 
 
 def _nearest(x: Any) -> Any:

@@ -24,23 +24,21 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled, load_source
+from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms
 from taso_mirage.kernels.codegen.gpu.program import (
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
     TritonProgram,
-    kernel_terms,
 )
 from taso_mirage.kernels.codegen.ranges import ranges
+from taso_mirage.kernels.form import GPU_GOALS, PreparedKinds
 from taso_mirage.kernels.free import FreeSizes, with_free_sizes
 from taso_mirage.kernels.free_regions import goal_at
-from taso_mirage.kernels.gpu.convolutions import GPU_GOALS
-from taso_mirage.kernels.gpu.followed import FollowedConvolution
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.build import library
 from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
-from taso_mirage.kernels.prepared import PreparedKinds
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.system.spending import Purpose, spent
@@ -55,16 +53,17 @@ SHIPPED = (80, 86, 89, 90, 100, 120)
 """A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was
 made on."""
 PORTABLE = 80
-"""And PTX for this one: the driver of a later GPU compiles it when a session is created
-(`cuModuleLoadData` takes both), and keeps that."""
+"""The capability of the PTX: the driver of a later GPU compiles it when a session is created
+(`cuModuleLoadData` takes both), and keeps the result."""
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 """KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical
 specifications)."""
 LEAST = 99
 """KiB that it can have everywhere from PORTABLE on."""
 BESIDE = 4
-"""So many programs, by the model the fastest, are tuned beside one whose weights stay: on an H100
-it was the fastest one in most rows, and each of the others takes a second of a compiler."""
+"""The number of programs, by the model the fastest, that are tuned beside one whose weights stay:
+on an H100 it was the fastest one in most rows, and each of the others takes a second of a
+compiler."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
 
@@ -83,8 +82,9 @@ class CudaLowering:
     arranged: bool = True
     batched: bool = True
     free: bool = True
-    """What has no such kernel keeps its operators, or has one of samples: a model that told sizes
-    apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
+    """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has
+    one of samples: a model that distinguished sizes would have an `If`, of which ONNX Runtime
+    captures no CUDA graph."""
 
     @property
     def searching(self) -> int:
@@ -107,8 +107,8 @@ class CudaLowering:
             return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
 
         programs = [self._rounding(program) for _, program in known.values()]
-        if isinstance(GPU_GOALS.read(goal), FollowedConvolution):
-            measured = measured[:1]  # more images are more blocks of the same
+        if (read := GPU_GOALS.read(goal)) is not None and read.once:
+            measured = measured[:1]
         if not measured:
             return record(self._tuned(programs, Right(goal, self.device.rounds), end))
         best, before = self._ranges(programs, goal, graphs[0], measured, end)
@@ -267,7 +267,7 @@ def _rounds_always(program: TritonProgram) -> bool:
 
 
 def _at(record: Record, most: int | None) -> Record:
-    """What a record has for runs up to a limit, or for those above all."""
+    """The part of a record for runs up to a limit, or for those above all limits."""
     before = record.get("before", ()) if most is not None else ()
     return next((each for each in before if most is not None and most <= each["most"]), record)
 
@@ -308,8 +308,8 @@ def _form(record: Record, capability: int) -> TritonProgram:
 
 
 def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., Any]:
-    """What runs a record's kernels on tensors of these shapes, on the GPU that is there: Triton
-    compiles them at the first call."""
+    """The function that runs a record's kernels on tensors of these shapes, on this machine's GPU:
+    Triton compiles them at the first call."""
     sizes: dict[str, int] = {}
     for x, shape in zip(from_json(record["mugraph"]).inputs, shapes, strict=True):
         learn(x.shape, shape, sizes)
@@ -340,8 +340,8 @@ def here() -> CudaLowering:
 
 
 def _functions(program: TritonProgram) -> str:
-    """What no schedule changes of its source: the kernels, and how they are launched. Several
-    muGraphs may have the same."""
+    """The part of a program's source that no schedule changes: the kernels, and how they are
+    launched. Several muGraphs may have the same."""
     head, _, launched = program.source.partition(tune.OPTIONS)
     return head[head.index(triton.IMPORTS) :] + launched[launched.index("\ndef launch(") :]
 

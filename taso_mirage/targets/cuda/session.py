@@ -72,7 +72,7 @@ class CudaSession:
             return _Bound(self._session, dict(inputs), None)
         try:
             return _Bound(self._session, dict(inputs), str(next(self._graphs)))
-        except RunFailed:  # a result that hangs on no input is copied, which no graph can have
+        except RunFailed:  # a result that depends on no input is copied, which no graph can have
             return _Bound(self._session, dict(inputs), PLAIN)
 
 

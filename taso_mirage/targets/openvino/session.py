@@ -109,6 +109,6 @@ def _openvino() -> Any:
 
 
 def _refused(what: str, error: Exception) -> RunFailed:
-    """Its errors name places of its source first."""
+    """The error of OpenVINO, without the places in its source that it names first."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from ")]
     return refused(what, RuntimeError(lines[0] if lines else error), "OpenVINO")

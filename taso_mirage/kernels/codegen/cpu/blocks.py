@@ -160,7 +160,7 @@ TilePart = tuple[str, int, str]
 
 
 def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[TilePart]:
-    """Those that blocks have, which the last ones of a grid dim have less of."""
+    """The tiled dims of a block, of which the last blocks of a grid dim have fewer elements."""
     found: dict[str, TilePart] = {}
     for leaf, axes in zip(body.inputs, imap, strict=True):
         for g, axis in enumerate(axes):
@@ -172,7 +172,7 @@ def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[TilePart]:
 
 
 def _loop_parts(body: Graph, fmap: Strides) -> list[TilePart]:
-    """That of an iteration, which the last has less of."""
+    """The tiled dim of an iteration, of which the last iteration has fewer elements."""
     cut = [leaf.shape[axis] for leaf, axis in zip(body.inputs, fmap, strict=True) if axis >= 0]
     found = {str(dim): each for dim in cut if (each := part_of(dim)) is not None}
     return [(name, size, f"{whole} - iteration * {size}") for name, (whole, size) in found.items()]

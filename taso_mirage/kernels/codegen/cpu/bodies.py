@@ -33,7 +33,7 @@ from taso_mirage.operators.ops import traits
 
 @dataclass
 class LoweredBody:
-    """What a body's terms are as lazy tensors, and what its for-loop keeps from one iteration to
+    """A body's terms as lazy tensors, and the values that its for-loop keeps from one iteration to
     the next."""
 
     lazy: LazyMeaning

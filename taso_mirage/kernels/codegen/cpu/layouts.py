@@ -31,7 +31,7 @@ def loop_variables(shape: Sequence[Dim]) -> AffineIndex:
 
 
 def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]:
-    """What a view shows, and where."""
+    """The value under all views of a value, and the index in it."""
     while isinstance(value, LoopView):
         index = value.inner(index)
         value = value.arg
@@ -39,7 +39,7 @@ def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]
 
 
 def without_view(value: LoopValue) -> LoopValue:
-    """What a view shows."""
+    """The value under a view; a value that is no view itself."""
     return value.arg if isinstance(value, LoopView) else value
 
 
@@ -133,7 +133,7 @@ def offset_buffer(target: CppBuffer, shape: BufferSizes, axis: int, start: Dim) 
 
 
 def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
-    """What an address shows, as a buffer of its own shape; `index` is in the variables "0",
+    """The memory at an address as a buffer of its own shape; `index` is in the variables "0",
     "1"..."""
     at = offset(buffer, index)
     steps = dict(at.terms)

@@ -107,7 +107,8 @@ class NativeKernel:
         return found
 
     def prepared(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """What a run reads besides the inputs: computed from those that are weights."""
+        """Compute the prepared arrays that a run reads besides its inputs, from the inputs that are
+        weights."""
         if self._prepare is None:
             return []
         made = empty_aligned((self._prepared,), np.uint8)
@@ -148,7 +149,7 @@ class NativeKernel:
         return run
 
     def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
-        """What lies between the parts of a run takes so much memory."""
+        """The bytes of scratch memory that a run needs for values between its parts."""
         return int(self._bytes(self._given(sizes)) if self._names else self._bytes())
 
     def _given(self, sizes: Mapping[str, int]) -> Any:

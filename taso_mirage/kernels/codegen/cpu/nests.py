@@ -61,7 +61,7 @@ class Printer:
     after: list[list[str]] = field(default_factory=list)
     known: dict[tuple[LoopValue, AffineIndex], tuple[str, int]] = field(default_factory=dict)
     stored: dict[tuple[str, Affine], tuple[str, int]] = field(default_factory=dict)
-    """What was stored where, and is still in a register."""
+    """Stored values that are still in a register, by their places."""
     sums: dict[int, list[str]] = field(default_factory=dict)
     count: int = 0
 

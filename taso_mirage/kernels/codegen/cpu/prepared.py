@@ -1,21 +1,19 @@
-"""Terms whose C++ is a class by hand, `winograd.h`, `linear.h` or `block_linear.h`: they read
-weights that are prepared once, before the first run."""
+"""Terms whose C++ is a class by hand: they read weights that are prepared once, before the first
+run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic, dim_product
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node
-from taso_mirage.operators.ops import traits
+from taso_mirage.kernels.codegen.discovery import discovered
 
-NARROW_ROWS = 8
-"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 LANES = 16
 """Blocks have a multiple of so many tiles or columns: the longest vectors."""
 
@@ -23,8 +21,8 @@ LANES = 16
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
     """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
-    powers of two."""
+    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
+    are powers of two."""
 
     headers: tuple[str, ...]
     name: str
@@ -43,87 +41,22 @@ class InstanceClass:
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
     """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they hang on."""
+    else they depend on."""
 
 
-def _winograd(node: Node) -> tuple[Any, ...]:
-    x, w = node.args[:2]
-    group, (top, left, *_) = node.attr("group"), node.attr("pads")
-    data = (1 if isinstance(x.shape[0], Symbolic) else x.shape[0], group, w.shape[1], *x.shape[2:])
-    return (
-        *data,
-        int(w.shape[0]) // group,
-        *w.shape[2:],
-        *node.shape[2:],
-        top,
-        left,
-        *node.attr("tile"),
-        *node.attr("block"),
-    )
+@dataclass(frozen=True, slots=True)
+class CpuProgram:
+    """How the terms of an operator are written: each is an instance of a class."""
+
+    op: str
+    instance: Callable[[Node], InstanceClass]
 
 
-def _linear(node: Node) -> tuple[Any, ...]:
-    columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    return most if isinstance(rows, Symbolic) else rows, *node.args[1].shape, columns, most, parts
-
-
-def _rows(node: Node) -> Dim:
-    return dim_product(node.shape[:-1])
-
-
-def _of_blocks(node: Node) -> tuple[Any, ...]:
-    x, codes, *_, zeros = (*node.args, ABSENT)[:6]
-    columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    sizes = most if isinstance(rows, Symbolic) else rows, x.shape[-1], codes.shape[0], columns, most, parts
-    kind = "HALF_OF_ALL" if zeros is ABSENT else "WHOLE" if zeros.dtype == "uint8" else "FLOATING"
-    return *sizes, node.attr("bits"), node.attr("block_size"), node.attr("digits"), kind
-
-
-def _digits(node: Node) -> tuple[Dim, int, int]:
-    """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
-    size, most = node.attr("block_size"), node.attr("block")[1]
-    bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
-    return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
-
-
-BLOCKS = InstanceClass(
-    ("linear.h", "block_linear.h"),
-    "BlockLinear",
-    lambda n: n.attr("block")[0],
-    lambda n: (),
-    _of_blocks,
-    lambda n: ("blocks", *n.attr("block")[:1]),
-    lambda n: (isinstance(_rows(n), Symbolic),),
-    lambda n: n.args[0].shape[-1:],
-    rows=_rows,
-    weights=(1, 4, 5),
-    first=_digits,
-)
-KINDS: Mapping[Lowering | None, InstanceClass] = {
-    Lowering.WINOGRAD: InstanceClass(
-        ("winograd.h",),
-        "Winograd",
-        lambda n: n.attr("block")[0],
-        lambda n: n.attr("tile"),
-        _winograd,
-        lambda n: (*n.attr("tile"), n.attr("block")[0]),
-        lambda n: (bool(n.attr("relu")),),
-        lambda n: n.args[0].shape[1:],
-        lambda n: n.shape[0] if isinstance(n.shape[0], Symbolic) else 1,
-    ),
-    Lowering.LINEAR: InstanceClass(
-        ("linear.h",),
-        "Linear",
-        lambda n: n.attr("block")[0],
-        lambda n: (),
-        _linear,
-        lambda n: (n.attr("block")[0], n.attr("block")[1] == NARROW_ROWS),
-        lambda n: (isinstance(_rows(n), Symbolic),),
-        rows=_rows,
-    ),
-}
+@cache
+def cpu_programs() -> Mapping[str, CpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, CpuProgram)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +84,7 @@ class PreparedInstance:
 
     @property
     def kind(self) -> InstanceClass:
-        return _kind(self.node)
+        return cpu_programs()[self.node.op].instance(self.node)
 
     @property
     def weights(self) -> list[int]:
@@ -160,8 +93,8 @@ class PreparedInstance:
 
     @property
     def prepare(self) -> str:
-        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where
-        they go."""
+        """C++ that prepares the weights among the kernel's inputs: {0} is the first one, {at} the
+        place of the result."""
         given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
         given += ["nullptr"] * (len(self.kind.weights) - len(given))
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
@@ -169,7 +102,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they hang on."""
+        what else they depend on."""
         return self.kind.first(self.node)
 
     @property
@@ -194,29 +127,29 @@ class PreparedInstance:
 
     @property
     def operands(self) -> list[Node | None]:
-        """What a block reads behind the data and the prepared weights, a bias and what is added;
-        None for what it has not."""
+        """The operands of a block after the data and the prepared weights: a bias and a summand;
+        None where it has none."""
         return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
 
 
 def prepares(node: Node) -> bool:
     """Whether a term of a muGraph reads prepared weights."""
-    return traits(node).lowering in KINDS
-
-
-def _kind(node: Node) -> InstanceClass:
-    """With scales its weights are blocks of few bits."""
-    lowering = traits(node).lowering
-    return BLOCKS if lowering is Lowering.LINEAR and len(node.args) > 4 else KINDS[lowering]
+    return node.op in cpu_programs()
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
     """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
-    return tuple([(node.op, *_kind(node).layout(node)) for node in graph if prepares(node)])
+    return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
-    found = dict.fromkeys(h for graph in graphs for node in graph if prepares(node) for h in _kind(node).headers)
+    found = dict.fromkeys(
+        h
+        for graph in graphs
+        for node in graph
+        if prepares(node)
+        for h in cpu_programs()[node.op].instance(node).headers
+    )
     names = ["lanes.h", *found] if found else []
     return [files("taso_mirage.kernels.codegen.cpu").joinpath(name).read_text() for name in names]

@@ -57,7 +57,8 @@ class StoreNest:
     axes: Strides = ()
     update: bool = False
     memory: Mapping[LoopValue, CppBuffer] | None = None
-    """What lay in memory when the store found its place among the others; it computes the rest."""
+    """The memory at the time when the store found its place among the others; the store computes
+    all other values."""
 
     @property
     def space(self) -> BufferSizes:
@@ -94,7 +95,7 @@ Item = Nest | ContractionNest
 
 @dataclass
 class Memory:
-    """What a block keeps in memory, over all of its stages."""
+    """The memory of a block, over all of its stages."""
 
     buffers: dict[LoopValue, CppBuffer] = field(default_factory=dict)
     """Where values lie that have been computed."""
@@ -312,7 +313,7 @@ class LoopSchedule:
         )
 
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
-        """What the elements of a store are computed from: buffers, numbers, positions.
+        """The leaves of the computation of a store's elements: buffers, numbers, positions.
 
         Computes what must lie in memory.
         """
@@ -330,8 +331,8 @@ class LoopSchedule:
     def resolve(
         self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False
     ) -> tuple[LoopValue, AffineIndex]:
-        """What a store prints for a value at an index: a function of others, a number, a position,
-        or a buffer's element."""
+        """The printed form of a value at an index in a store: a function of others, a number, a
+        position, or a buffer's element."""
         buffers = self.room.buffers if store.memory is None else store.memory
         if root and isinstance(value, Map) and not store.fold and buffers.get(value, store.target) is store.target:
             return value, index

@@ -1,5 +1,5 @@
-"""Which of several muGraphs is the fastest on this machine's CPU: all are compiled, and run in turn
-(Mirage, OSDI'25, section 8)."""
+"""The choice of the fastest of several muGraphs on this machine's CPU: all are compiled, and run in
+turn (Mirage, OSDI'25, section 8)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TURN = 5
 RANGED = 8
 """Programs with free sizes that are compiled: each is compiled for whole tiles and for others."""
 CLOSE = 1.2
-"""What takes longer than so many times the fastest is not measured in the second half of the
-time."""
+"""A program that takes longer than this factor times the fastest is not measured in the second half
+of the time."""
 LARGE, COLD = 1 << 23, 1 << 27
 """Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the
 bytes that no cache holds."""
@@ -73,9 +73,9 @@ def tuned_ranges(
     seconds: float = 2.0,
     folder: Path | None = None,
 ) -> tuple[Graph, list[SizeRange]]:
-    """Of muGraphs with free sizes the one for most runs, and those that are clearly faster in
-    smaller ones: each was the fastest at one of the `measured` sizes, of which the first are the
-    usual ones. Raises as `tuned_native`."""
+    """Choose the muGraph with free sizes for most runs, and those that are clearly faster in
+    smaller ones. Each chosen muGraph was the fastest at one of the `measured` sizes, of which the
+    first are the usual ones. Raises as `tuned_native`."""
     made = compiled(different(graphs)[:RANGED], threads, folder)
     times: list[list[float]] = []
     end = time.perf_counter() + seconds

@@ -416,7 +416,7 @@ def _shown(value: LoopValue) -> LoopValue:
 
 
 def _factors(value: LoopValue) -> Iterator[LoopValue]:
-    """What a value is the product of, element by element."""
+    """The factors of a value, element by element."""
     if isinstance(value, Map) and value.fn is MULTIPLY:
         for operand in value.operands:
             yield from _factors(operand)

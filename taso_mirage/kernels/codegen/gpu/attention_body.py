@@ -1,5 +1,5 @@
-"""What a kernel's body computes, where that is the softmax of scores times values over the keys of
-a loop, in parts: the form that `specialized.py` writes with warps that have roles."""
+"""The body of an attention kernel: the softmax of scores times values over the keys of a loop, in
+parts. `specialized.py` writes it with specialized warps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class AttentionBody:
 
 
 def attention(block: TritonBlock) -> AttentionBody:
-    """What a body computes. Raises Unsupported with the reason where it is another one."""
+    """Read a kernel's body as attention. Raises Unsupported with the reason where the body computes
+    anything else."""
     found: dict[object, Node] = {}
     for node in (n for n in block.body if traits(n).lowering is Lowering.ACCUMULATE):
         over = node.attr("over")

@@ -36,7 +36,7 @@ class TileAxes:
     """A body is read twice: the first reading joins axes and learns what dots demand, the second
     finds every axis where it was.
 
-    So numbers are given in the order of asking, and nothing that a reading does may hang on how
+    So numbers are given in the order of asking, and nothing that a reading does may depend on how
     many lanes an axis has.
     """
 
@@ -83,7 +83,7 @@ class TileAxes:
         return self._size[self.find(axis)]
 
     def largest(self, axis: int) -> int:
-        """Its size; of a part that of whole ones."""
+        """The size of an axis; the full tile's size where the axis is cut into tiles."""
         return int(largest_size(self.size(axis)))
 
     def lanes(self, axis: int) -> int:

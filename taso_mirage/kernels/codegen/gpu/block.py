@@ -58,9 +58,9 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
 
 AGAIN = ', eviction_policy="evict_last"'
-"""Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled
-for the dot, and every other read has bank conflicts (19.9-fold, measured on an H100). The other
-policy keeps the compiler from making the two loads one."""
+"""The policy of the second load of a tile that a dot and another term read: in shared memory the
+tile is swizzled for the dot, and every other read has bank conflicts (19.9-fold, measured on an
+H100). Another policy keeps the compiler from making the two loads one."""
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -74,6 +74,9 @@ class Argument:
 
 class TritonBlock:
     """The function of one kernel while it is written."""
+
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ PIECES, WORDS, COLUMNS = 4, 4, 8
 """Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
 LANE_WORDS = PIECES * WORDS
 WARPS = 32
-"""Of a block, at most."""
+"""The largest number of warps of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BlockProduct:
 
     @property
     def source(self) -> Node:
-        """What x is, with dims of 1 in other places."""
+        """The operand x before reshapes that only move its dims of 1."""
         x = self.x
         while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
             x = x.args[0]
@@ -118,7 +118,7 @@ def warps(products: Mapping[Node, BlockProduct]) -> int:
 
 
 def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node, ...]:
-    """Those of the product that a term sums over some axes."""
+    """The operands of the product that a term sums over some axes."""
     if traits(node).lowering is not Lowering.SUM or node.attr("axes") != axes or node.args[0] not in alone:
         return ()
     of = node.args[0]
@@ -127,8 +127,8 @@ def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node
 
 
 def _packed(numbers: Node, words: Mapping[Node, int]) -> Node | None:
-    """What unpacks a term that has integers of 8 bits or less, or such ones less others, which half
-    precision holds exactly: zeros that are floats are none."""
+    """The term that unpacks integers of at most 8 bits, or that subtracts such integers from them,
+    which half precision holds exactly; None for others: zeros that are floats do not count."""
     if numbers in words:
         return numbers
     if traits(numbers).converts or traits(numbers).lowering is Lowering.RESHAPE:

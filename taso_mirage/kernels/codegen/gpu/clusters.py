@@ -1,6 +1,6 @@
-"""What the blocks of a cluster combine: each writes its elements to its own shared memory, folds
-its share of them over all blocks through distributed shared memory, and writes that to all, or,
-where nothing else is wanted, to the block that stores the result.
+"""Reductions over the blocks of a cluster: each block writes its elements to its own shared memory,
+folds its share of them over all blocks through distributed shared memory, and writes that to all
+blocks, or, where only one block stores the result, to that one.
 
 Blocks are programs of one kind, so a thread has the same elements in each of them, and the exchange
 is elementwise: PTX within the program that the compiler does not look into. What Triton itself
@@ -80,7 +80,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
 
 def stored_by_first(node: Node) -> set[Node]:
     """The terms of a kernel's body that only the first block of a cluster needs: it alone stores,
-    and no block combines what hangs on them."""
+    and no block combines what depends on them."""
     body = node.attr("body")
     if any(axes[-1] >= 0 for axes in node.attr("omap")):
         return set()
@@ -90,7 +90,7 @@ def stored_by_first(node: Node) -> set[Node]:
 
 
 def combined(tiles: Tiles, node: Node, values: Mapping[Node, Tile], blocks: int, to: int) -> Tile:
-    """What a term combines, in so many of the blocks."""
+    """The combined value of a term over all blocks of a cluster, given to the first `to` blocks."""
     over, degree = node.attr("over"), node.attr("degree")
     x, *second = [tiles.computed(values[arg]) for arg in node.args]
     if over == "variance":

@@ -55,7 +55,8 @@ class ConvolutionBlock:
     """
 
     body: Sequence[Node] = ()
-    cluster = 1
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class ConvolutionBlock:
 
     @property
     def steps(self) -> int:
-        """Of the sum: the kernel's elements times the parts of the channels; its rows, where a
-        group has one channel."""
+        """The steps of the sum: the kernel's elements times the parts of the channels; the kernel's
+        rows, where a group has one channel."""
         taps = self.kernel[0] if self.elementwise or self.flat else math.prod(self.kernel)
         return taps if self.elementwise else taps * -(-self.deep // self.depth)
 
@@ -152,7 +153,7 @@ class ConvolutionBlock:
         return Traffic(flops * blocks, self._loaded() * size * blocks + stored, loads * size, live)
 
     def _others(self) -> list[str]:
-        """What the buffers behind the data and the weights are: a bias, a summand, the result."""
+        """Names of the buffers after the data and the weights: a bias, a summand, the result."""
         given = [
             name for name, arg in zip("bz", (*self.node.args, ABSENT, ABSENT)[2:4], strict=True) if arg is not ABSENT
         ]
@@ -181,7 +182,7 @@ class ConvolutionBlock:
         return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 
     def _places(self) -> Iterator[str]:
-        """Which pixels of the result a block has, and which channels."""
+        """Lines for the pixels and the channels of a block's results."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
         high, wide = (product_factor(n) for n in self.node.shape[1:3])
         (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
@@ -229,7 +230,8 @@ class ConvolutionBlock:
         yield from (f"    {line}" for line in lines)
 
     def _row(self, row: str) -> Iterator[str]:
-        """The same for a row of the kernel: pixels lie beside each other, with their channels."""
+        """Lines that load a row of the kernel: its pixels lie beside each other, with their
+        channels."""
         _, high, wide, channels = self.node.args[0].shape
         h, w = product_factor(high), product_factor(wide)
         yield f"high = top + {row} * {self.node.attr('dilations')[0]}"
@@ -265,7 +267,7 @@ class ConvolutionBlock:
         yield f"acc = tl.dot(x_tile, w_tile, acc{precision})"
 
     def _end(self) -> Iterator[str]:
-        """What follows the sum, and the store."""
+        """Lines after the sum: bias, summand, activation, and the store."""
         padded = f"column < {self.width}" if self.width % self.columns else ""
         yield f"place = pixel[:, None] * {self.outputs} + channel[None, :]"
         yield f"kept = inside[:, None]{f' & ({padded})[None, :]' if padded else ''}"

@@ -81,7 +81,7 @@ class ConvolvedAxis:
 
     @property
     def _common(self) -> int:
-        """What stride and dilation have in common: other phases see nothing."""
+        """The common divisor of stride and dilation: only one phase in this many has products."""
         return gcd(self.stride, self.dilation)
 
     def _first(self, phase: str) -> str:

@@ -48,7 +48,8 @@ class DepthwiseBlock:
     """
 
     body: Sequence[Node] = ()
-    cluster = 1
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class DepthwiseBlock:
 
     @property
     def tiles(self) -> int:
-        """Of a plane."""
+        """The tiles of a plane."""
         return -(-(-(-self.high.result // self.rows) * self.row.result) // self.positions)
 
     @property
     def parts(self) -> int:
-        """Of the channels."""
+        """The parts into which the channels are divided."""
         return -(-self.channels // self.beside)
 
     @property
@@ -140,7 +141,7 @@ class DepthwiseBlock:
         return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 
     def _places(self) -> Iterator[str]:
-        """Which channels and positions a block has."""
+        """Lines for the channels and the positions of a block."""
         yield "at = tl.program_id(0)"
         yield f"position = at % {self.tiles} * {self.positions} + tl.arange(0, {self.positions})"
         yield f"at = at // {self.tiles}"
@@ -219,7 +220,7 @@ class DepthwiseBlock:
         return deep.pad > 0 or (deep.result - 1) * deep.stride + (deep.kernel - 1) * deep.dilation >= deep.size
 
     def _ends(self) -> Iterator[str]:
-        """What follows the sums, and the stores."""
+        """Lines after the sums: the fused epilogue and the stores."""
         size = self.deep.result * self.area_y
         whole = self.channels * size
         for name in self.following.of_channels:

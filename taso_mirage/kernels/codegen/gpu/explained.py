@@ -1,4 +1,4 @@
-"""What the header of a program says of a kernel."""
+"""The header comment of a generated program, which describes a kernel."""
 
 from __future__ import annotations
 

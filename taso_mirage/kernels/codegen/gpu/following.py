@@ -1,4 +1,5 @@
-"""What follows a convolution element by element, on a tile of its results in registers."""
+"""The fused epilogue of a convolution: element by element, on a tile of its results in
+registers."""
 
 from __future__ import annotations
 
@@ -59,12 +60,12 @@ class Following:
 
     @property
     def of_channels(self) -> list[str]:
-        """Those that have one for each channel."""
+        """The operands with one element for each channel."""
         return [name for name in self.names if name not in self.of_results]
 
     def lines(self, result: str, tile: tuple[int, int], taken: Collection[str]) -> Iterator[str]:
-        """Those that make `result` of itself and of `NAME_tile` of each operand, a tile or a vector
-        of channels."""
+        """Lines that compute `result` from itself and from `NAME_tile` of each operand, a tile or a
+        vector of channels."""
         lines = Lines(frozenset({*taken, result, *self.names, *(f"{name}_tile" for name in self.names)}), False)
         axes = TileAxes()
         tiles = Tiles(axes, lines, tile_product)

@@ -19,7 +19,7 @@ class Lines:
         self.looped = looped
         self.sections: dict[LoopPhase, list[str]] = {stage: [] for stage in LoopPhase}
         self.last: list[str] = []
-        """What ends an iteration."""
+        """Lines at the end of an iteration."""
         self._taken = set(reserved)
         self._known: dict[tuple[LoopPhase, str], str] = {}
         self._ranges: dict[int, str] = {}
@@ -92,6 +92,6 @@ class Lines:
 
 
 def _outside(expression: str) -> str:
-    """What of an expression is in no parentheses."""
+    """The text of an expression outside of all parentheses."""
     inner = re.sub(r"\([^()]*\)", "", expression)
     return expression if inner == expression else _outside(inner)

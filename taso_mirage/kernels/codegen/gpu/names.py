@@ -49,8 +49,9 @@ class FreeNames:
         return f"(do_not_specialize={list(self.given)})" if self.given else ""
 
     def blocks(self, cluster: int) -> Iterator[str]:
-        """Which block it is, along each dim of the grid: the first dim counts the fastest, but for
-        the last one where that is a cluster, whose blocks are neighbours."""
+        """Lines for the block's position along each dim of the grid: the first dim counts the
+        fastest, except that the last one does where it is a cluster, whose blocks are
+        neighbours."""
         counts = [(g, n) for g, n in enumerate(self.grid) if n != 1]
         counts = [*counts[-1:], *counts[:-1]] if cluster != 1 else counts
         for i, (g, n) in enumerate(counts):
@@ -59,8 +60,8 @@ class FreeNames:
             yield f"g{g} = {found}" if g == counts[-1][0] else f"g{g} = {found} % {_factor(n)}"
 
     def rests(self, variable: str = "") -> Iterator[str]:
-        """What the tiles have that the blocks count, or the iterations: whole ones, or what is
-        left."""
+        """Lines for the number of elements of the tiles of a block, or of an iteration: a full
+        tile, or the rest."""
         for name, (own, most) in sorted(self.rest_of.items()):
             if (own == variable) or (not variable and own != "t"):
                 yield f"{name} = tl.minimum({self.parts[name][0]} - {own} * {most}, {most})"
@@ -79,8 +80,8 @@ def _factor(dim: Dim) -> str:
 
 
 def fixed_ids(tensors: Sequence[tuple[str, TritonBuffer]], grid: Shape, cluster: int) -> list[str]:
-    """Which block it is, of a grid of fixed sizes; and of which sample, to whose tensors it
-    moves."""
+    """Lines for the block's position in a grid of fixed sizes, and for the sample, to whose tensors
+    it moves."""
     own, block = grid, "tl.program_id(0)"
     if cluster != 1:  # blocks of a cluster are neighbours along the first dim
         own, block = grid[:-1], f"(tl.program_id(0) // {cluster})"

@@ -42,8 +42,8 @@ def place(
 def _offsets(
     tiles: Tiles, buffer: TritonBuffer, dim: int, starts: Sequence[str], lanes: Sequence[str], tile: Dim
 ) -> list[str]:
-    """Those along a dim. Where a run gives sizes they are 64 bits wide, but those of lanes that
-    stay below."""
+    """The offsets along a dim. Where sizes are given in a run, offsets have 64 bits, except those
+    of lanes that stay below 2^31."""
     size, stride = buffer.shape[dim], buffer.strides[dim]
     if isinstance(stride, int) and (isinstance(size, int) or stride == 1):
         return [_times([*starts, *lanes], stride)] if starts or lanes else []
@@ -76,7 +76,7 @@ def _times(parts: Sequence[str], stride: int) -> str:
 
 
 def _product(parts: Sequence[str], factor: str) -> str:
-    """As `_times`, by a factor that is text."""
+    """The sum of the parts times a factor that is text, as `_times` writes it for a number."""
     total = " + ".join(parts)
     single = len(parts) == 1 and " * " not in total
     return f"{total if single else f'({total})'} * {factor}"

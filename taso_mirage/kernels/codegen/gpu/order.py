@@ -12,7 +12,7 @@ from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Graph, Node, users
 
 STATES = 20_000
-"""So many sets of computed terms are looked at, at most; a body of 11 operators has a few
+"""The largest number of sets of computed terms that are visited; a body of 11 operators has a few
 hundred."""
 
 

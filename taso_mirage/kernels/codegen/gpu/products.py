@@ -35,9 +35,9 @@ operands, and not past a branch. (One latent head on an H200: 22.6 to 21.4 us.)"
 Letters = dict[str, int]
 """The axis of every letter that a tile has one for, in the tile's order."""
 LAYOUT = frozenset({Lowering.TRANSPOSE, Lowering.RESHAPE})
-"""What moves elements, and computes nothing."""
+"""Operators that move elements, and compute nothing."""
 LEAST = 16
-"""What a dot wants of each of its three sides."""
+"""The least size of each of a dot's three sides."""
 DEFERRED = 8192
 """Elements of a tile, at most, that are accumulated as they are to be folded once, after the
 loop."""
@@ -92,7 +92,7 @@ def elements(x: Node) -> int:
 
 
 def _loaded(x: Node) -> Node:
-    """What a term is with other dims."""
+    """The term below all reshapes and other layout operators."""
     while traits(x).lowering in LAYOUT:
         x = x.args[0]
     return x
@@ -248,8 +248,8 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
 
 
 def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
-    """Of a product that goes on to another one, let warps share it if they are more than it has
-    rows for."""
+    """Let warps share a product whose result goes on to another product, if there are more warps
+    than its rows need."""
     if xp.goes_on and rows >= GROUP_ROWS:
         xp.lines.write(stage, APART)
         xp.lines.write(stage, f"    {code} = {code} + 0.0")

@@ -3,22 +3,16 @@ tuned."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, dim_product
-from taso_mirage.ir.mugraph import Batch, Lowering, size_names, usual_size
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_stored, numpy_dtype
+from taso_mirage.ir.mugraph import Batch, usual_size
+from taso_mirage.ir.terms import is_stored, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
-from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, strides, usual_shape
+from taso_mirage.kernels.codegen.gpu.global_layouts import strides
 from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
-from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
-LAUNCHED = (Lowering.KERNEL, Lowering.IMPLICIT_GEMM, Lowering.SHIFTED, Lowering.DEPTHWISE)
-"""The terms of a muGraph that are one function each."""
 WARP_ROWS = 16
 """Rows of a product that a warp has on tensor cores."""
 SHARED = 160 * 1024
@@ -54,7 +48,7 @@ class TritonBuffer:
 
     @property
     def elements(self) -> Dim:
-        """Of one sample, where it is batched."""
+        """The number of elements; of one sample, where the buffer is batched."""
         return dim_product(self.shape)
 
     @property
@@ -74,14 +68,14 @@ TF32_ROUNDED = "tf32"
 
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
-    (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
-    dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
-    start before that wait, and not only after it; without a loop. `late`: not before this one
-    ends. `specialized`: groups of warps (`specialized.py`, where `warps` are those that load, and
-    `stationary.py`); `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or
-    TF32_ROUNDED. `persistent`: so many blocks are launched, and take tiles in turn; 0: one for each
-    tile."""
+    """The settings of a launch that a tuner chooses. `warps`: warps of 32 threads. `stages`:
+    iterations whose loads are in flight (1: no pipelining). `overlap`: the blocks start while the
+    kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
+    `early`: the next kernel's blocks may start before that wait, and not only after it; only
+    without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
+    warps (`specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
+    then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`: the
+    number of blocks that are launched and take tiles in turn; 0: one block for each tile."""
 
     warps: int = 4
     stages: int = 1
@@ -120,7 +114,7 @@ def _within(low: int, n: int, high: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What all blocks of a launch do together, and what one has in flight."""
+    """The work of all blocks of a launch, and the bytes that one block has in flight."""
 
     flops: int
     moved: int
@@ -158,8 +152,8 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """Of the first buffers, where warps have roles (`specialized.py`); such a thread has
-    `registers` when it starts."""
+    """The tensor maps of the first buffers, where warps are specialized (`specialized.py`); a
+    thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
 
@@ -195,7 +189,7 @@ class TritonLaunch:
 
     @property
     def options(self) -> dict[str, int | str]:
-        """What a launch is given besides its buffers."""
+        """The options of a launch besides its buffers."""
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
         registers = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
@@ -218,96 +212,6 @@ class TritonProgram:
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
-
-
-def kernel_terms(graph: Graph) -> list[Node]:
-    """The terms of a muGraph that are launched, operands first.
-
-    Raises Unsupported where there is any other operator between them than another shape of an input
-    or of a result.
-    """
-    found = []
-    for node in graph:
-        if traits(node).lowering in LAUNCHED:
-            found.append(node)
-        elif node.op not in ("item", "input", "weight", "absent") and not _is_view(node, graph):
-            raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
-    return found
-
-
-def _is_view(node: Node, graph: Graph) -> bool:
-    """Whether a term is an input, or a result, in another shape."""
-    reshape = traits(node).lowering is Lowering.RESHAPE
-    return reshape and (node.args[0] in graph.inputs or node.args[0].op == "weight" or node in graph.outputs)
-
-
-def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
-    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
-    batched if anything is; that of a view of one has its own shape."""
-    found: dict[Node, TritonBuffer] = {}
-    taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
-    for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
-        found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
-    views = [node for node in graph if _is_view(node, graph)]
-    given = {*graph.outputs, *(node.args[0] for node in views if node in graph.outputs)}
-    for node in (*graph, *graph.outputs):
-        made = node.op == "item" or traits(node).lowering in LAUNCHED
-        if not made or node in found or not isinstance(node.type, Tensor):
-            continue
-        role = "output" if node in given else "scratch"
-        found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
-        if role == "scratch":
-            order = best_order(
-                usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize
-            )
-            found[node] = replace(found[node], order=order)
-    if batch is not None:
-        shared = {x for x, free in zip(graph.inputs, batch.inputs, strict=True) if not free}
-        found = {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
-    for node in views:
-        found[node] = replace(found[node.args[0]], shape=node.shape, order=tuple(range(len(node.shape))))
-    return found
-
-
-def dense_buffers(graph: Graph, buffers: Mapping[Node, TritonBuffer]) -> tuple[TritonBuffer, ...]:
-    """Each buffer once, in the shape that the inputs and the results have."""
-    views = {node for node in graph if _is_view(node, graph)}
-    found = {b.name: b for node, b in buffers.items() if node not in views}
-    return tuple((found | {buffers[o].name: buffers[o] for o in graph.outputs}).values())
-
-
-def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[TritonBuffer | None]:
-    """The buffers of a kernel's outputs, None for one that nobody reads."""
-    if isinstance(node.type, Tensor):
-        yield buffers[node]
-        return
-    items = {n.attr("index"): b for n, b in buffers.items() if n.op == "item" and n.args[0] is node}
-    yield from (items.get(i) for i in range(len(node.type or ())))
-
-
-def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
-    shape = node.shape
-    if int(dim_product([n for n in shape if isinstance(n, int)])) >= 2**31:
-        raise Unsupported(f"{name} of {shape}: offsets within fixed dims are 32 bits wide")
-    dtype = "float32" if role == "scratch" and is_float(node.dtype) and not _is_narrow(node) else node.dtype
-    return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
-
-
-def _is_narrow(made: Node) -> bool:
-    """Whether a kernel hands a result over in its own type."""
-    maker, place = (made.args[0], made.attr("index")) if made.op == "item" else (made, 0)
-    return traits(maker.attr("body").outputs[place]).lowering is Lowering.NARROW
-
-
-def _free(hint: str, taken: set[str]) -> str:
-    hint = re.sub(r"\W", "_", hint, flags=re.ASCII)
-    hint = hint if hint.isidentifier() and hint not in RESERVED else f"t_{hint}"
-    name, i = hint, 1
-    while name in taken:
-        i += 1
-        name = f"{hint}_{i}"
-    taken.add(name)
-    return name
 
 
 SPECIAL = frozenset(

@@ -57,7 +57,8 @@ class ShiftedBlock:
     """
 
     body: Sequence[Node] = ()
-    cluster = 1
+    specialized = False
+    helpers = ()
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class ShiftedBlock:
 
     @property
     def groups(self) -> int:
-        """Of the elements of the kernel's row."""
+        """The groups into which the elements of the kernel's row are divided."""
         return 1 if self.row.transposed else -(-self.row.kernel // self.shared)
 
     @cached_property
@@ -131,13 +132,13 @@ class ShiftedBlock:
 
     @property
     def steps(self) -> int:
-        """Of the sum, at most."""
+        """The largest number of steps of the sum."""
         parts = math.prod(each.taps for each in self.outer) * self.channels
         return self.groups * -(-parts // self.depth)
 
     @property
     def blocks(self) -> int:
-        """Of one image: parts of the columns, tiles of a plane, phases and planes."""
+        """The blocks of one image: parts of the columns, tiles of a plane, phases and planes."""
         phases = math.prod(each.phases for each in self.outer)
         return -(-self.columns // self.width) * -(-self.plane // self.kept) * phases * self.outer[0].positions
 
@@ -186,7 +187,7 @@ class ShiftedBlock:
         return "\n".join([*block, "", "", head, *(f"    {line}" for line in body)]) + "\n"
 
     def _places(self) -> Iterator[str]:
-        """Which positions a block has, and which columns."""
+        """Lines for the positions and the columns of a block."""
         parts, tiles = -(-self.columns // self.width), -(-self.plane // self.kept)
         deep, high = self.outer
         yield f"columns = block % {parts}  # neighbours have other channels of the same pixels"
@@ -207,7 +208,7 @@ class ShiftedBlock:
         yield f"depth = tl.arange(0, {self.depth})"
 
     def _left(self) -> str:
-        """What the first of the shared elements sees of a row."""
+        """The pixel of a row that the first of the shared elements multiplies."""
         if self.row.transposed:
             return f"pixel - {self.row.origin}"
         return f"pixel * {self.row.stride} - {self.row.pad}" if self.row.stride != 1 else f"pixel - {self.row.pad}"
@@ -223,7 +224,7 @@ class ShiftedBlock:
         yield from (f"    {line}" for line in (*self._step(), *self._data(), *self._products()))
 
     def _step(self) -> Iterator[str]:
-        """Which elements of the kernel and channels a step has."""
+        """Lines for the elements of the kernel and the channels of a step."""
         group = self.groups > 1
         yield f"begin = {'t % chunks' if group else 't'} * {self.depth}"
         if group:

@@ -39,7 +39,7 @@ from taso_mirage.operators.interpret import interpret
 GROUPS, ROWS = 2, 64
 """Groups that compute, and the rows of each: what one product of the tensor cores has."""
 WIDTHS, KEYS = (64,), (64, 128)
-"""Of heads and of tiles: what was measured."""
+"""The measured widths of heads, and of tiles of keys."""
 REGISTERS = 144
 """A thread of a group that computes has so many; those that load have what is left."""
 DEPTHS = (3, 2, 4)
@@ -92,7 +92,7 @@ def here(x):
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
 NAMES = frozenset("total m acc out_total out_m rows matrix_rows matrix_columns first q k v out mma".split())
-"""Of a group, beside what is stored."""
+"""Names of a group besides those of stored values."""
 MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):
@@ -210,6 +210,9 @@ class SpecializedBlock:
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
+    specialized = True
+    helpers = (HELPERS,)
+
     def __init__(self, block: TritonBlock) -> None:
         self.block, self.name, self.body, self.node = block, block.name, block.body, block.node
         demand(block.looped and block.cluster == 1 and not block.sizes.given, "a kernel without a loop of known sizes")
@@ -280,8 +283,8 @@ class SpecializedBlock:
         return offset, [s for s, n in zip(strides, self.body.outputs[o].shape, strict=True) if n != 1]
 
     def _stores(self) -> str:
-        """What of the accumulators is stored, and where: vectors of rows in the order of scores,
-        matrices in that of products."""
+        """Lines that store the accumulators: vectors of rows in the layout of the scores, matrices
+        in that of the products."""
         axes, lines, found = TileAxes(), Lines(RESERVED | NAMES, False), list[str]()
         tiles = Tiles(axes, lines, tile_product)
         row, column = axes.fresh(self.rows), axes.fresh(self.width)
@@ -312,8 +315,8 @@ class SpecializedBlock:
 
     @property
     def registers(self) -> int:
-        """Of a thread when the kernel starts: those of all are shared out after it. 24 is what a
-        warp has at least, 48 what it takes to divide keys."""
+        """Registers of a thread when the kernel starts; the kernel divides all of them anew
+        afterwards. A warp has at least 24; dividing keys takes 48."""
         least = 24 if self.found.keys.divisor is None else 48
         return (GROUPS * REGISTERS + least) // (GROUPS + 1) // 8 * 8
 
@@ -324,7 +327,7 @@ class SpecializedBlock:
         return "\n\n".join(part for part in parts if part)
 
     def _values(self, flags: str) -> dict[str, object]:
-        """What stands in the templates."""
+        """Values for the fields of the templates."""
         body, (queries, keys, values) = self.found, self.operands
         names = {queries: "queries", keys: "keys", values: "values"}
         results = [f"result_{o}" for o in range(len(self.body.outputs))]

@@ -26,7 +26,7 @@ from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.following import Following
 from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
-from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS
+from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
 from taso_mirage.targets.cuda.device import H100
 
 GROUPS, WARP, ROWS = 2, 32, 128
@@ -41,13 +41,13 @@ SUMS = 192
 """Registers of a thread that sums have, and that results have with what is computed of them, at
 most: with more they go to memory."""
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
-"""What takes registers beside an element and its result: so many of them as much as one more."""
+"""Functions that take registers beside an element and its result; so many of them need one more."""
 REGISTERS = 240
-"""Of a thread of the second group; the first has no less."""
+"""Registers of a thread of the second group; the first has no fewer."""
 MEMORY = 227 * 1024
 """Bytes of shared memory of a block."""
 SCRATCH = 4 * 1024 + 512
-"""Those of them that the results of a phase pass through."""
+"""Bytes of shared memory through which the results of a phase pass."""
 DEEPEST, LEAST = 4, 3
 """Slots of a ring."""
 BEYOND = -(1 << 30)
@@ -62,6 +62,8 @@ class StationaryBlock:
     """
 
     body: Sequence[Node] = ()
+    specialized = True
+    helpers = (ROUNDED_TILES,)
 
     def __init__(self, block: ShiftedBlock) -> None:
         self.block, self.name, self.node = block, block.name, block.node
@@ -134,7 +136,7 @@ class StationaryBlock:
 
     @property
     def tiles(self) -> int:
-        """Of a plane of one phase."""
+        """The tiles of a plane of one phase."""
         return -(-self.outer[-1].positions * self.pitch // (4 * self.kept))
 
     @property
@@ -180,7 +182,7 @@ class StationaryBlock:
         return {shift for phase in self.shifts for _, shift in phase if shift}
 
     def _values(self) -> dict[str, object]:
-        """What stands in the templates."""
+        """Values for the fields of the templates."""
         block, high, sums = self.block, self.outer[1], range(self.sums)
         return {
             **self._sizes(),

@@ -1,4 +1,5 @@
-"""What of a convolution whose weights stay is text: templates in Gluon, filled by `stationary.py`.
+"""The text of a convolution whose weights stay in shared memory: templates in Gluon, filled by
+`stationary.py`.
 
 Why nothing is read that is not there. A group copies into the slot that it read an iteration
 before: all its threads have met since, where they waited for the next tile. What tensor cores take

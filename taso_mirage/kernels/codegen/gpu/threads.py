@@ -12,8 +12,8 @@ from taso_mirage.operators.interpret import interpret
 
 
 class _Elementwise(Typed[bool]):
-    """Whether an element of a result hangs on the same element of each operand alone, read off the
-    definitions."""
+    """Whether an element of a result depends on the same element of each operand alone, read off
+    the definitions."""
 
     def note(self, primitive: str, fn: Any, notes: Sequence[bool], operands: Sequence[Tensor], result: Tensor) -> bool:
         if primitive == "constant":

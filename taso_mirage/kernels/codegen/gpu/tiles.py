@@ -27,8 +27,8 @@ from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WH
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
-"""What a running maximum starts with: finite, so that of a row that is masked so far nothing is
-NaN, and no more than any finite element."""
+"""The start of a running maximum: finite, so that a row that is masked so far has no NaN, and not
+above any finite element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ class Tiles(Meaning[Tile]):
 
     @staticmethod
     def _place(axes: Sequence[int | None], axis: int) -> int:
-        """Which of a tile's axes in registers a dim is."""
+        """The axis of a tile in registers that a dim is."""
         return sum(x is not None for x in axes[:axis])
 
     def slice(self, a: Tile, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tile:

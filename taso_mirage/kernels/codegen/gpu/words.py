@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles, known_count
 from taso_mirage.operators.ops import traits
 
 WORD_BYTES = 4
-"""Those of a word."""
+"""The bytes of a word."""
 POWER, TWICE, RAISED = 1024, 0x64006400, 0x54005400
 """A number of half precision of which the least bit is 1, the bits of two of it, and those of two
 of 64, of which the fifth bit is 1."""

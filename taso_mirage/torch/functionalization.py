@@ -1,6 +1,6 @@
-"""A captured graph in two halves: what a session computes, which is tensors that share memory with
-nothing, and what stays in PyTorch, which is numbers and views of those tensors and of the
-inputs."""
+"""The split of a captured graph into a functional part and a rest: a session computes the
+functional part, tensors that share memory with nothing; the rest stays in PyTorch, numbers and
+views of these tensors and of the inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Captured = Any
 
 
 @dataclass(frozen=True)
-class Halves:
+class FunctionalSplit:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
     and the numbers at `numbers`; `outer` takes all arguments and what `inner` gives, and gives the
     results; without it these are the results. `free` says of each of `inputs` what is not fixed.
@@ -89,8 +89,8 @@ def only_looks(captured: Captured) -> bool:
     return all(node.op in ("placeholder", "get_attr", "output") or _stays(node) for node in captured.graph.nodes)
 
 
-def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
-    """The halves of a graph that changes the arguments at these positions in place.
+def functional_split(captured: Captured, changed: Collection[int] = ()) -> FunctionalSplit:
+    """The split of a graph that changes the arguments at these positions in place.
 
     Raises Unsupported with the reason where there are none.
     """
@@ -112,7 +112,7 @@ def halves(captured: Captured, changed: Collection[int] = ()) -> Halves:
     inputs = [node for node in placeholders if node not in held]
     given = captured.graph.output_node().args[0]
     plain = list(given) == fresh and not any(layouts) and not states
-    return Halves(
+    return FunctionalSplit(
         _inner(captured, inputs, weights, numbers, sizes, fresh, states, layouts),
         None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
         {name: placeholders.index(node) for name, node in weights.items()},
@@ -130,7 +130,7 @@ def _results(captured: Captured) -> list[Any]:
 
 
 def value_of(node: Any) -> Any:
-    """What stands for the node's value while the graph is captured: a tensor without elements, or a
+    """The stand-in for a node's value while the graph is captured: a tensor without elements, or a
     symbol."""
     return node.meta.get("example_value")
 
@@ -229,7 +229,7 @@ def _check_views(stays: Sequence[Any]) -> None:
 
 
 def _memory(node: Any) -> Any:
-    """What tells whether two tensors share memory; None for a number."""
+    """A key that is equal for tensors that share memory; None for a number."""
     value = value_of(node)
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 

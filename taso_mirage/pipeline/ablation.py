@@ -1,5 +1,5 @@
-"""Which kinds of rewrites pay: the model runs in turn with itself without some of them, and those
-that it is measured to be faster without are left out."""
+"""Ablation of rewrites: the model runs in turn with itself without some kinds of them, and those
+without which it is measured to be faster are left out."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
 from taso_mirage.search.steps import RewriteStep
 
 Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
-"""Of candidates that run in turn for so many rounds the times of the first against each other."""
+"""The timings of candidates that run in turn for a number of rounds, the first against each
+other."""
 Bundle = tuple[ChangeKind, ...]
 ROUNDS, SURE = 8, 24
 """Rounds of a first look, and of one, in new sessions, that confirms it by its verdict."""
 WIDE = 6
-"""So many models are looked at beside the one that they are compared with, at most."""
+"""The largest number of models that are compared with one model at once."""
 BYTES = 1 << 30
-"""Of weights, at most, of all models of one look."""
+"""The largest number of bytes of the weights of all models of one comparison."""
 
 
-class Payoff:
+class Ablation:
     """The search for what does not pay in one candidate, within `seconds`; `pace` is how long one
     model takes for one round at first, opening included."""
 

@@ -1,4 +1,4 @@
-"""The front door: `taso_mirage.optimize` of an ONNX model or of a PyTorch module."""
+"""Dispatch of `taso_mirage.optimize` on its argument: an ONNX model or a PyTorch module."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DEFAULTS_ARE_INPUTS = 4
 """The IR version before which every weight is an input of the model, too."""
 
 
-def twins(model: Model) -> dict[Node, Node]:
+def duplicate_weights(model: Model) -> dict[Node, Node]:
     """Every weight that an earlier one of the graph has the content of, with that one."""
     found: dict[Node, Node] = {}
     alike: dict[object, list[Node]] = {}
@@ -38,7 +38,7 @@ def twins(model: Model) -> dict[Node, Node]:
 
 def shared_weights(model: Model) -> Model:
     """The model with every weight once, unless its weights are inputs that a user may replace."""
-    table = twins(model) if model.header.ir_version >= DEFAULTS_ARE_INPUTS else {}
+    table = duplicate_weights(model) if model.header.ir_version >= DEFAULTS_ARE_INPUTS else {}
     if not table:
         return model
     old = model.nodes()
@@ -54,7 +54,8 @@ def shared_weights(model: Model) -> Model:
 
 
 def _moved(known: Mapping[Node, Any], gone: Mapping[Node, Node], new: Mapping[Node, Node]) -> dict[Node, Any]:
-    """What is known of terms, for what they have become; of two that are one now, the first."""
+    """Facts about terms, moved to the terms that they have become; if two terms are one now, those
+    about the first."""
     found: dict[Node, Any] = {}
     for node, value in known.items():
         if node not in gone:

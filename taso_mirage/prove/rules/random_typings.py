@@ -30,7 +30,7 @@ LARGE = tuple(range(1, 25))
 NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
 
 
-class EquationDraws:
+class RandomTypings:
     """Random names (terms of the variables, values of the attribute names) for an equation with one
     typing in letters."""
 
@@ -114,7 +114,7 @@ class EquationDraws:
 
 
 def _number(dtype: str, rng: Random) -> float:
-    """What a constant is: of an integer dtype also its least and its largest number."""
+    """A random value for a constant; for an integer dtype also its least or its largest number."""
     return rng.choice(NUMBERS if is_float(dtype) else (*integer_limits(dtype), 0, 3))
 
 

@@ -38,10 +38,10 @@ LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class CheckInput:
     """One set of inputs that the original runs on, its outputs there, and its sizes.
 
-    What is `needed` is no further case.
+    An input that is `needed` is no further case.
     """
 
     name: str
@@ -80,8 +80,8 @@ def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arr
 
 
 def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
-    """What is not drawn: the integers, booleans and strings of the user's first inputs that have
-    the shape of these sizes, or else the defaults."""
+    """The inputs that are not random: integers, booleans and strings of the user's first inputs
+    that have the shape of these sizes, or else the defaults."""
     if not given:
         return model.default_inputs()
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **sizes}
@@ -106,8 +106,8 @@ def _floats(model: Model) -> list[Node]:
 
 
 def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
-    """The same with other floats: their own values, so that they stay in their range, smaller and
-    in another order."""
+    """The inputs with their floats scaled down and in another order, so that they stay in their
+    range."""
     rng = np.random.default_rng(seed)
     found = dict(inputs)
     for node in _floats(model):
@@ -128,7 +128,7 @@ def _mixed(array: Any, rng: np.random.Generator) -> Any:
 
 
 def _may_be_extreme(model: Model) -> list[str]:
-    """The names of integer inputs that only reach operators whose time and memory hang on sizes
+    """The names of integer inputs that only reach operators whose time and memory depend on sizes
     alone. An opaque node may loop so often, or make a tensor so large. None where integers are
     divided: the least one by -1 ends the process (SIGFPE)."""
     nodes = model.nodes()
@@ -143,7 +143,7 @@ def _may_be_extreme(model: Model) -> list[str]:
     ]
 
 
-class InputDraws:
+class CheckInputs:
     """The inputs of the check, in their order.
 
     `fixed` names the dims whose sizes the user chose.
@@ -167,13 +167,13 @@ class InputDraws:
         self.late = False
         """Whether drawing ended before all was drawn."""
 
-    def __iter__(self) -> Iterator[Drawn]:
+    def __iter__(self) -> Iterator[CheckInput]:
         self._only_tensors()
         for i, inputs in enumerate(self.given):
             sizes = {**self.base, **learned(self.model, [inputs])}
             name = f"the given inputs {i + 1}"
             try:
-                yield Drawn(name, inputs, self.session.run(inputs), sizes)
+                yield CheckInput(name, inputs, self.session.run(inputs), sizes)
             except RunRefused as error:
                 raise InvalidOption(f"the model does not run on {name}. {error}") from None
         like = fitting(self.model, self.given, self.base)
@@ -185,7 +185,8 @@ class InputDraws:
             yield from self._further()
 
     def notes(self) -> list[str]:
-        """What the base was, which further sizes were checked, and which were left out."""
+        """Lines that name the base sizes, the further sizes that were checked, and the sizes that
+        were left out."""
         base = shown_sizes({**self.base, **self.model.integers})
         found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
         if self._late:
@@ -198,12 +199,12 @@ class InputDraws:
             found.append(f"no other size of {', '.join(self._fixed_here)} was checked: the original ran at none tried")
         return found
 
-    def left_out(self, drawn: Drawn) -> None:
-        """There was no time for the reference on inputs that the original runs on."""
+    def left_out(self, drawn: CheckInput) -> None:
+        """Note that there was no time for the reference on inputs that the original runs on."""
         self._late.append(drawn.name)
         self._moved.pop(shown_sizes(self._differing(drawn.sizes)), None)
 
-    def unusable(self, drawn: Drawn, error: Exception) -> None:
+    def unusable(self, drawn: CheckInput, error: Exception) -> None:
         """The reference does not take inputs that the original runs on."""
         if not drawn.needed:
             self._skip(drawn.sizes)
@@ -220,28 +221,28 @@ class InputDraws:
     # ------------------------------------------------------------ needed
 
     def _only_tensors(self) -> None:
-        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has
-        no word for it."""
+        """Raise NoReference for an input that is a sequence, a map or an optional value: none can
+        be made up, and a file of inputs cannot hold it."""
         for node in self.model.graph.inputs:
             if not is_array(node.tensor):
                 raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
 
-    def _random(self) -> Iterator[Drawn]:
+    def _random(self) -> Iterator[CheckInput]:
         for seed in SEEDS:
             yield self._drawn(f"random inputs {seed}", seed, self.base)
 
-    def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> Drawn:
+    def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> CheckInput:
         if (why := too_large(self.model, sizes)) is not None:
             raise NoReference(f"{why}, more than {LARGEST_TENSOR / 1e9:g} GB; give smaller sizes with --shape")
         try:
             inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
-            return Drawn(name, inputs, self.session.run(inputs), sizes)
+            return CheckInput(name, inputs, self.session.run(inputs), sizes)
         except (RunFailed, ValueError) as error:
             if not self._made_up(sizes):
                 raise InvalidModel(str(error)) if isinstance(error, RunRefused | ValueError) else error from None
             raise self._refused(sizes, str(error)) from None
 
-    def _varied(self, like: Arrays) -> Iterator[Drawn]:
+    def _varied(self, like: Arrays) -> Iterator[CheckInput]:
         if not _floats(self.model):
             return
         for seed in SEEDS:
@@ -250,7 +251,7 @@ class InputDraws:
 
     # ------------------------------------------------------------ as far as the original runs
 
-    def _further(self) -> Iterator[Drawn]:
+    def _further(self) -> Iterator[CheckInput]:
         kept = _kept(self.model, self.given, self.base)
         whole = [n.attr("name") for n in self.model.graph.inputs if n.dtype.startswith(("int", "uint"))]
         if any(name not in kept for name in whole):
@@ -286,7 +287,7 @@ class InputDraws:
             return {**self.base, name: self.base[name] + 1}
         return sizes
 
-    def _choices(self, kept: Arrays) -> Iterator[Drawn]:
+    def _choices(self, kept: Arrays) -> Iterator[CheckInput]:
         """Each scalar that may choose a branch at every value that the model compares it with.
 
         Where the original does not run so, at sizes that are found for that value.
@@ -300,14 +301,14 @@ class InputDraws:
                         found = list(self._elsewhere(name, value))
                     yield from found
 
-    def _chosen(self, name: str, value: int, sizes: Mapping[str, int], kept: Arrays) -> Iterator[Drawn]:
+    def _chosen(self, name: str, value: int, sizes: Mapping[str, int], kept: Arrays) -> Iterator[CheckInput]:
         asked = replace(self.model, integers={**self.model.integers, name: value})
         inputs = random_inputs(asked, SEEDS[-1] + 4, sizes, kept=kept)
         moved = shown_sizes(self._differing(sizes))
         said = f"random inputs with {name}={value}" + (f" at {moved}" if moved else "")
         yield from self._tried(said, inputs, sizes, sizes=False)
 
-    def _elsewhere(self, name: str, value: int) -> Iterator[Drawn]:
+    def _elsewhere(self, name: str, value: int) -> Iterator[CheckInput]:
         """With one value of a scalar, at the first sizes that are found for it."""
         node = next(n for n in self.model.graph.inputs if n.attr("name") == name)
         fixed = {name: np.full([1] * node.tensor.rank, value, numpy_dtype(node.dtype))}
@@ -319,14 +320,14 @@ class InputDraws:
         sizes = found.workloads[0][0]
         yield from self._chosen(name, value, sizes, {})
 
-    def _at(self, sizes: Mapping[str, int], said: bool = True) -> Iterator[Drawn]:
+    def _at(self, sizes: Mapping[str, int], said: bool = True) -> Iterator[CheckInput]:
         """Random inputs at other sizes, as far as the original runs there."""
         kept = _kept(self.model, self.given, sizes)
         if too_large(self.model, sizes) is None:
             inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
             yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes, sizes=said)
 
-    def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[Drawn]:
+    def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[CheckInput]:
         """All at once, or where the original does not take that (one of them is an id) each
         alone."""
         alone = [[name] for name in names] if len(names) > 1 else []
@@ -340,9 +341,9 @@ class InputDraws:
 
     def _tried(
         self, name: str, inputs: Arrays, at: Mapping[str, int], sizes: bool = True, extreme: bool = False
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[CheckInput]:
         try:
-            drawn = Drawn(name, inputs, self.session.run(inputs), at, needed=False, extreme=extreme)
+            drawn = CheckInput(name, inputs, self.session.run(inputs), at, needed=False, extreme=extreme)
         except RunFailed:
             if sizes:
                 self._skip(at)

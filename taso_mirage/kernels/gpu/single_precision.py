@@ -3,19 +3,19 @@ terms that a GPU's kernels are found for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.model import TurnedWeight, Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_named_weight, variable, weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable
 from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.conversion import Conversion, known_bias, stored_array
+from taso_mirage.kernels.form import IsWanted, Users
 from taso_mirage.kernels.gpu.in_operators import dense_parts, nearest_tf32
-from taso_mirage.kernels.prepared import Users
-from taso_mirage.operators.expressions import is_weight, uniform_value
+from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -54,21 +54,17 @@ def single_convolution(node: Node) -> Mapping[str, Any] | None:
     return {**found, "b": b} if fixed and b is not None else None
 
 
-def known_bias(b: Node) -> Node | None:
-    """A bias that is known before the model runs, None for another; ABSENT for one of zeros, as
-    PyTorch's exporter writes where there is none."""
-    if uniform_value(b) == 0:
-        return ABSENT
-    return b if b is ABSENT or is_constant(b) or is_named_weight(b) else None
+def fused_members(
+    depthwise: bool, node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]
+) -> list[Node]:
+    """A convolution that one term may compute, with what follows; nothing for other terms."""
+    found = single_convolution(node)
+    if found is None or ("group" in found) != depthwise:
+        return []
+    return following(node, users, wanted, position)
 
 
-def stored_array(node: Node, weights: Mapping[str, Weight]) -> NDArray[np.generic]:
-    """What is stored for a weight, or in a constant."""
-    value: NDArray[np.generic] = node.attr("value").numpy() if is_constant(node) else weights[node.attr("name")].numpy()
-    return value
-
-
-def following(node: Node, users: Users, wanted: Callable[[Node], bool], position: Mapping[Node, int]) -> list[Node]:
+def following(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
     """A convolution with all that follows it element by element, in the model's order, as far as
     one result alone is read by others."""
     members, others = [node], set[Node]()
@@ -109,26 +105,19 @@ def _is_read(node: Node, conv: Node) -> bool:
     return node.op == "weight" and node.shape in (channels, channels[1:])
 
 
-def _is_closed(members: Sequence[Node], users: Users, wanted: Callable[[Node], bool]) -> bool:
+def _is_closed(members: Sequence[Node], users: Users, wanted: IsWanted) -> bool:
     """Whether of some terms only the last one is read by others."""
     return not any(wanted(m) or not all(u in members for u in users(m)) for m in members[:-1])
 
 
-def followed(
-    members: Sequence[Node],
-    done: Mapping[Node, Node],
-    weights: dict[str, Weight],
-    originals: dict[Node, Node],
-    biases: dict[Node, Node],
-) -> Node | None:
-    """A convolution with what follows as one term, over the terms that the others are `done` as;
-    None where it has no form. `biases` gets the biases of the model that its operands stand for."""
+def fused_term(op: str, members: Sequence[Node], model: Conversion) -> Node | None:
+    """A convolution with what follows as one term of this operator; None where it has no form."""
     conv = members[0]
     found = single_convolution(conv)
     if found is None:
         return None
     spatial = len(conv.shape) - 2
-    own = found["w"] if "group" in found else _in_parts(found, spatial, weights, originals)
+    own = found["w"] if "group" in found else _in_parts(found, spatial, model)
     if own is None:
         return None
     channels = (1, conv.shape[1], *(1,) * spatial)
@@ -136,58 +125,42 @@ def followed(
     leaf = variable("y", Tensor("float32", image))
     given: dict[Node, tuple[Node, Node]] = {}  # an operand of the model: the one of the term, the leaf of its body
     if (b := found["b"]) is not ABSENT:
-        stored = other_form("bias", stored_array(b, weights).reshape(channels), b, weights, biases.get)
-        biases[stored] = b
+        stored = model.weight("bias", stored_array(b, model.weights).reshape(channels), b, model.biases.get)
+        model.biases[stored] = b
         given[b] = stored, variable("v0", Tensor("float32", channels))
     for a in (a for m in members[1:] for a in m.args):
         if a in members or a in given or _is_number(a):
             continue
         shape = image if a.shape == conv.shape else a.shape
-        given[a] = done[a], variable(f"v{len(given)}", Tensor("float32", shape))
+        given[a] = model.done[a], variable(f"v{len(given)}", Tensor("float32", shape))
     start = leaf if b is ABSENT else term("add", leaf, given[b][1])
     leaves = {conv: start, **{a: each for a, (_, each) in given.items() if a is not b}}
     body = Graph((leaf, *[each for _, each in given.values()]), retyped((members[-1],), leaves))
     attrs = {name: found[name] for name in ("strides", "pads", "dilations")}
     extra = {} if "group" in found else {"extra": tuple(found.get("extra", ()))}
-    kind = "depthwise_conv" if "group" in found else "shifted_conv"
     try:
-        operands = (done[found["x"]], own, *[a for a, _ in given.values()])
-        made = term(kind, *operands, body=body, **attrs, **extra)
+        operands = (model.done[found["x"]], own, *[a for a, _ in given.values()])
+        made = term(op, *operands, body=body, **attrs, **extra)
         inputs = tuple([variable(f"x{i}", a.tensor) for i, a in enumerate(operands)])
-        triton.program(Graph(inputs, (term(kind, *inputs, **dict(made.attrs)),)))
+        triton.program(Graph(inputs, (term(op, *inputs, **dict(made.attrs)),)))
     except TasoMirageError:
         return None
     return made
 
 
-def _in_parts(
-    found: Mapping[str, Any], spatial: int, weights: dict[str, Weight], originals: dict[Node, Node]
-) -> Node | None:
+def _in_parts(found: Mapping[str, Any], spatial: int, model: Conversion) -> Node | None:
     """The weights of a convolution of one group in two parts; None where they are not finite."""
     transposed, w = bool(found.get("extra")), found["w"]
-    packed = _parts(weights[w.attr("name")].numpy(), transposed)
+    packed = _parts(model.weights[w.attr("name")].numpy(), transposed)
     if packed is None:
         return None
-    own = other_form("shifted", packed, w, weights, lambda made: originals.get(dense_parts(made, spatial, transposed)))
-    originals[dense_parts(own, spatial, transposed)] = w
+
+    def stands_for(made: Node) -> Node | None:
+        return model.originals.get(dense_parts(made, spatial, transposed))
+
+    own = model.weight("shifted", packed, w, stands_for)
+    model.originals[dense_parts(own, spatial, transposed)] = w
     return own
-
-
-def other_form(
-    what: str,
-    array: NDArray[np.generic],
-    of: Node,
-    weights: dict[str, Weight],
-    stands_for: Callable[[Node], Node | None],
-) -> Node:
-    """Another form of a weight, by a name that no other has: the model may have any, and one weight
-    may have two forms."""
-    name = of.op if is_constant(of) else of.attr("name")
-    made = weight(f"{what}_{name}", Tensor(of.dtype, array.shape))
-    while (name := made.attr("name")) in weights and stands_for(made) != of:
-        made = weight(f"{name}_", made.tensor)
-    weights[name] = TurnedWeight(array)
-    return made
 
 
 def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:

@@ -1,5 +1,5 @@
-"""Settings: a term with the producers that the runtime runs it with; what tells two of them apart,
-and models of them to be measured."""
+"""Fusion contexts: a term with the producers that the runtime runs it with; a key that tells two of
+them apart, and models of them to be measured."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
 
 @dataclass(frozen=True, slots=True)
 class FusionContext:
-    """A term, and the settings of the producers that it is run with."""
+    """A term, and the fusion contexts of the producers that it is run with."""
 
     node: Node
     producers: tuple[FusionContext, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # once: settings are what a search looks up most
+        # once: fusion contexts are what a search looks up most
         object.__setattr__(self, "_hash", hash((self.node, self.producers)))
 
     def __hash__(self) -> int:
@@ -44,7 +44,7 @@ class FusionContext:
 
     @property
     def terms(self) -> set[Node]:
-        """Every term of the setting."""
+        """Every term of the fusion context."""
         return {self.node}.union(*(p.terms for p in self.producers))
 
     def pattern(self, terms: Sequence[Node]) -> Pattern:
@@ -52,18 +52,18 @@ class FusionContext:
         return tuple([(terms.index(p.node), p.pattern(terms)) for p in self.producers])
 
     def over(self, to: Mapping[Node, Node]) -> FusionContext:
-        """The setting with other terms for its own."""
+        """The fusion context with other terms for its own."""
         return FusionContext(to[self.node], tuple(p.over(to) for p in self.producers))
 
     def cut(self, depth: int) -> FusionContext:
-        """The setting up to `depth` terms in a row."""
+        """The fusion context up to `depth` terms in a row."""
         if not self.producers:
             return self
         return FusionContext(self.node, tuple(p.cut(depth - 1) for p in self.producers) if depth > 1 else ())
 
 
 class Running:
-    """The terms of a graph that run: no leaves, and nothing that hangs on weights only."""
+    """The terms of a graph that run: no leaves, and nothing that depends on weights only."""
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, Node) and bool(node.args) and not is_weight(node)
@@ -73,14 +73,14 @@ def running(outputs: Sequence[Node]) -> list[Node]:
     return topological(outputs, stop=_Outside(Running()))
 
 
-def description(setting: FusionContext, context: Context) -> str:
-    """All that the time of a setting hangs on: operators, attributes and sizes, and which operands
-    are weights or the same."""
-    return described_terms(topological([setting.node], stop=_Outside(setting.terms)), (), context)
+def description(fusion: FusionContext, context: Context) -> str:
+    """All that the time of a fusion context depends on: operators, attributes and sizes, and which
+    operands are weights or the same."""
+    return described_terms(topological([fusion.node], stop=_Outside(fusion.terms)), (), context)
 
 
 def described_terms(terms: Sequence[Node], outputs: Sequence[Node], context: Context) -> str:
-    """The same of several terms, in topological order."""
+    """The description of several terms in topological order, as `described` gives it for one."""
     inside = set(terms)
     numbers: dict[Node, int] = {}
     rows: list[Any] = []
@@ -115,9 +115,9 @@ class _Outside:
         return node not in self.inside
 
 
-def context_model(setting: FusionContext, context: Context, copies: int = 1) -> Model:
-    """A model of a setting, as often as is asked for."""
-    return concrete([setting.node] * copies, setting.terms, context)
+def context_model(fusion: FusionContext, context: Context, copies: int = 1) -> Model:
+    """A model of a fusion context, as often as is asked for."""
+    return concrete([fusion.node] * copies, fusion.terms, context)
 
 
 def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:

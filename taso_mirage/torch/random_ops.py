@@ -9,32 +9,32 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.halves import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, value_of
 
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
-"""What is drawn of sizes alone."""
+"""Random functions of sizes alone."""
 DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
-"""Products with factors that are drawn of sizes alone."""
+"""Products with random factors that depend on sizes alone."""
 
 
 @dataclass(frozen=True)
-class DrawnApart:
-    """`rest` takes the arguments of the graph and what `draws` gives for these; without random
-    numbers it is the graph."""
+class RandomSplit:
+    """A graph split into random numbers and a rest: `draws` takes the arguments of the graph, and
+    `rest` these and the results of `draws`. Without random numbers `rest` is the graph."""
 
     rest: Captured
     draws: Any
 
     def arguments(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Those of `rest` for these of the graph."""
+        """The arguments of `rest`, given those of the graph."""
         return given if self.draws is None else [*given, *self.draws.forward(*given)]
 
 
-def drawn_before(captured: Captured) -> DrawnApart:
-    """A graph without the random numbers that sizes alone tell."""
+def split_random(captured: Captured) -> RandomSplit:
+    """Split off the random numbers that depend on sizes alone."""
     found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
     if not found:
-        return DrawnApart(captured, None)
+        return RandomSplit(captured, None)
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
     there = {node: draws.node_copy(node) for node in placeholders}
@@ -58,7 +58,7 @@ def drawn_before(captured: Captured) -> DrawnApart:
             here[node].meta = dict(node.meta)
         else:
             here[node] = taken[node]
-    return DrawnApart(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
+    return RandomSplit(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
 
 
 def _name(node: Any) -> str:
@@ -105,8 +105,8 @@ def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
 
 
 def _dropped_ones(graph: Any, node: Any) -> Any:
-    """What a dropout multiplies its operand by: it draws as many numbers, in the same order, for
-    ones that lie as that does."""
+    """The factor of a dropout: the dropout of ones with the strides of its operand, which draws as
+    many numbers in the same order."""
     value = value_of(node.args[0])
     options = {"dtype": value.dtype, "device": value.device}
     empty = graph.call_function(torch.empty_strided, (tuple(value.shape), tuple(value.stride())), options)
@@ -131,7 +131,7 @@ def restore_random_state(state: RandomState) -> None:
 
 
 def drawing(call: Callable[[], Any], cuda: bool) -> tuple[Any, bool]:
-    """What a call gives, and whether it draws random numbers; the generators are then as they
+    """The result of a call, and whether it draws random numbers; the generators are then as they
     were."""
     with torch.random.fork_rng([0] if cuda else []):
         before = random_state(cuda)

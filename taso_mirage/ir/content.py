@@ -1,0 +1,41 @@
+"""The behaviour of an ONNX node without a definition, as a value that is equal for nodes of two
+files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A node that draws: the way to its body, its operator, and the name of its first result."""
+
+    path: tuple[tuple[str, str], ...]
+    domain: str
+    operator: str
+    name: str
+
+    @property
+    def kind(self) -> Any:
+        """Equal for draws that may stand for each other, as their numbers have one distribution
+        where their operands are equal."""
+        return tuple(attribute for _, attribute in self.path), self.domain, self.operator
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContent:
+    """What a node does to its operands.
+
+    `digest`: its operator with its version, its attributes, and the function that it calls.
+    `bodies`: those that are no part of the digest, with the number of their outputs. `draw`: which
+    of all draws it is, None for a node that gives the same whenever its operands are the same.
+    """
+
+    operator: str
+    digest: str
+    bodies: tuple[tuple[str, int], ...] = ()
+    draw: Draw | None = None
+
+    def __repr__(self) -> str:
+        return self.operator

@@ -1,0 +1,62 @@
+"""How the terms of a muGraph for a GPU are written: each operator that is launched has a program,
+and so has every form that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.discovery import discovered
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch
+
+
+class LaunchedFunction(Protocol):
+    """A term as one function of a generated module."""
+
+    specialized: bool
+    """Whether groups of its warps do not wait for each other, in Gluon."""
+
+    @property
+    def helpers(self) -> Sequence[str]:
+        """Texts that stand once in its module."""
+
+    @property
+    def body(self) -> Iterable[Node]:
+        """The terms that it computes one by one."""
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        """How it is launched, with this schedule or a first one."""
+
+    def source(self) -> str:
+        """The function."""
+
+    def explained(self) -> Iterable[str]:
+        """Sentences that say why it is as it is."""
+
+
+Buffers: TypeAlias = Sequence[TritonBuffer | None]
+WriteFunction: TypeAlias = Callable[[Node, str, Buffers, Buffers, Sequence[str]], LaunchedFunction]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProgram:
+    """How the terms of an operator are written.
+
+    `function`: of a term, by its name, the buffers that it reads and writes, and the sizes that a
+    run gives. `in_groups`: of such a function the one whose groups of warps do not wait for each
+    other, if there is one. Both raise Unsupported where a term has none.
+    """
+
+    op: str
+    function: WriteFunction
+    in_groups: Callable[[Any], LaunchedFunction] | None = None
+
+
+@cache
+def gpu_programs() -> Mapping[str, GpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, GpuProgram)}

@@ -1,0 +1,108 @@
+"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its lanes, now or
+in a run before."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.batches import EqualRegions
+from taso_mirage.kernels.form import PreparedGoal
+from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.pipeline.fuse.choices import Choices
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.search.search import Budget
+from taso_mirage.targets.lowering import BATCH, Backend, Record
+
+CUT = "cut short at"
+"""In the record of a choice: the seconds that it had, where they were not enough."""
+
+
+class KernelsEnded(Exception):
+    """An interrupt, in the middle of a search, or the end of the time."""
+
+
+class ChosenKernels:
+    """Those of a back end for a target, by `searches` where it `searching`, else from the disk
+    alone. Goals in `prepared` have kernels that prepare weights."""
+
+    def __init__(
+        self, target: str, backend: Backend, prepared: Mapping[Graph, PreparedGoal], searching: bool, budget: Budget
+    ) -> None:
+        self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
+        self.choices = Choices(target, backend.key)
+        self.searches: Searches | None = None
+        self._lanes: dict[Graph, list[FusedGoal]] = {}
+
+    def lanes(self, goal: Graph) -> list[FusedGoal]:
+        """The lanes of a goal, which are found once; one whose kernel prepares weights is one."""
+        if goal not in self._lanes:
+            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
+            self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
+        return self._lanes[goal]
+
+    def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
+        """The lanes of a kind whose kernels do not lie on disk, from a search that had its time."""
+        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind.goal)]
+        return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
+
+    def is_known(self, kind: EqualRegions) -> bool:
+        """Whether the kernels of all lanes of a kind lie on disk."""
+        return not self.unknown(kind)
+
+    def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
+        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
+        parts = self.lanes(kind.goal)
+        for anew in (False, True):
+            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
+            known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
+            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
+            records = [choice[0] for choice in choices if choice is not None]
+            if len(records) < len(parts):
+                return None
+            try:
+                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
+                return record, self.backend.kernel(record)
+            except (ValueError, LookupError, TypeError, TasoMirageError):
+                if all(choice[1] for choice in choices if choice is not None):
+                    raise
+        return None  # from damaged files, where nothing is searched
+
+    def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
+        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
+        where it was found before, in a time that was enough, or no less than half of that of now.
+        """
+        known = self.choices.record(*goal, kind.measured)
+        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        if not self.searching or share <= 0 or (enough and not anew):
+            return None if known is None or anew else (known, False)
+        searched = self._searched(goal, share, kind)
+        return None if searched is None else (searched, True)
+
+    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
+        end = time.monotonic() + share
+        found = [] if self.searches is None else self.searches(goal[0], share / 2, self._goes_on, goal[1])
+        if not found:
+            return None
+        record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
+        if time.monotonic() > end:
+            record[CUT] = share
+        self.choices.keep(record, *goal, kind.measured)
+        return record
+
+    def _goes_on(self, stage: str, done: int, total: int) -> None:
+        if self.budget.stop:
+            raise KernelsEnded
+
+
+def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
+    """Those of a lane's sizes."""
+    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)

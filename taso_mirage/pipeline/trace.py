@@ -1,0 +1,210 @@
+"""The trace of an optimization: the graph after every stage and after every applied rule."""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.pipeline.candidates import Start
+from taso_mirage.pipeline.choice import Choice
+from taso_mirage.pipeline.problem import Problem
+from taso_mirage.report.changes import Heights, canonical_sides, change_of, place_of, region_leaves, replay_names
+from taso_mirage.report.result import Result
+from taso_mirage.report.trace_files import TraceFiles
+from taso_mirage.rewriting.equation import Equation, work_terms
+from taso_mirage.rewriting.text import show_graph
+from taso_mirage.search.mutations import Mutations
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.steps import RewriteStep
+from taso_mirage.system.files import file_name
+
+WHOLE = 8 << 20
+"""Bytes of text that whole graphs after rules may take; of later rules the change is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A model that a stage gives, with the steps from the original to it; the only one of a stage
+    is called ""."""
+
+    name: str
+    model: Model
+    steps: Sequence[RewriteStep] = ()
+
+
+def traced_models(made: Mapping[str, Any], problem: Problem) -> Iterator[TracedModel]:
+    """The models among the values that a stage gives, by the names of these."""
+    for name, value in made.items():
+        match value:
+            case Problem(model=model):
+                yield TracedModel("", model)
+            case Start(normal=normal, steps=steps, passed=passed, first=first):
+                yield TracedModel("before the search", normal, steps)
+                yield from map(_traced, (passed, *first))
+            case Choice(candidate=ModelCandidate() as candidate):
+                yield replace(_traced(candidate), name="")
+            case Result(model=model, steps=steps):
+                yield TracedModel("", model, steps)
+            case [ModelCandidate(), *_]:
+                yield from map(_traced, value)
+            case [RewriteStep(), *_] if name == "inside":
+                yield TracedModel("", problem.after(value)[0], value)
+
+
+def _traced(candidate: ModelCandidate) -> TracedModel:
+    return TracedModel(candidate.name, candidate.model, candidate.steps)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Steps from the original, the outputs before them, and those after each."""
+
+    steps: Sequence[RewriteStep]
+    outputs: list[tuple[Node, ...]]
+
+    def common(self, steps: Sequence[RewriteStep]) -> int:
+        """How many of the first steps are those of another chain; no sweep is divided."""
+        count = 0
+        for one, other in zip(self.steps, steps, strict=False):
+            if one is not other and one != other:
+                break
+            count += 1
+        sweep = steps[count].sweep if count < len(steps) else 0
+        while sweep and count and steps[count - 1].sweep == sweep:
+            count -= 1
+        return count
+
+
+class Trace:
+    """Writes what the stages of one optimization give. `stages` are the names of all that there
+    are: their numbers are the same in every run."""
+
+    def __init__(self, folder: Path, stages: Sequence[str]) -> None:
+        self.files = TraceFiles(folder)
+        self.numbers = {name: i for i, name in enumerate(stages, 1)}
+        self.left = WHOLE
+        self.problem: Problem | None = None
+        self.equations: dict[str, Equation] = {}
+        self.names: dict[Node, str] = {}
+        """Names of the original's values, and of the terms that they became on the way."""
+        self.chains: list[_Chain] = []
+        self.heights = Heights()
+
+    def __call__(self, stage: str, made: Mapping[str, Any], seconds: float) -> None:
+        """Write the models among the values of a stage, after the rules that led to them."""
+        for each in made.values():
+            if isinstance(each, Problem):
+                self._begin(each)
+            elif isinstance(each, Mutations):
+                self.equations |= {m.equation.name: m.equation for m in each.found}
+        writing = _Stage(self, stage, f"{self.numbers[stage]:02}-{file_name(stage)}", f"{seconds:.3f}")
+        writing.write([] if self.problem is None else list(traced_models(made, self.problem)))
+
+    def _begin(self, problem: Problem) -> None:
+        original = problem.model
+        self.problem = problem
+        self.equations = {each.name: each for each in problem.rewriter.equations}
+        self.names = {**original.names, **dict(zip(original.graph.outputs, original.output_names, strict=True))}
+        self.chains = [_Chain((), [original.graph.outputs])]
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The files of one stage: they begin with its `stem`. `rules`: how many were written."""
+
+    trace: Trace
+    name: str
+    stem: str
+    seconds: str
+    rules: int = 0
+
+    def write(self, models: Sequence[TracedModel]) -> None:
+        if not models:
+            self._index({"seconds": self.seconds})
+        taken = Counter[str]()
+        for each in models:
+            self._steps(each)
+            taken[each.name] += 1
+            number = f"-{taken[each.name]}" if taken[each.name] > 1 else ""
+            file = f"{self.stem}{f'.{file_name(each.name)}' if each.name else ''}{number}.txt"
+            self.trace.files.write(file, self._text(each, each.model.graph.outputs))
+            self._index({"file": file, "candidate": each.name, "seconds": self.seconds}, each.model.graph.outputs)
+
+    def _steps(self, traced: TracedModel) -> None:
+        """Write each step that no earlier model had."""
+        trace, steps = self.trace, traced.steps
+        start = max(trace.chains, key=lambda chain: chain.common(steps))
+        count = start.common(steps)
+        chain = _Chain(steps, start.outputs[: count + 1])
+        for sweep, group in groupby(steps[count:], key=lambda step: step.sweep):
+            batch = list(group)
+            while batch and not (sweep and trace.left <= 0):
+                step, before = batch.pop(0), chain.outputs[-1]
+                chain.outputs.append(replay_names(before, step.table, bool(sweep), trace.names))
+                self._step(traced, step, before)
+            if batch:  # the rest of a sweep at once: each step alone takes a walk of the whole graph
+                table = {old: new for step in batch for old, new in step.table.items()}
+                after = replay_names(chain.outputs[-1], table, True, trace.names)
+                chain.outputs += [after] * len(batch)
+                for step in batch:
+                    self._change(traced, step)
+        trace.chains.append(chain)
+
+    def _step(self, traced: TracedModel, step: RewriteStep, outputs: tuple[Node, ...]) -> None:
+        """Write the graph after each rule of a step on these outputs."""
+        for each in step.details or (step,):
+            if self.trace.left <= 0:
+                self._change(traced, each)
+                continue
+            outputs = replay_names(outputs, each.table, bool(each.sweep), self.trace.names)
+            text = self._text(traced, outputs)
+            self.trace.left -= len(text)
+            self._rule(traced, each, "", text, outputs)
+
+    def _change(self, traced: TracedModel, step: RewriteStep) -> None:
+        """Write the terms that a rule replaced, and those in their place over the same leaves."""
+        region = change_of(step, self.trace.equations)
+        if region is None:
+            self._rule(traced, step, "", "", ())
+            return
+        before, after = canonical_sides(region, region_leaves(region, self.trace.heights))
+        text = show_graph(before, "before", short=True) + "\n\n" + show_graph(after, "after", short=True)
+        self._rule(traced, step, ".change", text, after.outputs)
+
+    def _rule(self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node]) -> None:
+        """Write the file of one rule, if it has a text, and its row."""
+        self.rules += 1
+        rule = " + ".join(step.equations)
+        file = f"{self.stem}/{self.rules:05}-{file_name(rule)}{kind}.txt" if text else ""
+        if text:
+            self.trace.files.write(file, text)
+        row = {"file": file, "candidate": traced.name, "rule": rule, "place": self._place(step)}
+        self._index(row, outputs)
+
+    def _place(self, step: RewriteStep) -> str:
+        region = change_of(step, self.trace.equations)
+        if region is None:
+            return next((self.trace.names[node] for node in step.old if node in self.trace.names), "")
+        return place_of(region, region_leaves(region, self.trace.heights), self.trace.names)
+
+    def _text(self, traced: TracedModel, outputs: tuple[Node, ...]) -> str:
+        assert self.trace.problem is not None
+        weights = ChainMap(self.trace.problem.weights, dict(traced.model.weights))  # folded ones are added
+        return self.trace.files.text(traced.model, outputs, weights, self.trace.names)
+
+    def _index(self, row: Mapping[str, str], outputs: Sequence[Node] = ()) -> None:
+        """Add a row; predicted seconds are those of a roofline, to which a node without a
+        definition adds nothing."""
+        counted: dict[str, str] = {}
+        if outputs and self.trace.problem is not None:
+            nodes = work_terms(topological(outputs))
+            estimate = self.trace.problem.rewriter.context.estimate
+            predicted = sum(estimate(n) for n in nodes if n.op != "opaque")
+            counted = {"terms": str(len(nodes)), "predicted_s": f"{predicted:.4g}"}
+        self.trace.files.index({"stage": self.name, **counted, **row})

@@ -1,0 +1,195 @@
+"""Every kind of text that the package generates, by name: programs in Triton and Gluon, C++, plans,
+and the sources of TensorRT plugins.
+
+The muGraphs are those of the tests: written by hand, or hand-written forms at several sizes. What
+only a search writes (8-bit floats, integers, packed weights, free sizes) is kept in
+`searched.json`, so that a change of the search changes no text here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import mugraphs  # noqa: E402
+import test_batches as batches  # noqa: E402
+import test_block_linear as block_linear  # noqa: E402
+import test_codegen_cpp as codegen_cpp  # noqa: E402
+import test_codegen_triton as codegen_triton  # noqa: E402
+import test_convolutions as winograd  # noqa: E402
+import test_convolutions_gpu as channels_last  # noqa: E402
+import test_depthwise_gpu as depthwise  # noqa: E402
+import test_linear as linear  # noqa: E402
+import test_shifted_gpu as shifted  # noqa: E402
+import test_stationary as stationary  # noqa: E402
+
+from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.ir.mugraph import Batch  # noqa: E402
+from taso_mirage.ir.terms import Graph  # noqa: E402
+from taso_mirage.kernels.checkpoint import from_json  # noqa: E402
+from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
+from taso_mirage.kernels.codegen.cpp import SizeRange, vector_header  # noqa: E402
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
+from taso_mirage.kernels.packaging.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
+from taso_mirage.kernels.tensorrt import plan, python_plugin, source  # noqa: E402
+
+SEARCHED = Path(__file__).parent / "searched.json"
+Named = Iterator[tuple[str, str]]
+
+
+def texts() -> Named:
+    """Each text by its name, which a file may have."""
+    yield "cpu/vector header", vector_header()
+    for name, graph in gpu_graphs():
+        yield from _programs(f"gpu/{name}", graph)
+    yield from _batched()
+    yield from _scheduled()
+    for name, graph in cpu_graphs():
+        yield from _cpu(f"cpu/{name}", graph)
+    yield from _ranges()
+    yield from _tensorrt()
+
+
+def gpu_graphs() -> Iterator[tuple[str, Graph]]:
+    """MuGraphs for a GPU."""
+    made: dict[str, Callable[[], tuple[Graph, Graph]]] = dict(codegen_triton.CASES)
+    made |= {f"real {name}": make for name, make in codegen_triton.REAL.items()}
+    made |= {
+        "roles": mugraphs.attention_roles,
+        "roles normed": partial(mugraphs.attention_roles, normed=True),
+        "roles bfloat16": partial(mugraphs.attention_roles, 1024, 4, 4, dtype="bfloat16"),
+    }
+    for name, make in made.items():
+        yield f"kernels/{name}", make()[0]
+    for name, (convolution, form) in channels_last.FORMS.items():
+        yield f"implicit gemm/{name}", Graph(convolution[1].inputs, (convolution[0].mugraph(*form),))
+    for name, (of_shifts, block) in shifted.FORMS.items():
+        yield f"shifted/{name}", Graph(of_shifts[1].inputs, (of_shifts[0].mugraph(block),))
+    for name, of_weights in stationary.FORMS.items():
+        yield f"stationary/{name}", Graph(of_weights[1].inputs, (of_weights[0].mugraph(stationary.BLOCK),))
+    for name, (of_channels, lanes) in depthwise.FORMS.items():
+        yield f"depthwise/{name}", Graph(of_channels[1].inputs, (of_channels[0].mugraph(lanes),))
+    for name, value in _searched("gpu"):
+        yield f"searched/{name}", value
+
+
+def cpu_graphs() -> Iterator[tuple[str, Graph]]:
+    """MuGraphs for a CPU."""
+    made = dict(mugraphs.WORKLOADS) | {f"{name} odd": make for name, make in codegen_cpp.ODD.items()}
+    for name, make in made.items():
+        yield f"kernels/{name}", make()[0]
+    for case in winograd.CASES:
+        convolution, goal = winograd.case(*case)
+        for tile in winograd.tiles(convolution):
+            yield f"winograd/{case} tile {tile}", Graph(goal.inputs, (convolution.mugraph(tile, (16, 1)),))
+    for given in linear.CASES:
+        product, goal = linear.case(*given)
+        for block in ((48, 9, 1), (16, 8, 2)):
+            yield f"linear/{given} block {block}", Graph(goal.inputs, (product.mugraph(block),))
+    for packed in block_linear.CASES:
+        product, goal = block_linear.case(*packed)
+        for block in block_linear.BLOCKS[:3]:
+            yield f"block linear/{packed} block {block}", Graph(goal.inputs, (product.mugraph(block),))
+    for name, value in _searched("cpu"):
+        yield f"searched/{name}", value
+
+
+def _searched(target: str) -> Iterator[tuple[str, Graph]]:
+    for name, value in json.loads(SEARCHED.read_text())[target].items():
+        yield name, from_json(value)
+
+
+def _programs(name: str, graph: Graph) -> Named:
+    """The programs of a muGraph, in Triton and in Gluon, each with its plan; of a form that it does
+    not have the reason."""
+    for form, specialized in (("triton", False), ("gluon", True)):
+        try:
+            made = triton.program(graph, specialized=specialized)
+        except Unsupported as error:
+            yield f"{name}.{form}", f"none: {error}\n"
+            continue
+        yield f"{name}.{form}", made.source
+        yield f"{name}.{form} plan", _plan(made)
+
+
+def _plan(program: TritonProgram) -> str:
+    """The plan of a program with stand-ins for machine code, and what tuning knows of each
+    launch."""
+    noted = "".join(f"{x.schedule} {x.traffic} {x.precisions}\n" for x in program.launches)
+    try:
+        return noted + cuda_kernel(program, _images(program)).plan
+    except Unsupported as error:
+        return f"{noted}none: {error}\n"
+
+
+def _images(program: TritonProgram) -> list[KernelImage]:
+    launches = enumerate(program.launches)
+    return [KernelImage(i, 90, b"code", x.name, x.schedule.warps, 0, 2, x.schedule.overlap) for i, x in launches]
+
+
+def _batched() -> Named:
+    """A muGraph of one sample for any number of them, counted by one dim and by two."""
+    for samples in ((5,), (2, 3)):
+        made = triton.program(batches.sums(*samples)[0], None, Batch(len(samples), (True, False)))
+        yield f"gpu/batched/{len(samples)} dims.triton", made.source
+        yield f"gpu/batched/{len(samples)} dims.triton plan", _plan(made)
+
+
+def _scheduled() -> Named:
+    """What a schedule changes: options, and launches by which blocks take turns."""
+    split = triton.program(mugraphs.attention_split_safe()[0])
+    yield "gpu/scheduled/overlapped.triton", tune.overlapped(split).source
+    (made, goal), block = shifted.FORMS["phases"]
+    graph = Graph(goal.inputs, (made.mugraph(block),))
+    for schedule in (LaunchSchedule(4, 2, persistent=3), LaunchSchedule(8, 3, True, True, precision="tf32")):
+        name = f"gpu/scheduled/{schedule.warps} warps, {schedule.persistent} blocks.triton"
+        yield name, triton.program(graph, [schedule]).source
+
+
+def _cpu(name: str, graph: Graph) -> Named:
+    """The C++ of a muGraph, without what all have, and its plan."""
+    try:
+        made = cpu_kernel(graph)
+    except Unsupported as error:
+        yield f"{name}.cpp", f"none: {error}\n"
+        return
+    yield f"{name}.cpp", made.source.replace(vector_header(), "")
+    yield f"{name}.cpp plan", made.plan
+
+
+def _ranges() -> Named:
+    """One kernel for several ranges of sizes."""
+    graphs, programs = (dict(_searched(target)) for target in ("cpu", "gpu"))
+    few, many = "free norm_linear 0", "free norm_linear 1"
+    made = cpu_kernel(graphs[many], [SizeRange(graphs[few], 16)])
+    yield "cpu/ranges.cpp", made.source.replace(vector_header(), "")
+    first, second = triton.program(programs[few]), triton.program(programs[many])
+    before = [ProgramRange(first, _images(first), 16)]
+    yield "gpu/ranges.triton plan", cuda_kernel(second, _images(second), before).plan
+
+
+def _tensorrt() -> Named:
+    """A library of plugins, and the module of those that are one launch."""
+    kernels = {}
+    for name in ("gated_mlp", "attention_split", "rmsnorm_linear_cluster"):
+        program = triton.program(codegen_triton.CASES[name]()[0])
+        images = _images(program)
+        made = cuda_kernel(program, [*images, *(each.with_ptx(_ptx(program, each)) for each in images)])
+        kernels[name] = plan.kernel(name, made.attributes, [None] * len(made.inputs))
+    for name, text in source.sources(kernels).items():
+        yield f"tensorrt/{name}", text
+    module, missing = python_plugin.module(kernels)
+    yield "tensorrt/plugins.py", module + "".join(f"# {name}: {why}\n" for name, why in missing.items())
+
+
+def _ptx(program: TritonProgram, image: KernelImage) -> str:
+    """A stand-in for the PTX of a launch, with its parameters alone."""
+    count = len(program.launches[image.kernel].buffers) + image.hidden
+    given = ",\n".join(f"\t.param .u64 {image.symbol}_param_{i}" for i in range(count))
+    return f".visible .entry {image.symbol}(\n{given}\n)\n{{ }}"
