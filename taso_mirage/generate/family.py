@@ -257,7 +257,7 @@ def _naming(label: str) -> Iterator[None]:
         yield
     except MALFORMED as error:
         said = f"{label}: {error or type(error).__name__}"
-        raise SyntaxProblem(f"{said}; `taso-mirage schema family` says what it is") from None
+        raise SyntaxProblem(f"{said}; `taso-mirage schema family` describes it") from None
 
 
 def _shape(text: str) -> tuple[Any, ...]:

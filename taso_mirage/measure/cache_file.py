@@ -106,7 +106,7 @@ def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], di
     costs = [_cost(json.loads(line)) for line in archive.read(COSTS).decode().splitlines()]
     names = [name for name in archive.namelist() if name not in (MANIFEST, COSTS)]
     if strange := [name for name in names if not _NAME.fullmatch(name)]:
-        raise ValueError(f"it has a file {strange[0]!r}, which is none of a cache")
+        raise ValueError(f"it has a file {strange[0]!r}, which does not belong to a cache")
     files = {name: archive.read(name) for name in names}
     for content in files.values():
         json.loads(content)

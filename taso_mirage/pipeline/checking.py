@@ -222,7 +222,7 @@ class _Checking:
             return any(n in left_out and (left_out[n] or looks) & looks for n, looks in _looks(step).items())
 
         gone = {i for i, step in enumerate(steps) if goes(step)}
-        return self.problem.without(chosen, steps, gone, "what turns no decision")
+        return self.problem.without(chosen, steps, gone, "without turned decisions")
 
     def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
         """The candidate with those of the equations that turn decisions which may do so, if it is

@@ -58,7 +58,7 @@ COMPILING = compile_lock
 """Whoever compiles a graph has it, or captures one: PyTorch has one state for captures and exports,
 and the optimizer has one process of the runtime, and one deadline."""
 TRAINING = (
-    "taso_mirage is for inference, and the result of this call wants gradients: call the model under "
+    "taso_mirage is for inference, and the result of this call requires gradients: call the model under "
     "torch.inference_mode() or torch.no_grad()"
 )
 

@@ -141,7 +141,9 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
-            self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
+            self.notes.append(
+                f"{why}; fix its sizes where possible: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
         spent = time.monotonic() - self.budget.start
         seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
@@ -158,9 +160,9 @@ class _Stage:
         if self.ended:
             return f"no kernels: {self.ended}"
         if not self.kinds:
-            return "no kernels: no part of the model can be one"
-        tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
-        return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
+            return "no kernels: no region of the model can be fused"
+        tried = f"{len(self.kinds)} different regions" if len(self.kinds) > 1 else "one region"
+        return f"no kernels: {tried} of the model can be fused, but none makes the model measurably faster"
 
     # ------------------------------------------------------------ kernels
 
