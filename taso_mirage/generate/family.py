@@ -169,7 +169,7 @@ class Assignment:
 @dataclass(frozen=True)
 class Family:
     """The inputs (name, group of interchangeable ones, kind), the operators, and where terms are
-    evaluated: the enumeration fingerprints at `assignments`; equations are looked at once more at
+    evaluated: the enumeration fingerprints at `assignments`; equations are evaluated once more at
     `recheck`, where sizes are 1 and windows small."""
 
     name: str

@@ -99,7 +99,7 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
 
 
 def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], dict[str, bytes]]:
-    """The costs and files of an archive, read and looked at before anything is written."""
+    """The costs and files of an archive, read and checked before anything is written."""
     manifest = json.loads(archive.read(MANIFEST))
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}, this version reads {FORMAT}; update taso-mirage")

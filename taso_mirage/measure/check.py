@@ -225,7 +225,7 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moving(model: Model, inputs: Arrays, reference: Sequence[Any]) -> Callable[[int], list[float]]:
-    """How far outputs move in float64 when the inputs are rounded in so many other ways."""
+    """How far outputs move in float64 when the inputs are rounded in a number of other ways."""
     one = cache(lambda seed: _apart(FloatReference(model, seed)(inputs, in_command), reference))
     return lambda ways: [max(each) for each in zip(*map(one, NUDGES[:ways]), strict=True)]
 

@@ -82,8 +82,8 @@ class RegionalCheck:
         self.cases = _differing(alike)[:RUNS]
         self.values, self.keeps = {} if values is None else values, values is not None
         self.known: dict[_Place, list[Difference]] = {}
-        """The differences of each patch that was looked at; none where an equal one passed and it
-        is as near."""
+        """The differences of each patch that was compared; none where an equal one passed and it is
+        as near."""
         self.others = 0
         """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}

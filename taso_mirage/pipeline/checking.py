@@ -194,7 +194,7 @@ class _Checking:
 
     def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
         """The candidate without step k at all places that look alike, and without others that turn
-        decisions; without all of an equation, once so many looks of it did."""
+        decisions; without all of an equation, once several looks of it did."""
         outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
             for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):

@@ -261,7 +261,8 @@ class Choosing:
         return rest, again
 
     def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
-        """The first candidate against each of the others, in new sessions and so many rounds."""
+        """The first candidate against each of the others, in new sessions, for a number of
+        rounds."""
         clock = self.load.clock
         sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])

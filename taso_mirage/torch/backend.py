@@ -90,8 +90,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, of so many operations runs: by OURS, COMPOSED,
-    INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's notes."""
+    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
+    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
+    notes."""
 
     by: str
     operations: int
