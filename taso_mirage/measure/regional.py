@@ -64,8 +64,9 @@ class RegionalCheck:
     float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only. `share`:
-    of the original's rounding of operands, what kernels may round (`check.compare`). `values`:
-    those of the original's terms that are known, which gets others as far as there is room.
+    the share of the original's rounding of operands that kernels may round (`check.compare`).
+    `values`: those of the original's terms that are known, which gets others as far as there is
+    room.
     """
 
     def __init__(

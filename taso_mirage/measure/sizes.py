@@ -60,7 +60,7 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: at what sizes, whether it ran and gave elements, else why not, and at which node it
+    """One run: its sizes, whether it ran and gave elements, else why not, and at which node it
     failed."""
 
     sizes: Mapping[str, int]

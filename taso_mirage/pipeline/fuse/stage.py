@@ -295,8 +295,8 @@ class _Stage:
         return shipped(kinds, self.backend, self._report) if self.config.elsewhere else list(kinds)
 
     def _beside(self) -> Session:
-        """A session on what the next model is compared with: the model so far, or, where there is
-        one comparison alone, the original."""
+        """A session on the model with which the next one is compared: the model so far, or, where
+        there is one comparison alone, the original."""
         if self.once and not self.kept:
             return runtime.original(self.result.original, self.comparisons.clock())
         return self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
