@@ -76,7 +76,7 @@ def check_empty(folder: Path) -> None:
     """Fail before the work where a folder has files already, or none can be written into it."""
     check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidOption(f"the folder {folder} is not empty; name another one, or empty it")
+        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove its content")
 
 
 def check_outputs(

@@ -41,7 +41,7 @@ ROUNDED = "tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [{}], t
 CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
 """A number without those digits: the rest is exact in single precision."""
 COUNTED = 1 << 31
-"""The bound of the positions of a plane, with those of a tile beyond it."""
+"""Positions of a plane, with those of a tile beyond it: less than so many."""
 OWN = frozenset(
     "part columns position first begin image plane top left column at depth c tap low seen x_tile x_low rows result kept place pixel "
     "inner chunks across taps_high phase_high phase_deep plane_x row_x pixel_x top_y pixel_y w_tile w_low place_w".split()
