@@ -106,7 +106,9 @@ def test_a_kernel_that_gains_nothing_is_left_out(result: Result, monkeypatch: py
     monkeypatch.setattr(comparisons, "interleaved", clock([1.0]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
-    assert "2 different parts of the model could be one, and none makes the model measurably faster" in found.notes[-1]
+    assert (
+        "2 different regions of the model can be fused, but none makes the model measurably faster" in found.notes[-1]
+    )
 
 
 def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_the_command_says_why_and_under_which_guard_a_rule_holds(tmp_path: Path)
     done = run("substitutions", "verify", file, "--workers", 1, "--typings", 300, check=5)
     assert "mine.relu_to_relu is wrong as it is stated" in done.stdout
     assert "inputs:" in done.stdout
-    assert "a >= 0" in done.stdout.partition("on what was drawn it holds under")[2]
+    assert "a >= 0" in done.stdout.partition("on the drawn typings it holds under")[2]
     assert "1 of 2 rules failed" in done.stderr
     assert "cases:" in run("substitutions", "verify", file, "--rule", "mine.right", "--typings", 60).stdout
 

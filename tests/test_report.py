@@ -234,7 +234,7 @@ def test_what_was_measured_counts_before_what_was_predicted() -> None:
     large = change((5e-6, 4e-6), (61e-6, 46e-6), 7)
     assert small.gain == pytest.approx(7 * 0.3e-6)
     assert large.gain == pytest.approx(7 * 15e-6)
-    assert "98% of what the changes win one by one" in html.most_of_it([small, large])
+    assert "98% of the changes' gains one by one" in html.most_of_it([small, large])
 
 
 def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None:
@@ -243,7 +243,7 @@ def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None
     less = one_by_one([change((20e-6, 10e-6), None, 7)], timed)
     assert less.startswith("One by one the changes win 70 us, the whole model 350 us: the runtime gains more")
     more = one_by_one([change((200e-6, 50e-6), None, 7)], timed)
-    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: what neighbours share")
+    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: costs that neighbours share")
     assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 

@@ -763,7 +763,7 @@ def test_what_triton_compiles_makes_a_plan(driver: Path, tmp_path: Path) -> None
 
 def test_a_result_that_no_kernel_writes_has_no_plan() -> None:
     graph = mugraphs.ntrans()[0]
-    with pytest.raises(Unsupported, match="each must be what a kernel writes, once"):
+    with pytest.raises(Unsupported, match="each must be written by a kernel, once"):
         cuda_kernel(triton.program(Graph(graph.inputs, (graph.outputs[0], graph.inputs[0]))), [])
 
 

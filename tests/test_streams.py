@@ -71,6 +71,6 @@ def test_a_full_disk_is_told(folder: Path) -> None:
         done = shell(f"{PROGRAM} {command} >/dev/full", folder)
         assert done.returncode == 4
         (said,) = done.stderr.splitlines()
-        assert said.startswith("taso-mirage: what was to be printed could not be written (No space left on device)")
+        assert said.startswith("taso-mirage: the output could not be printed (No space left on device)")
     assert (folder / "out.onnx").exists()
     assert shell(f"{PROGRAM} optimize m.onnx {QUICK} 2>/dev/full", folder).returncode == 0

@@ -174,7 +174,7 @@ def _safe(
         if values[c].top and values[c].top != stabilisers[key].over:
             return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
     if body.cluster is not None and any(degrees[c] for c in {*body.targets} - body.joint()):
-        return _unsafe("what is relative to the maximum of a block is stored beside what its cluster combines")
+        return _unsafe("a value relative to the maximum of a block is stored beside one that its cluster combines")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)

@@ -129,7 +129,7 @@ def _mixed(array: Any, rng: np.random.Generator) -> Any:
 
 def _may_be_extreme(model: Model) -> list[str]:
     """The names of integer inputs that only reach operators whose time and memory depend on sizes
-    alone. An opaque node may loop so often, or make a tensor so large. None where integers are
+    alone. An opaque node may loop that often, or make a tensor that large. None where integers are
     divided: the least one by -1 ends the process (SIGFPE)."""
     nodes = model.nodes()
     if any(truncates(n) for n in nodes):

@@ -224,7 +224,7 @@ def operators(content: bytes, target: Target = CPU) -> list[str]:
 
 
 def check_source(model: Model) -> None:
-    """Have onnx's checker look at the model as it was read. Raises the checker's message."""
+    """Have onnx's checker check the model as it was read. Raises the checker's message."""
     checked(serialize_types(model, True))
 
 

@@ -36,7 +36,7 @@ SEEDS = (1, 2, 3)
 TIMED = 0
 """The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
-"""No trial begins after so many, or so long after the first."""
+"""The most trials, and the seconds after the first in which one begins."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)
 LENGTHS = (16, 32, 64, 128, 512, 1024, 16_000)
 ALIKE = (16, 32, 64, 2, 4)
@@ -60,7 +60,7 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: at what sizes, whether it ran and gave elements, else why not, and at which node it
+    """One run: its sizes, whether it ran and gave elements, else why not, and at which node it
     failed."""
 
     sizes: Mapping[str, int]

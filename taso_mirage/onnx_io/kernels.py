@@ -187,7 +187,7 @@ def dropped(header: ir.Model) -> str | None:
         return None
     count = header.meta[DROPPED]
     which = f"{count} fused kernel{'' if count == 1 else 's'}" if count else "code for fused kernels"
-    return f"{which} in the file did not run: the model's ordinary operators stand in their place (--trust-kernels keeps such code)"
+    return f"{which} in the file was not run: the model's ordinary operators are used instead (--trust-kernels keeps such code)"
 
 
 def _choose_operators(function: ir.Function) -> None:

@@ -84,8 +84,8 @@ def _size(part: Any) -> int:
 
 
 def _field(number: int, length: int) -> bytes:
-    """The beginning of a field of so many bytes: its number, and its length, in groups of 7 bits
-    from the lowest on."""
+    """The beginning of a field of a length: its number, and its length, in groups of 7 bits from
+    the lowest on."""
     found = bytearray((number << 3 | LENGTH,))
     while length > 0x7F:
         found.append(length & 0x7F | 0x80)

@@ -96,7 +96,7 @@ def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[Check
     try:
         seen = operands(model, terms, [case.inputs for case in cases])
     except TasoMirageError as error:
-        job.remarks.append(f"nothing was done inside of nodes: their operands cannot be observed: {error}")
+        job.remarks.append(f"bodies of nodes were not optimized: their operands cannot be observed: {error}")
         return []
     found = []
     for term in terms:
@@ -124,7 +124,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
         except TasoMirageError as error:
             why = str(error)
     if not good:
-        job.remarks.append(f"{label}: as it was; on what goes into it in no run it runs alone {why}".strip())
+        job.remarks.append(f"{label}: unchanged, since it runs alone on none of its observed inputs {why}".strip())
     return good
 
 

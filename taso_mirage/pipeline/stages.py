@@ -250,8 +250,8 @@ def optimize_model(
 
 @contextmanager
 def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
-    """The back end for which kernels are searched: it starts beside the first stages what takes a
-    while. None where there is none, or less time than that takes; why is said where kernels would
+    """The back end for which kernels are searched: its slow preparations begin beside the first
+    stages. None where there is none, or less time than that takes; why is said where kernels would
     be made."""
     if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
         yield None

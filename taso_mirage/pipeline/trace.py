@@ -92,8 +92,8 @@ class _Chain:
 
 
 class Trace:
-    """Writes what the stages of one optimization give. `stages` are the names of all that there
-    are: their numbers are the same in every run."""
+    """Writes the results of the stages of one optimization. `stages` are the names of all that
+    there are: their numbers are the same in every run."""
 
     def __init__(self, folder: Path, stages: Sequence[str]) -> None:
         self.files = TraceFiles(folder)

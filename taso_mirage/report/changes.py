@@ -316,7 +316,7 @@ def replay_names(
     outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
 ) -> tuple[Node, ...]:
     """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to
-    what replaces them, in `names`."""
+    their replacements, in `names`."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))

@@ -62,7 +62,8 @@ class TraceFiles:
     ) -> str:
         """The graph of a model's inputs and some outputs, with its weights listed.
 
-        A node without a definition is what it does; its bodies' outputs are operands of it.
+        The text of a node without a definition is its content; its bodies' outputs are its
+        operands.
         """
         view = self._view(model, weights)
         nodes = topological(outputs)

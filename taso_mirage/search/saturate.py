@@ -26,14 +26,14 @@ from taso_mirage.verdicts import Failure
 SATURATED = "saturated"
 NODES = 5_000
 MATCHES, BAN = 200, 2
-"""An equation with more new matches than this in an iteration rests for so many; both double each
-time (egg's BackoffScheduler)."""
+"""An equation with more new matches than this in an iteration rests for BAN iterations; both double
+each time (egg's BackoffScheduler)."""
 CANDIDATES, STEPS = 8, 200_000
 SEARCHING, GROWING = 0.2, 0.7
 """The part of a budget's seconds until which a best-first search may run, whose way is put in
 first, and then growing. Costing and extraction have the rest."""
 PHASES = ((2, 0.5), (12, 1.0))
-"""After so many iterations graphs are extracted, until this part of the seconds.
+"""Numbers of iterations after which graphs are extracted, until this part of the seconds.
 
 The first are where the second extraction starts: in a small e-graph good ones are found sooner.
 """

@@ -57,7 +57,7 @@ def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, A
 
     SyntaxProblem begins with the label, and names the field and the schema that has all of them.
     """
-    more = f"`taso-mirage schema {schema}` says what each is"
+    more = f"`taso-mirage schema {schema}` describes each"
     if not isinstance(entry, dict):
         raise SyntaxProblem(f"{label} is no table of fields; {more}")
     hints, required = _fields(kind)

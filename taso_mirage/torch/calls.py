@@ -37,7 +37,7 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
-"""Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
+"""Bytes that kernels on a GPU read at once; they end the process where memory begins between."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 

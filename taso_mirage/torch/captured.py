@@ -35,7 +35,7 @@ fail."""
 HERE = local()
 """The memory of each thread's graphs."""
 FAILED: list[Any] = []
-"""Graphs whose capture failed: PyTorch may look at them until its process ends."""
+"""Graphs whose capture failed: PyTorch may read them until its process ends."""
 
 
 class CapturedRun:

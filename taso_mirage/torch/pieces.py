@@ -15,7 +15,7 @@ from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 PieceCompiler = Callable[[Captured], Callable[..., Any]]
 """A captured graph, which gives a tuple, as a function."""
 PLACES = 8
-"""Operators may stay at so many places of a graph: each piece between them is compiled."""
+"""The most places of a graph at which operators may stay: each piece between them is compiled."""
 
 
 class StaysInPart(Unsupported):

@@ -43,7 +43,7 @@ hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
 """PyTorch's operators in which the order among equals is free."""
 COMPARED = 3
-"""At so many sizes the first run is compared with eager PyTorch."""
+"""The number of sizes at which the first run is compared with eager PyTorch."""
 
 
 class TooRounded(Unsupported):

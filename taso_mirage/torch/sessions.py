@@ -140,7 +140,7 @@ class Sessions:
 
 
 def budget_left(budget: float, spent: float) -> float:
-    """Seconds that the optimizer has of a graph's budget, of which so many were spent before."""
+    """Seconds that the optimizer has of a graph's budget, of which some were spent before."""
     return max(LEAST * budget, (1 - FINISHING) * budget - spent)
 
 

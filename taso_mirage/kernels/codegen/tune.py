@@ -72,7 +72,7 @@ LIMIT = 10.0
 
 
 def compilers(count: int) -> Workers:
-    """Up to so many processes, and COMPILERS, that compile programs into Triton's cache."""
+    """At most COMPILERS processes that compile programs into Triton's cache."""
     return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
 
 
@@ -95,8 +95,8 @@ class Trial:
 class TunedProgram:
     """The fastest program with its best schedules.
 
-    `measured` says whether `seconds` are a measurement or the model's; `trials` are all that was
-    looked at.
+    `measured` says whether `seconds` are a measurement or the model's; `trials` are all tried
+    programs.
     """
 
     program: TritonProgram

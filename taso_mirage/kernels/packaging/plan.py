@@ -155,7 +155,7 @@ def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
     buffers."""
     outputs = [program.buffer(name) for name in program.results]
     if len(set(program.results)) < len(outputs) or any(b.role != "output" for b in outputs):
-        raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
+        raise Unsupported(f"the results {program.results} of a program; each must be written by a kernel, once")
     found = {b.name: f"o{i}" for i, b in enumerate(outputs)} | {name: f"n{i}" for i, name in enumerate(program.sizes)}
     for role, first in (("input", 0), ("scratch", scratch)):
         own = [b for b in program.buffers if b.role == role]

@@ -74,7 +74,7 @@ class KernelCheck:
             check = RegionalCheck(before, self.cases, late, share, values)
             found += check.differences(ClaimedModel(each, self.target, claims, {}))
             if NO_TIME in check.alone:
-                raise OutOfTime("there was no time to check them on what their regions read")
+                raise OutOfTime("there was no time to check them on the inputs of their regions")
             if check.alone:
                 return None
         return found

@@ -32,7 +32,7 @@ RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0
 """Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
 TRIES = 4
 ENOUGH = 24
-"""After so many cases that failed no more are looked at."""
+"""The number of failed cases after which the examination ends."""
 WORK = 400_000
 """Steps of proofs after which cases are compared in numbers alone."""
 COMPARED = 3

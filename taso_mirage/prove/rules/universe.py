@@ -24,7 +24,7 @@ from taso_mirage.prove.rules.hostile import Names, RuleStatement, legal
 from taso_mirage.rewriting.equation import instantiate
 
 ELEMENTS = 1024
-"""Operands with more elements are not looked at."""
+"""Operands with more elements are not tried."""
 LARGE = 4096
 """Elements of one operand where a number that the rule states is a size."""
 GUARD_TRIES = 400

@@ -104,7 +104,7 @@ def _leaf(node: Node, name: str, sizes: Mapping[str, int]) -> Node:
 def _unknown(model: Model, name: str) -> str:
     known = list(dict.fromkeys(n for node in model.nodes() if node.args for n in part_names(model, node)))
     near = get_close_matches(name, known, NEAREST, 0.3)
-    text = f"--node {name}: the model has no node or value of this name (what is folded, unused or computed twice has none)"
+    text = f"--node {name}: the model has no node or value of this name (folded, unused and duplicate values have none)"
     offered = f"the nearest: {', '.join(near)}" if near else "without --node the costly parts are listed"
     return f"{text}; {offered}"
 

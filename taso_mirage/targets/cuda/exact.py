@@ -21,8 +21,8 @@ from taso_mirage.operators.interpret import interpret, retyped
 LARGEST = 1 << 31
 """Bytes that a comparison, or a product, keeps on the GPU."""
 SLOW, BUSY = 1e9, 64
-"""A product of so many operations, and so many for each byte that goes to the GPU and back, is
-faster there."""
+"""The operations from which a product is faster there, and those for each byte that goes to the GPU
+and back."""
 
 ROUNDED = 2.0**-12
 """The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
