@@ -69,7 +69,7 @@ class Batch:
     inputs: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for the values of a damaged record."""
+        """Raises ValueError for the fields of a damaged record."""
         if type(self.dims) is not int or not all(type(each) is bool for each in self.inputs):
             raise ValueError(f"no batch: {str(self.dims)[:40]} dims of {str(self.inputs)[:40]}")
 
