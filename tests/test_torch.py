@@ -632,6 +632,21 @@ def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
         check_equal([ours], [noise], lambda: None)
 
 
+def test_a_size_that_the_runtime_refuses_runs_in_eager_pytorch() -> None:
+    """ONNX Runtime pads no empty batch circularly; at other sizes it runs the graph."""
+
+    def padded(x: Any) -> Any:
+        return torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular").tanh()
+
+    ours, graphs = compiled(padded)
+    with torch.no_grad():
+        empty, full = torch.ones(0, 3, 8, 8), torch.rand(2, 3, 8, 8)
+        with pytest.warns(UserWarning, match="runs in eager PyTorch: its model does not run: .* the given inputs 1"):
+            same(ours(empty), padded(empty))
+        same(ours(full), padded(full))
+    assert [way.by for graph in graphs for way in graph.ways] == ["eager", "ours"]
+
+
 def test_training_is_one_clear_error() -> None:
     ours, _ = compiled(LINEAR)
     with pytest.raises(InvalidOption, match=r"for inference.*torch\.no_grad"):
