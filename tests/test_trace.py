@@ -4,6 +4,7 @@ its size has a bound."""
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from mugraphs import kernel
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
+from taso_mirage.ir.model import TurnedWeight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.measure.session import Session
@@ -253,6 +256,19 @@ def test_a_folder_with_files_is_refused_before_the_work(layer: Path, tmp_path: P
     with pytest.raises(InvalidOption, match="is the path of a file and of a folder to write"):
         traced(layer, tmp_path / "new", output=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_weight_in_another_order_was_computed(tmp_path: Path) -> None:
+    leaves = [weight(name, Tensor("float32", (2, 3))) for name in ("a", "b")]
+    array = np.arange(6, dtype=np.float32)
+    given = {"a": TurnedWeight(array.reshape(3, 2).T), "b": ir.tensor(array.reshape(2, 3))}
+    model = standalone(Graph((), (term("add", *leaves),)), {"": 17}).with_graph((term("add", *leaves),), given)
+    files = TraceFiles(tmp_path)
+    files.text(model, model.graph.outputs, given, {})
+    files.flush()
+    first, second = [line.split("\t") for line in (tmp_path / "weights.tsv").read_text().splitlines()[1:]]
+    assert (first[0], first[-1], second[0], second[-1]) == ("a", "computed", "b", "the model")
+    assert first[3] == hashlib.sha256(b"float32 (2, 3) " + array.reshape(3, 2).T.tobytes()).hexdigest()
 
 
 # ---------------------------------------------------------------- texts

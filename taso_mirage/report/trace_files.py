@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from taso_mirage.errors import OutputError
-from taso_mirage.ir.model import Model, StoredWeight, Weight
+from taso_mirage.ir.model import Model, StoredWeight, TurnedWeight, Weight
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.opened import Opened
@@ -86,6 +86,6 @@ class TraceFiles:
         for name in sorted(weights.keys() - self._listed):
             self._listed.add(name)
             array = weights[name].numpy()
-            source = "computed" if isinstance(weights[name], StoredWeight) else "the model"
+            source = "computed" if isinstance(weights[name], StoredWeight | TurnedWeight) else "the model"
             row = [name, array.dtype.name, str(list(array.shape)), array_digest(array), source]
             self._rows[WEIGHTS].append(row)
