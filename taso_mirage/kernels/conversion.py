@@ -15,7 +15,7 @@ from taso_mirage.operators.expressions import uniform_value
 
 @dataclass(slots=True)
 class Conversion:
-    """What a model's terms have become so far: `done`, by the model's own terms.
+    """The terms so far: `done`, by the model's own terms.
 
     `originals`: the model's weight by the term, over the weights of forms, that stands for it.
     `biases`: the model's bias by what is added in its place.

@@ -133,12 +133,12 @@ class PreparedKinds:
             yield from several
 
     def read(self, goal: Graph) -> PreparedGoal | None:
-        """What a goal is that one of the forms has kernels for; None for others."""
+        """The kind of goal that a graph is, for one of the forms; None for others."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """The same of a goal whose inputs are these terms of a model, of which the weights are
-        known and large enough."""
+        """The kind of a goal whose inputs are these terms of a model; None also where weights are
+        not known or too small."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None

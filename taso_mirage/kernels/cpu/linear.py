@@ -32,7 +32,7 @@ from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
-"""The same for weights of few bits, where a power of two of rows multiplies integers
+"""Columns of a strip and rows of a tile for weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`)."""
 NARROW_ROWS = 8
 """Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""

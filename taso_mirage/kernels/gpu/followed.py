@@ -75,7 +75,7 @@ class FollowedConvolution(ABC):
 
 
 def read_followed(op: str, kind: type[FollowedConvolution], goal: Graph) -> FollowedConvolution | None:
-    """What a goal is that is one term of this operator; None for others."""
+    """The convolution that a goal is: one term of this operator; None for others."""
     return kind(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == op else None
 
 

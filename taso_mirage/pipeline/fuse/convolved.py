@@ -71,8 +71,8 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ConvolvedModel:
 
 
 def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTerms, list[Node]]]:
-    """What may be terms of forms with what follows, by the last operator of each; of the sum of
-    two, one has it."""
+    """The operators that may be terms of forms, by the last one of each term; of two whose sum
+    follows, one has that."""
     order = model.nodes()
     readers, wanted = users(order), set(model.graph.outputs)
     position = {node: i for i, node in enumerate(order)}

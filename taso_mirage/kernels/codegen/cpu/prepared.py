@@ -138,7 +138,7 @@ def prepares(node: Node) -> bool:
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    """A key of the prepared weights of a muGraph: those with equal keys are the same."""
     return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 
