@@ -57,7 +57,7 @@ class Right:
             high.copy_(rounded)
 
     def _convolved(self, given: Mapping[Node, Any]) -> tuple[tuple[Node, ...], dict[Node, Any]]:
-        """The terms to be computed, and values that are known: a convolution in float64 on the GPU, of
+        """The terms to be computed, and known values: a convolution in float64 on the GPU, of
         which numpy would move each element as often as the kernel has some."""
         if self._conv is None or self._alone is None:
             return self.goal.outputs, {}
