@@ -37,13 +37,13 @@ from taso_mirage.verdicts import Evidence, Failure
 
 OPERATOR = "max_pool_last"
 PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
-"""Of a block."""
+"""Pixels and channels of a block."""
 LANES = 256, 4096
 """Elements of a block, at least where there are so many channels, and at most."""
 LARGEST = 49
 """Elements of a kernel: each is a line of its own."""
 BEST = 8
-"""So many muGraphs are compiled and run."""
+"""The number of muGraphs that are compiled and run."""
 
 
 # ---------------------------------------------------------------- the goal
@@ -67,7 +67,7 @@ class MaxPoolLast:
         return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
     def small(self) -> tuple[MaxPoolLast, Graph]:
-        """The same with few channels and pixels, and its goal in operators of ONNX."""
+        """A pool like this one of few channels and pixels, and its goal in operators of ONNX."""
         attrs: dict[str, Any] = dict(self.node.attrs)
         reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
         sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
@@ -194,7 +194,7 @@ class MaxPoolFunction:
         return "\n".join([head, *(f"    {line}" for line in (*self._places(), *EARLY, *self._largest()))]) + "\n"
 
     def _places(self) -> Iterator[str]:
-        """Which pixels of the result a block has, and which channels."""
+        """The pixels and channels of the result that a block has."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
         high, wide = (product_factor(n) for n in self.node.shape[1:3])
         (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
