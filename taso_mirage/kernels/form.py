@@ -39,6 +39,14 @@ class PreparedGoal(Protocol):
         same."""
 
     @property
+    def together(self) -> str:
+        """A name for goals that are tried in a model together: between them no layout changes."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether neighbours may be one kernel (`pipeline/fuse/neighbours.py`)."""
+
+    @property
     def known(self) -> list[Node]:
         """The operands that are weights."""
 

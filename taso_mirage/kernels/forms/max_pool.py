@@ -55,7 +55,8 @@ class MaxPoolLast:
 
     node: Node
     slack = 1.0
-    large = once = True
+    large, once, joins = True, True, False
+    together = "channels last"
 
     @property
     def known(self) -> list[Node]:

@@ -68,7 +68,8 @@ class ChannelsLastConvolution:
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once = True, False
+    large, once, joins = True, False, False
+    together = "channels last"
 
     @property
     def known(self) -> list[Node]:
