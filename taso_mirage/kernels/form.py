@@ -124,6 +124,10 @@ class PreparedKinds:
         """How a model gets the terms of those that it has none of itself."""
         return [form.terms for form in self.forms if form.terms is not None]
 
+    def begins(self, node: Node, sizes: Mapping[str, int]) -> bool:
+        """Whether a kernel may compute a term of a model, at these sizes of its symbols."""
+        return any(form.members(node, lambda _: (), lambda _: True, sizes) for form in self.forms)
+
     def candidates(
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]
     ) -> Iterator[list[Node]]:
