@@ -53,7 +53,7 @@ class RuntimeCrashed(RunFailed):
 
 
 class OutOfTime(TasoMirageError):
-    """The command's time ended before something was done; what was found before it holds."""
+    """The command's time ended before something was done; earlier results hold."""
 
 
 class IllTyped(TasoMirageError):

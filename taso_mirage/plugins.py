@@ -58,7 +58,7 @@ class Plugin:
         return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
     def refused(self, why: str) -> InvalidOption:
-        """An error that says what to do about it."""
+        """An error with the next step."""
         return InvalidOption(
             f"{self} {why}\nMend it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
             "(none where that is empty)"

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md and .pre-commit-config.yaml name is there."""
+"""The files and commands that CONTRIBUTING.md and .pre-commit-config.yaml name exist."""
 
 from __future__ import annotations
 

@@ -325,8 +325,8 @@ def test_regions_of_a_model_run_at_every_size(
     regions: dict[EqualRegions, list[RegionSite]], records: list[Record], tmp_path: Path
 ) -> None:
     given = []
-    for i, ((spot, *_), record) in enumerate(zip(regions.values(), records, strict=True)):
-        goals = [to_json(resized(spot, {"batch": b, "sequence": s})) for b, s in SIZES]
+    for i, ((site, *_), record) in enumerate(zip(regions.values(), records, strict=True)):
+        goals = [to_json(resized(site, {"batch": b, "sequence": s})) for b, s in SIZES]
         parts = [record, *record["before"]]
         given.append([f"region{i}", [_program(part).source for part in parts], goals])
     errors = [float(error) for *_, error in interpret(given, tmp_path)]
@@ -371,9 +371,9 @@ def test_lanes_with_free_sizes_become_one_record() -> None:
     h = x("h", n, s, 16)
     norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
     outputs = term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0))
-    spot = RegionSite((h, norm.args[1]), outputs, ())
+    site = RegionSite((h, norm.args[1]), outputs, ())
     sizes = {"n": 2, "s": 16}
-    kind = free_kind(spot, resized(spot, sizes), sizes, {})
+    kind = free_kind(site, resized(site, sizes), sizes, {})
     assert kind is not None
     assert kind.free is not None
     parts = fused_goals(label(kind.goal))

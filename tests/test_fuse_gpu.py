@@ -211,11 +211,11 @@ def test_ptx_alone_runs_too() -> None:
     """A GPU that is newer than all cubins has its driver compile the PTX when the session is
     created."""
     model = plain().original
-    graph, (spot,) = next(iter(fragments(model, {}).items()))
+    graph, (site,) = next(iter(fragments(model, {}).items()))
     program = codegen.program(Search(graph, SearchOptions(), H100).run(1, 100.0)[0].graph)
     made = compiled(program, cuda.PORTABLE)
     kernel = cuda_kernel(program, [i.with_ptx(c.ptx) for i, c in zip(images(made), made, strict=True)])
-    content = serialize(embed(model, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)]))
+    content = serialize(embed(model, [EmbeddedRegion(site.inputs, site.outputs, kernel)]))
     (got,) = Session(Trusted(content), CUDA).run(feed(0))
     np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
 

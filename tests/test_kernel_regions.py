@@ -34,7 +34,7 @@ from taso_mirage.targets.cpu import lowering as cpu
 
 LAYERS = 5
 SMALL = 1e-3
-"""What a layer adds, beside what it reads: errors of a layer are hidden in the model's outputs."""
+"""The size of a layer's summand beside its input: a layer's errors are hidden in the outputs."""
 
 
 def layered() -> Model:
@@ -109,7 +109,7 @@ def test_an_error_that_the_outputs_hide_is_found_in_its_region(large: Result, mo
 
 
 def test_a_function_that_computes_something_else_is_found(large: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where the kernels' library is not registered."""
+    """The function runs where the kernels' library is not registered."""
     made = functions.computation
 
     def wrong(name: str, graph: Graph, *args: Any) -> Any:

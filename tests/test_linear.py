@@ -228,12 +228,12 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     monkeypatch.setattr(linear, "LEAST", 1)
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = CPU_GOALS.prepared(graph, spot.inputs)
+    ((graph, (site,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
+    made = CPU_GOALS.prepared(graph, site.inputs)
     assert made is not None
     assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
-    with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
+    with_kernel = embed(plain, [EmbeddedRegion(site.inputs, site.outputs, kernel)])
     wanted = session(plain, False)
     for each in (session(with_kernel, True), session(with_kernel, False)):
         for seed in range(3):

@@ -56,8 +56,8 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
     """The model's regions with a kernel each, the first that is found; products have another one
     for up to `most` rows."""
     backend, made = CpuLowering(), []
-    for kind, spots in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
-        goal = CPU_GOALS.prepared(kind.goal, spots[0].inputs)
+    for kind, sites in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
+        goal = CPU_GOALS.prepared(kind.goal, sites[0].inputs)
         if goal is None:
             found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
         else:
@@ -73,7 +73,7 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
             assert first != last
             record["before"] = [{"mugraph": to_json(first), "most": most}]
         operators = tuple([n.op for n in kind.goal if n.args])
-        made.append(Fused(operators, tuple(spots), record, backend.kernel(record), 0.0, goal))
+        made.append(Fused(operators, tuple(sites), record, backend.kernel(record), 0.0, goal))
     return made
 
 

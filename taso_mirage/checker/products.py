@@ -1,4 +1,5 @@
-"""Products: matrices, index letters, and what is summed or compared over windows of an image."""
+"""Products: matrices, index letters, and terms that are summed or compared over windows of an
+image."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def recheck_equations(
 
 
 class _Again:
-    """Fingerprints of chosen candidates at one more assignment; only what they depend on is
-    computed."""
+    """Fingerprints of chosen candidates at one more assignment; only the terms that they depend on
+    are computed."""
 
     def __init__(self, table: Table, values: TermValues) -> None:
         self.table, self.values = table, values

@@ -32,7 +32,7 @@ class InputEntry(TypedDict):
     name: str
     count: NotRequired[int]
     kind: str
-    """A label: what an operand of an operator may be."""
+    """A label: the kind of an operand."""
     dtype: NotRequired[str]
     """float32 if left out."""
     shape: str

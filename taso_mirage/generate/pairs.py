@@ -1,5 +1,5 @@
-"""Pairs of terms whose operator nodes unite to a given number: what a new operator may take as its
-two operands."""
+"""Pairs of terms whose operator nodes unite to a given number: the possible operands of a new
+operator."""
 
 from __future__ import annotations
 

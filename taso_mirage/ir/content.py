@@ -25,7 +25,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class NodeContent:
-    """What a node does to its operands.
+    """The function that a node applies to its operands.
 
     `digest`: its operator with its version, its attributes, and the function that it calls.
     `bodies`: those that are no part of the digest, with the number of their outputs. `draw`: which

@@ -62,7 +62,7 @@ class Batch:
     inputs: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what a damaged record has in their place."""
+        """Raises ValueError for the values of a damaged record."""
         if type(self.dims) is not int or not all(type(each) is bool for each in self.inputs):
             raise ValueError(f"no batch: {str(self.dims)[:40]} dims of {str(self.inputs)[:40]}")
 
@@ -75,7 +75,7 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
 def loop_phases(body: Graph, fmap: Sequence[int], loop: Dim = 2) -> dict[Node, LoopPhase]:
     """The stage of every term of a body, operands first.
 
-    Raises IllTyped where a term mixes the loop with what follows it.
+    Raises IllTyped where a term mixes the loop with terms after it.
 
     In a loop of one iteration an accumulator may be of an invariant.
     """
@@ -126,10 +126,10 @@ _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
 
 
 def tile_part(whole: str, most: int, number: int = 1) -> Dim:
-    """The size of a part of a free size, at most `most`: that of the last part is what is left.
+    """The size of a part of a free size, at most `most`: the last part is the rest.
 
-    `number` tells apart what a kernel cuts alike, twice: at the end of the one, the other may still
-    be whole.
+    `number` distinguishes labels that a kernel cuts alike, twice: at the end of the one, the other
+    may still be whole.
     """
     return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
 
@@ -148,7 +148,8 @@ def tile_count(whole: Dim, tile: Dim) -> Dim:
 
 
 def tile_stride(whole: Dim, tile: Dim, count: Dim) -> Dim:
-    """How far apart the equal parts of a dim begin, or tiles of which the last is what is left."""
+    """The distance between the beginnings of the equal parts of a dim, or of tiles of which the
+    last is the rest."""
     found = part_of(tile)
     return whole // count if found is None else found[1]
 
@@ -159,13 +160,13 @@ def largest_size(dim: Dim) -> Dim:
 
 
 def usual_size(dim: Dim) -> int:
-    """A size for what only a run knows, where code is chosen by it."""
+    """A size in place of one that only a run knows, where code is chosen by it."""
     largest = largest_size(dim)
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
 
 
 def parts_in(body: Graph) -> dict[str, tuple[Dim, int]]:
-    """The names of a body that are parts, each with what it is a part of and its largest size."""
+    """The names of a body that are parts, each with its whole and its largest size."""
     dims = {dim for x in body.inputs for dim in x.shape}
     return {str(dim): found for dim in dims if (found := part_of(dim)) is not None}
 
@@ -194,7 +195,7 @@ def is_free_kernel(body: Graph, grid: Shape, loop: Dim) -> bool:
 USUAL = 64
 Overlap = tuple[int, int]
 """The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one
-ends where the dim ends, and what it shares with the one before is computed twice."""
+ends where the dim ends, and its overlap with the one before is computed twice."""
 
 
 def overlaps(shapes: Sequence[Shape], body: Graph, grid: Shape, imap: _Maps) -> tuple[Overlap | None, ...]:

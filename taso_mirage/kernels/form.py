@@ -132,7 +132,7 @@ class PreparedKinds:
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]
     ) -> Iterator[list[Node]]:
         """The terms of a model, in their order, that may be regions with such kernels at these
-        sizes of its symbols, each with what follows; first all together that read the same."""
+        sizes of its symbols, each with its epilogue; first all together that read the same."""
         place = {node: i for i, node in enumerate(order)}
         shared: dict[Node, list[list[Node]]] = {}
         for node in order:
@@ -145,12 +145,12 @@ class PreparedKinds:
             yield from several
 
     def read(self, goal: Graph) -> PreparedGoal | None:
-        """The kind of goal that a graph is, for one of the forms; None for others."""
+        """Read a goal that one of the forms has kernels for; None for others."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """The kind of a goal whose inputs are these terms of a model; None also where weights are
-        not known or too small."""
+        """Read a goal whose inputs are these terms of a model; None for others, and where weights
+        are unknown or too small."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None

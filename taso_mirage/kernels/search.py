@@ -2,7 +2,7 @@
 OSDI'25).
 
 Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role
-of every axis, then sizes; what is returned was verified as a whole.
+of every axis, then sizes; every returned muGraph was verified as a whole.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Late(Exception):
 
 
 class Search:
-    """One search; `statistics` tells what it did so far."""
+    """One search; `statistics` has its counts so far."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""muGraphs and their goals at small sizes that tell labels apart, grid from loop, and both from
-what is broadcast.
+"""muGraphs and their goals at small sizes that distinguish labels, grid from loop, and both from
+broadcast dims.
 
 A muGraph is its roles; the field tests it where every label that is cut into tiles has a small
 composite size, one that is cut to 1 a small one, so that a test runs few blocks (Mirage, OSDI'25,

@@ -4,8 +4,8 @@ degrees.
 exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A
 value of degree d is computed times exp(-d m), m the maximum of s over the labels that are summed
 away, so nothing overflows; a result has degree 0, where m cancels. The rolling and the split update
-of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree
-of 0 is computed bare, as the model writes it, if all that this costs is an overflow that the
+of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. A value without a
+degree of 0 is computed bare, as the model writes it, if that costs only an overflow that the
 model's own result has (`bare.py`).
 """
 
@@ -50,9 +50,9 @@ class Stabilisation:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is
-    computed so wherever it is used; and for an exponential what it is relative to, with the labels
-    over which its own exponent is the maximum of that."""
+    """A class: its degree, None where it has none; its effect if it is computed bare; whether it is
+    computed so wherever it is used; and for an exponential the maximum that it is relative to, with
+    the labels over which its own exponent is the maximum of that."""
 
     degree: Degree | None
     bare: OverflowEffect

@@ -1,4 +1,4 @@
-"""The meaning `labels`: what an operator does on named axes, read off its definition.
+"""The meaning `labels`: the effect of an operator on named axes, read off its definition.
 
 Values are axes and a term over scalars and folds.
 """
@@ -192,8 +192,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return replace(x, axes=axes, term=ScalarTerm(TermForm.RENAME, (x.term,), pairs=tuple(pairs)))
 
     def cast(self, a: LabelledValue, dtype: str) -> LabelledValue:
-        """Kernels keep what they compute in fp32: rounding is checked with numbers, not here. A
-        whole number may have more digits than fp32: its conversion is a function."""
+        """Kernels keep computed values in fp32: rounding is checked with numbers, not here. A whole
+        number may have more digits than fp32: its conversion is a function."""
         if not is_computed(dtype) and a.dtype != dtype:
             raise Unsupported(f"a conversion from {a.dtype} to {dtype}")
         if a.dtype == INTEGERS and is_computed(dtype):

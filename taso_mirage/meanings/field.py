@@ -26,7 +26,8 @@ from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, 
 from taso_mirage.meanings.shapes import SHAPES
 
 SMALL = (-256, 256)
-"""Residues of these are whole numbers to what rounds; another residue is seldom one of them."""
+"""Residues of these are whole numbers to rounding functions; another residue is seldom one of
+them."""
 
 
 @dataclass(frozen=True, slots=True)

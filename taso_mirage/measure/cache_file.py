@@ -2,8 +2,8 @@
 of the same kind.
 
 A zip archive: `manifest.json`, the costs as lines of JSON, and the files of `kernels/` and
-`mutants/`. All is data with the device and the versions in its key, so that what is of another
-device lies there and is not used. Verdicts of the prover are no part of it: they are found anew.
+`mutants/`. All is data with the device and the versions in its key, so that entries of another
+device lie there and are not used. Verdicts of the prover are no part of it: they are found anew.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def export_cache(target: Path, folder: Path | None = None) -> CacheContents:
 
 
 def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
-    """Add what an archive has to the cache; what is there already stays.
+    """Add the entries of an archive to the cache; existing ones stay.
 
     Raises InvalidOption for a file that is no such archive; then nothing was added.
     """

@@ -53,8 +53,8 @@ class CheckInput:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, the others at their base; and what is
-    tried where neither runs: with other dims that have to agree, multiples, and all dims of that
+    """For every dynamic dim a larger and a smaller size, the others at their base; and further
+    trials where neither runs: with other dims that have to agree, multiples, and all dims of that
     size at once."""
     asked = relations(model)
     for name in model.symbols():

@@ -95,7 +95,7 @@ def device_key(target: Target, options: bool = True) -> str:
 
 def start_runtime(content: bytes, target: Target) -> None:
     """Load the target's runtime with its libraries, and make a GPU's context, by a model whose
-    inputs are vectors of one number: what the first run of a model would wait for."""
+    inputs are vectors of one number: the first run of a model would wait for these."""
     session = target.open(content, False, {})
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 

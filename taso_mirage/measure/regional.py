@@ -2,7 +2,7 @@
 
 A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
 one of equal ones, and cut to few rows and batches where it is independent along them; then the
-optimized terms are compared at full size with what the original's run gave. Equal patches with
+optimized terms are compared at full size with the values of the original's run. Equal patches with
 other weights are compared with that run, too, and in float64 where they are further off than the
 one that was.
 """
@@ -49,8 +49,8 @@ BESIDE, FULL = "the original's run", " at full size"
 
 @dataclass(frozen=True, slots=True)
 class ClaimedModel:
-    """An optimized model with the claims that its rewrites make, and what its new weights were
-    computed from; `computed` has the weights on the way there, which neither model has."""
+    """An optimized model with the claims that its rewrites make, and the terms that its new weights
+    were computed from; `computed` has the weights on the way there, which neither model has."""
 
     model: Model
     target: Target
@@ -64,8 +64,8 @@ class RegionalCheck:
     float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only. `share`:
-    of the original's rounding of operands, what kernels may round (`check.compare`). `values`: those
-    of the original's terms that are known, which gets others as far as there is room.
+    of the original's rounding of operands, what kernels may round (`check.compare`). `values`:
+    those of the original's terms that are known, which gets others as far as there is room.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RegionalCheck:
         return [d for each in kinds for place in each for d in self.known.get(place, ())]
 
     def equal_in_float64(self, optimized: ClaimedModel) -> bool:
-        """Whether the patches that fail compute without roundings what the original's terms do."""
+        """Whether the patches that fail compute the original's terms when nothing is rounded."""
         every = [each for kind in self._kinds(optimized) for each in kind.items()]
         failed = [patch for place, patch in every if any(not d.passed for d in self.known.get(place, ()))]
         self._observe(failed, optimized.target)
@@ -161,8 +161,8 @@ class RegionalCheck:
         return [patch for patch, passed in zip(others, near, strict=True) if not passed]
 
     def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
-        """Keep what a patch gives; where the time ends before that is all, what fails. None where
-        something does."""
+        """Keep the results of a patch; where the time ends before that is all, the failed ones.
+        None where something does."""
         given: list[Difference] = []
         compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:

@@ -39,8 +39,8 @@ started anew."""
 class Session:
     """A model loaded in the child process; see `targets.protocol`.
 
-    `source`: the model's bytes, its path, or what gives them. Its kernels run where it is
-    `Trusted`.
+    `source`: the model's bytes, its path, or a function that gives them. Its kernels run where it
+    is `Trusted`.
     """
 
     def __init__(self, source: Source | _Source, target: Target = CPU, alone: bool = False) -> None:
@@ -224,7 +224,7 @@ def operators(content: bytes, target: Target = CPU) -> list[str]:
 
 
 def check_source(model: Model) -> None:
-    """Have onnx's checker look at the model as it was read. Raises what it says."""
+    """Have onnx's checker look at the model as it was read. Raises the checker's message."""
     checked(serialize_types(model, True))
 
 
@@ -356,8 +356,8 @@ def working_providers() -> list[str]:
 
 
 def begin_runtime(target: Target) -> None:
-    """Start the child process and the target's runtime in it, beside what this process goes on
-    with; what fails fails again where a model is opened."""
+    """Start the child process and the target's runtime in it, beside this process's work; an error
+    is raised again where a model is opened."""
     child().begin(native.start_runtime, _tiny(), target)
 
 

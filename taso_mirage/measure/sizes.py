@@ -2,8 +2,8 @@
 
 The first trial has the sizes that names suggest (`hints.py`) and that agree (`relations.py`). Where
 the runtime refuses it, others follow: all alike, usual images and lengths, then one dim after the
-other, and again from there where another node failed. What the user gave stays. A scalar that
-chooses a branch has the first value that runs, of those that the model compares it with, 0 and 1.
+other, and again from there where another node failed. The user's sizes stay. A scalar that chooses
+a branch has the first value that runs, of those that the model compares it with, 0 and 1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: at what, whether it ran and gave elements, else why not, and at which node it
+    """One run: at what sizes, whether it ran and gave elements, else why not, and at which node it
     failed."""
 
     sizes: Mapping[str, int]

@@ -1,4 +1,5 @@
-"""The border to ONNX: only it imports onnx and onnx-ir. What is not understood becomes `opaque`."""
+"""The border to ONNX: only it imports onnx and onnx-ir. A node without a definition becomes
+`opaque`."""
 
 from taso_mirage.onnx_io.files import load, save
 from taso_mirage.onnx_io.protos import from_proto

@@ -63,7 +63,7 @@ class NodeReader:
         return _digest(attributes, sorted(opsets.items()), inside._part(function))
 
     def _part(self, part: Part) -> str:
-        """A body or a function: what its outputs are of its inputs."""
+        """A body or a function: its outputs as terms of its inputs."""
         for value in part.inputs:
             self._define(value)
         if isinstance(part, ir.Graph):

@@ -39,7 +39,7 @@ READ_FROM = "taso_mirage.read_from"
 def load(path: str | Path, trust_kernels: bool = False) -> Model:
     """Read an ONNX file.
 
-    Weights stay mapped. Raises InvalidModel with what is wrong and what to do.
+    Weights stay mapped. Raises InvalidModel with the problem and the next step.
 
     Fused kernels that the file carries are code: unless they are trusted, the graph of their own
     operators stands in their place, and `kernels.dropped` says so.
@@ -196,7 +196,7 @@ def _validate(source: ir.Model) -> None:
 
 
 def _sort(source: ir.Model) -> None:
-    """Nodes after what they use.
+    """Nodes after their operands.
 
     ONNX demands it; ONNX Runtime reads other models too, and its converter to half precision writes
     them.
@@ -253,7 +253,7 @@ def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
 def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
     """Write into a folder of its own beside the target, flush, then rename.
 
-    The model comes last, and what it has for weights never has the name of the old one's: at any
+    The model comes last, and its files of weights never have the name of the old one's: at any
     moment the old model is there with its weights, or the new one with its own.
     """
     if external:
@@ -309,7 +309,7 @@ def _replaced_data(path: Path) -> set[Path]:
 
 
 def _named(path: Path) -> list[Path]:
-    """The files of a model, none of what cannot be read."""
+    """The files of a model, without those that cannot be read."""
     try:
         return files_of(path) if path.is_file() else []
     except InvalidModel:

@@ -1,5 +1,5 @@
 """Nodes of a file as they stand in it, and the quantized group around one of them as a model of its
-own: the node, what dequantizes its operands, and what quantizes its results."""
+own: the node, the dequantizers of its operands, and the quantizers of its results."""
 
 from __future__ import annotations
 

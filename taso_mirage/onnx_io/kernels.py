@@ -1,4 +1,4 @@
-"""Code that a model carries: its kernels as what they are functions of, their own operators in the
+"""Code that a model carries: its kernels with their functions, the functions' operators in the
 graph again, and plans that were compiled for a device, which are refused."""
 
 from __future__ import annotations

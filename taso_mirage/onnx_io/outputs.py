@@ -83,8 +83,8 @@ def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:
     """Fail before the work where an output, by its option's name, cannot be written, or would
-    destroy another output, a file of weights, or what is `read`, by what it is, whatever way the
-    path leads there. With `in_place` the output may be the model itself."""
+    destroy another output, a file of weights, or a file that is `read`, by its identity, whatever
+    way the path leads there. With `in_place` the output may be the model itself."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:

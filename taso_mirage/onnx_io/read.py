@@ -97,7 +97,7 @@ class _Reader:
         self.origins: dict[Node, Origin] = {}
         self.reasons: dict[Node, str] = {}
         self.opaque: dict[tuple[Hashable, ...], Node] = {}
-        """By what they do, and to what."""
+        """Opaque terms, by their content and their operands."""
         self.opsets = {"" if d == "ai.onnx" else d: version for d, version in source.opset_imports.items()}
         self.input_sizes: set[str] = set()
         self.known_sizes: set[str] = set()
@@ -364,7 +364,7 @@ class _Reader:
         return (node.domain, node.op_type, node.overload) in self.source.functions
 
     def _output_types(self, node: ir.Node, args: list[Node]) -> tuple[Tensor, ...]:
-        """By a rule from the operands' types, else what the file or the library says."""
+        """By a rule from the operands' types, else from the file or the library."""
         found = None
         if not self._is_call(node):
             found = typed(TYPE_RULES, self._call(node, tuple(args), plain_attributes(node)), len(node.outputs))

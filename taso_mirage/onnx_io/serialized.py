@@ -22,8 +22,8 @@ APART = frozenset(
 
 
 def source_of(model: Model) -> ir.Model:
-    """The ONNX model that was read, untouched: what an optimized model is compared with, and what
-    is kept when nothing helps."""
+    """The ONNX model that was read, untouched: an optimized model is compared with it, and it is
+    kept when nothing helps."""
     header: ir.Model = model.source or model.header
     try:
         copy = header.clone()

@@ -1,5 +1,5 @@
-"""Writing a model with its weights inside, one weight at a time: what protobuf would write at once,
-with as much memory as the largest weight takes, not three times the model's."""
+"""Writing a model with its weights inside, one weight at a time: as protobuf would write it at
+once, with as much memory as the largest weight takes, not three times the model's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTH = 2
 def save_inside(made: ir.Model, path: Path) -> None:
     """Write a model to a file; the values of its large weights are empty after it.
 
-    Raises what onnx-ir and protobuf raise.
+    Raises the errors of onnx-ir and protobuf.
     """
     apart: dict[str, Any] = {}
     for name, value in made.graph.initializers.items():

@@ -46,7 +46,7 @@ class Start:
 
 
 def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
-    """The model after the passes, from which the search starts, with what was done inside of
+    """The model after the passes, from which the search starts, with the changes inside of
     nodes."""
     effort = job.config.effort
     budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha, matches=effort.matches)
@@ -99,7 +99,7 @@ def mutate(job: Job, start: Start) -> Mutations:
 
 def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[ModelCandidate], SearchStatistics]:
     """The model after the passes, and after passes, search and passes again; only those that differ
-    from the original. What was read and is written again with fewer nodes does, too.
+    from the original. A model that is written again with fewer nodes counts, too.
 
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.

@@ -1,5 +1,5 @@
-"""The stage that chooses: candidates run in turn with the original, and what is surely faster is
-taken. Where no run decides, predicted costs do.
+"""The stage that chooses: candidates run in turn with the original, and one that is surely faster
+is taken. Where no run decides, predicted costs do.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ options."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02
-"""Seconds that a round takes longer by what it takes to open the models."""
+"""Seconds that the first round takes longer because it opens the models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The candidate that is taken (None: the original is), the times of the best, and the original
     after the passes where it was measured no slower. `session`: one on the candidate, if there is
-    one: what checks it, and tries kernels in it, has it in place of another load."""
+    one: the check and the trials of kernels use it in place of another load."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
@@ -95,7 +95,7 @@ def choose(
 
 
 class Choosing:
-    """One choice: what its parts share."""
+    """One choice: the state that its parts share."""
 
     def __init__(
         self,
@@ -267,8 +267,7 @@ class Choosing:
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _for_parts(self) -> float:
-        """Seconds to look for parts that do not pay: what is left but for a comparison, which
-        follows."""
+        """Seconds for the ablation: the rest of the time, less a comparison, which follows."""
         return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
@@ -298,8 +297,8 @@ class Choosing:
         return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
-        """Whether it costs less than the original by the prediction; what happened inside of nodes
-        has none, and was faster by itself."""
+        """Whether it costs less than the original by the prediction; changes inside of nodes have
+        none, and were faster by themselves."""
         inside = any(step.equations == (BODIES,) for step in candidate.steps)
         return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
 

@@ -1,6 +1,6 @@
-"""The stage that works inside of nodes: what no iteration of a loop changes moves out of its body,
-then every body of an If, Loop or Scan is a model of its own, which is optimized and checked as
-such, on inputs that were observed when the whole model ran."""
+"""The stage that works inside of nodes: terms that no iteration of a loop changes move out of its
+body, then every body of an If, Loop or Scan is a model of its own, which is optimized and checked
+as such, on inputs that were observed when the whole model ran."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class _Place:
 
 
 def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase]) -> tuple[RewriteStep, ...]:
-    """The steps that put optimized bodies in the place of others; what is left of the searches'
-    time is that of the rest."""
+    """The steps that put optimized bodies in the place of others; the rest of the searches' time is
+    for the stages after it."""
     model, moved = _moved_out(job, problem.model)
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
@@ -77,8 +77,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
 
 
 def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model after what loops need to compute once has moved out of them, and the steps; the
-    roofline knows no iterations, so that only a measurement can say whether this pays."""
+    """The model after the invariants of loops have moved out of them, and the steps; the roofline
+    knows no iterations, so that only a measurement can say whether this pays."""
     if not job.config.measure:
         return model, []
     outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()

@@ -94,8 +94,9 @@ class Problem:
 def after(
     model: Model, weights: Mapping[str, Weight], steps: Sequence[RewriteStep]
 ) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """A model after steps, with the folded weights that they need, and the steps to it: what the
-    runtime takes as an initializer only is folded, though the step that does so may be a later one.
+    """A model after steps, with the folded weights that they need, and the steps to it: an operand
+    that the runtime takes as an initializer only is folded, though the step that does so may be a
+    later one.
     """
     outputs = replay(model.graph.outputs, steps)
     made, folded = fold_weights(model.with_graph(outputs, weights), weights, needed=True)

@@ -58,7 +58,7 @@ from taso_mirage.targets.packaging import stamped
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
-"""What all operators may take by the profiler, as a part of a run without it."""
+"""The largest time of all operators by the profiler, relative to a run without it."""
 EARLY = 20.0
 """Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
 compiled ahead."""
@@ -115,7 +115,7 @@ def conclude(
 def fuse(job: Job, result: Result, original: Session) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
-    They have what is left of the budget, but for a comparison and a check.
+    They have the rest of the budget, less a comparison and a check.
     """
     config = job.config
     if config.kernels == OFF:
@@ -206,7 +206,7 @@ SEARCH = (
         ("choice", "differences", "cases", "let_through"),
     ),
 )
-"""From a model to a checked choice: what is the fastest becomes one by the check alone.
+"""From a model to a checked choice: the fastest candidate becomes one by the check alone.
 
 A stage that finds that the original has to be kept ends these. Seconds for each term are those of
 a chain of 20,000 nodes once the time is over, on one core.

@@ -1,9 +1,9 @@
-"""Machine integers in proofs: which values a normal form can have, and what wraps around.
+"""Machine integers in proofs: the values that a normal form can have, and wraps.
 
 An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for
 its value modulo 2^n. So sums and products need no thought, and whatever looks at the value asks for
-`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: what
-is computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
+`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: a
+value computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
 
 
 def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
-    """A bound of what is rounded, which keeps order; None where that is infinite."""
+    """A bound of a rounded value, since rounding keeps order; None where that is infinite."""
     exact = Fraction(bound or 0)
     if bound is None or abs(exact) >= 2**1000:
         return None
@@ -357,11 +357,11 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
 
 def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """A float that was computed from integers alone: the number, if its type surely has it, else a
-    function of it, so that what is lost on the way stays lost.
+    function of it, so that lost digits stay lost.
 
-    Others are real numbers: products with fractions, quotients of what is cut between bounds (they
-    are rounded to quantized numbers), counts of the definitions (of sizes alone), and what floats
-    were rounded to, where it has no bounds.
+    Others are real numbers: products with fractions, quotients of numbers that are cut between
+    bounds (they are rounded to quantized numbers), counts of the definitions (of sizes alone), and
+    rounded floats without bounds.
     """
     digits = DIGITS.get(dtype)
     if digits is None or p.number is not None or infinite(p) or not _counted(algebra, p):

@@ -41,8 +41,8 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     """Whether every element is equal for all sizes >= 1 of the symbols, within the bounds of
     `sizes`, and all finite real elements of the leaves.
 
-    Both sides have a value at the same operands: what divides by zero, or takes the root of a
-    negative number, has none, and there nothing is claimed.
+    Both sides have a value at the same operands: a term that divides by zero, or takes the root of
+    a negative number, has none, and there nothing is claimed.
     """
     xp = Elements(budget)
     found = _proved(xp, lhs, rhs)

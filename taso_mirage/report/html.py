@@ -1,7 +1,7 @@
 """The report of an optimization as one self-contained page: no network, and no script but that of
 its search box.
 
-`templates/report.html` says how it looks, this module what is in it.
+`templates/report.html` has its form, this module its content.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How much an optimization does for a result, as `--effort` has it: what options it sets where
-their user does not, and how far its searches and its check go."""
+"""The effort of an optimization, as `--effort` has it: the options that it sets where their user
+does not, and the extent of its searches and its check."""
 
 from __future__ import annotations
 

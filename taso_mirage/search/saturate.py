@@ -71,7 +71,7 @@ def saturate_part(
 def saturated(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> tuple[BestState, Saturation]:
-    """`saturate_part`, and what it did."""
+    """`saturate_part`, and its statistics."""
     start = cost(graph.outputs)
     left = budget.left()
     brief = replace(budget, seconds=left * SEARCHING, start=time.monotonic())
@@ -131,7 +131,7 @@ def _extracted(
 
 @dataclass(slots=True)
 class _Rule:
-    """An equation, what it was applied to, and when it may be tried again."""
+    """An equation, the terms that it was applied to, and when it may be tried again."""
 
     equation: Equation
     exchangeable: bool
@@ -142,7 +142,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """An application, the terms that it would add, and what they cost more than the terms that it
+    """An application, the terms that it would add, and their additional cost over the terms that it
     may replace, in seconds."""
 
     application: Application
@@ -280,7 +280,7 @@ class _Growth:
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 
     def _made(self, addition: _Addition) -> bool:
-        """Add what an application gives; whether that was new."""
+        """Add the results of an application; whether they were new."""
         application, graph = addition.application, self.graph
         outputs, results = application.found.outputs, application.results
         before = len(graph)

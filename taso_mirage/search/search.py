@@ -30,7 +30,8 @@ Choose = Callable[[list[SearchState]], int]
 PLAIN = (str, int, float, tuple)
 """Values of attributes that a text tells apart."""
 SEARCHING = 0.8
-"""The share of a look's time for searching its parts; the rest is for measuring what was found."""
+"""The share of a look's time for searching its parts; the rest is for measuring the states
+found."""
 FIRST = 0.7
 """The share of a search's time for the first look at a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
@@ -88,9 +89,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class BestState:
-    """The best state of one part: the path to it (each with the equations taken), costs, what the
-    search looked at and what ended it, and the gap of the extraction, where there was one: the
-    share of the cost that a better one might save.
+    """The best state of one part: the path to it (each with the equations taken), costs, the counts
+    of the search and the reason for its end, and the gap of the extraction, where there was one:
+    the share of the cost that a better one might save.
 
     `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
     it was is among them with an empty one.

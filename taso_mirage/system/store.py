@@ -1,6 +1,6 @@
 """Results kept on disk: a table in SQLite.
 
-Whatever is wrong with the file costs no more than what it held.
+A damaged file costs no more than its content.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Store:
 def empty_table(path: Path, table: str, dry: bool = False) -> int | None:
     """Remove all rows of the table of a file, or with `dry` none; how many there are.
 
-    None for what is no database that has this table alone, and for one that another process writes
-    to.
+    None for a file that is no database with this table alone, and for one that another process
+    writes to.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=5)) as database:

@@ -81,7 +81,7 @@ def _fields(kind: Any) -> tuple[Mapping[str, Any], Sequence[str]]:
 
 
 def _check_type(label: str, value: Any, hint: Any, more: str) -> None:
-    """The plain type of a value; what tables and lists in it have is looked at by themselves."""
+    """The plain type of a value; the contents of tables and lists are checked by themselves."""
     kind: Any = get_origin(hint) or hint
     if kind is Literal:
         if value not in get_args(hint):

@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 class Trusted:
     """A model whose kernels may be compiled and run: they were made here, or the user says so.
 
-    What opens models runs the kernels of no other (`onnx_runtime.opened_session`).
+    Code that opens models runs the kernels of no other (`onnx_runtime.opened_session`).
     """
 
     model: bytes | str
@@ -116,7 +116,7 @@ class Target(Protocol):
     def runtime(self) -> str:
         """The runtime and its version.
 
-        Raises RuntimeUnavailable, with what to install, where it is missing.
+        Raises RuntimeUnavailable, with the package to install, where it is missing.
         """
 
     @property
@@ -125,7 +125,7 @@ class Target(Protocol):
 
     @property
     def plain(self) -> Target:
-        """A variant without its own options: what it runs other operators like."""
+        """A variant without its own options, which runs other operators alike."""
 
     @property
     def serial(self) -> Target | None:

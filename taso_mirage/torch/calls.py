@@ -51,15 +51,15 @@ class Calls(Protocol):
         anything."""
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
-        """The results on these tensors and integers, in the session's order; raises what ONNX
-        Runtime raises."""
+        """The results on these tensors and integers, in the session's order; raises ONNX Runtime's
+        errors."""
 
 
 class HostCalls:
     """Calls on a CPU, through arrays of numpy, without a copy.
 
-    The memory of results is the runtime's, which keeps what was let go; the system would have to
-    clear what PyTorch asked for anew.
+    The memory of results is the runtime's, which keeps freed memory; the system would have to clear
+    new memory that PyTorch asked for.
     """
 
     owning = False
@@ -81,7 +81,7 @@ def _array(each: Any) -> Any:
 
 class BoundCalls:
     """Calls of sessions, one after the other, on the memory that tensors have: each reads inputs,
-    and what those before it gave, by name, and nothing is copied between them.
+    and the results of those before it, by name, and nothing is copied between them.
 
     `owning`: see `Calls`. On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where
     every session runs `alone` on the GPU, nobody waits for the end of a run, and runs are captured
@@ -135,7 +135,8 @@ class BoundCalls:
 
     @contextmanager
     def _ordered(self) -> Iterator[None]:
-        """Runs inside are behind what the current stream does, and before what it will do."""
+        """Runs inside come after the work on the current stream so far, and before its later
+        work."""
         if self._stream is None:
             yield
             return
@@ -159,8 +160,8 @@ class OpenSession:
 class _BoundSession:
     """Runs of one session, with bindings that stay while the same memory comes again.
 
-    `allocates`: results are in memory that PyTorch gave. `whole`: so is what the runs read and
-    write, and the sizes of the results are known before.
+    `allocates`: results are in memory that PyTorch gave. `whole`: so are the operands and results
+    of the runs, and the sizes of the results are known before.
     """
 
     def __init__(self, opened: OpenSession, device: Any, stream: Any, allocates: bool) -> None:
@@ -241,7 +242,7 @@ def _is_aligned(tensor: Any) -> bool:
 def _places(session: Any, device: Any) -> list[Any]:
     """Where a session reads each input.
 
-    What lies elsewhere is copied when it is bound, and not again where the binding stays.
+    A value that lies elsewhere is copied when it is bound, and not again where the binding stays.
     """
     names = [each.name.lower() for each in session.get_input_memory_infos()]
     return [device if device.type in name and "pinned" not in name else torch.device("cpu") for name in names]

@@ -29,8 +29,9 @@ as a start that is saved, and their memory would be there twice."""
 CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
 TURN = RLock()
-"""Whoever has sessions run on the GPU, opens one, or captures a run, has it: a CUDA graph that is
-captured would hold what others do on its stream, and what asks for memory meanwhile fails."""
+"""A thread that has sessions run on the GPU, opens one, or captures a run, holds it: a CUDA graph
+that is captured would hold the work of others on its stream, and requests for memory meanwhile
+fail."""
 HERE = local()
 """The memory of each thread's graphs."""
 FAILED: list[Any] = []
@@ -126,7 +127,7 @@ def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """Calls for inputs like these as one of PyTorch's CUDA graphs, in the order of the current
     stream; other threads may ask for memory meanwhile.
 
-    Raises what the calls raise, and RuntimeError where something in them cannot be captured.
+    Raises the errors of the calls, and RuntimeError where something in them cannot be captured.
     """
     given = [_copied(each) for each in held]
     current = torch.cuda.current_stream(0)

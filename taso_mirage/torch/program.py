@@ -38,7 +38,7 @@ LARGE = 4 * SAMPLE
 and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
 takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
 COMPOSED_ON = frozenset(("cuda",))
-"""The devices on which what was optimized may run by Inductor's code: on a CPU its operators are
+"""The devices on which the optimized graph may run by Inductor's code: on a CPU its operators are
 hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
 """PyTorch's operators in which the order among equals is free."""
@@ -67,10 +67,10 @@ def spent(seconds: Mapping[str, float]) -> str:
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    A session computes what the inner half does, or, where `composing` is tried and that is faster,
-    Inductor's code of what the optimizer made of it. `rounding`: whether operands are rounded to
-    TF32 where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
-    Unsupported with the reason where the graph has to stay there.
+    A session computes the functional part, or, where `composing` is tried and that is faster,
+    Inductor's code of the optimized graph. `rounding`: whether operands are rounded to TF32 where
+    PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and Unsupported
+    with the reason where the graph has to stay there.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Program:
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
 
     def _compose(self, sessions: Sessions, given: Sequence[Any], free: bool) -> None:
-        """Run what was optimized by Inductor's code, with its kernels or without, where that gives
+        """Run the optimized graph by Inductor's code, with its kernels or without, where that gives
         the same and is faster; at other sizes, if some are `free`, the session runs if it is no
         slower than eager PyTorch."""
         cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)

@@ -38,8 +38,8 @@ LEAST = 0.5
 
 
 class Sessions:
-    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with
-    what was found for a graph like it. The budget `began` with the graph's export, by
+    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with the
+    precedent's options for a graph like it. The budget `began` with the graph's export, by
     `time.monotonic`; with the sessions, if left out."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Sessions:
 
     def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[PrecisionPart]:
         """The model in parts that round the operands of these operators, or in one that rounds
-        nothing: what is faster on these inputs, both as they were exported."""
+        nothing: the faster one on these inputs, both as they were exported."""
         parts = parts_of(self._model, rounded)
         if len(parts) == 1 or not self._options.get("measure", True):
             return parts
@@ -98,7 +98,7 @@ class Sessions:
         return results, HostCalls(opened[0].session)
 
     def composed(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
-        """Calls of what the optimizer made of the parts as one function by Inductor; see there."""
+        """Calls of the optimized parts as one function by Inductor; see there."""
         return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:

@@ -145,7 +145,7 @@ def _batched() -> Named:
 
 
 def _scheduled() -> Named:
-    """Programs with other schedules: other options, and launches by which blocks take turns."""
+    """Programs of schedules: options, and launches by which blocks take turns."""
     split = triton.program(mugraphs.attention_split_safe()[0])
     yield "gpu/scheduled/overlapped.triton", tune.overlapped(split).source
     (made, goal), block = shifted.FORMS["phases"]

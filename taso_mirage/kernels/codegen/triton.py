@@ -1,9 +1,9 @@
 """A muGraph as one readable Python module: a Triton function for each kernel, and `launch(*inputs)`
 over torch tensors.
 
-Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after
-the loop, in which order, and what is folded when. Layouts in shared memory and barriers are the
-Triton compiler's, except in the forms in Gluon, which say their own.
+Mirage (OSDI'25), section 6, as far as Triton leaves it to us: the order of computations before, in
+and after the loop, and the time of each fold. Layouts in shared memory and barriers are the Triton
+compiler's, except in the forms in Gluon, which say their own.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
 def _specialized(
     terms: Sequence[Node], blocks: Sequence[LaunchedFunction], chosen: Sequence[LaunchSchedule | None]
 ) -> list[LaunchedFunction]:
-    """The functions, in Gluon where their terms have such a form. Raises Unsupported where none has."""
+    """The blocks, with specialized forms in place of those that have one. Raises Unsupported where
+    none has."""
     found, reasons = list(blocks), list[str]()
     for i, (node, block, schedule) in enumerate(zip(terms, blocks, chosen, strict=True)):
         if schedule is None and not block.specialized:

@@ -50,8 +50,8 @@ REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
 ONCE = 2.1
-"""Where nothing iterates, an operator's result takes the place of its operand: of what both have,
-with little besides, half is held at a time."""
+"""Where nothing iterates, an operator's result takes the place of its operand: of both values, with
+little besides, half is held at a time."""
 OPTIONS = "OPTIONS = ("
 """Where the schedules are in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
@@ -116,8 +116,8 @@ def tuned_program(
     prepare: Prepare | None = None,
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
-    measured where there is a GPU, else by the model. What does not compile or fit, or whose results
-    `check` refuses, is passed over; Unsupported is raised where nothing is left.
+    measured where there is a GPU, else by the model. A program that does not compile or fit, or
+    whose results `check` refuses, is passed over; Unsupported is raised where none is left.
 
     All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
     together, one launch after the other, until it is `late`. Without a `compiler` this process
@@ -162,7 +162,7 @@ def _tuned(
 
 def newness(program: TritonProgram) -> tuple[int, int]:
     """How many newer forms a program has (warps with roles, clusters, blocks that take tiles in
-    turn), and its kernels: what is least is simplest."""
+    turn), and its kernels: the least is the simplest."""
     schedules = [x.schedule for x in program.launches]
     roles, turns = (any(s.specialized for s in schedules), any(s.persistent for s in schedules))
     return roles + turns + any(x.cluster != 1 for x in program.launches), len(schedules)
@@ -185,7 +185,7 @@ def _rescheduled(
     trials: list[Trial],
 ) -> list[Trial]:
     """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`);
-    what was not tried before is added to `trials`."""
+    new trials are added to `trials`."""
     known = {trial.program.source for trial in trials}
     tried = [
         (k, scheduled(trial.program, i, schedule))
@@ -432,8 +432,8 @@ def _seconds(
 
 
 def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """The results of a call whose new tensors are full of NaN: what it does not write would else be
-    an earlier program's, and right."""
+    """The results of a call whose new tensors are full of NaN: elements that it does not write
+    would else be an earlier program's, and right."""
     import torch
 
     before = torch.get_deterministic_debug_mode()

@@ -34,7 +34,7 @@ def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node,
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
-    """A convolution with what follows, the last of which is what others read."""
+    """A convolution with its epilogue, whose last term the others read."""
     conv, *following = members
     x, w = conv.args[:2]
     b = _bias(conv, model)

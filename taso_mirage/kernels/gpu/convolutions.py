@@ -1,7 +1,7 @@
 """Convolutions as kernels for a GPU: with channels last, in half precision, with the sum and the
 relu that follow.
 
-Libraries are good at convolutions of many channels, far from what memory allows at groups of few,
+Libraries are good at convolutions of many channels, far from the limit of memory at groups of few,
 and leave sums and activations to kernels of their own. A goal is one term, `implicit_gemm`, whose
 merged groups are those that are one in the model; its muGraphs are the same with others merged.
 """
@@ -53,7 +53,7 @@ CONVOLVED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLastConvolution:
-    """A goal that is a convolution: (n,h,w,g*c), (i,j,c,g*o), and what follows."""
+    """A goal that is a convolution: (n,h,w,g*c), (i,j,c,g*o), and its epilogue."""
 
     x: Node
     w: Node
@@ -142,8 +142,8 @@ class ChannelsLastConvolution:
                 yield from ((m, (pixels, n, depth, one)) for one in (0, 1) if steps <= WRITTEN or not one)
 
     def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save: what sums and activations move, and what libraries take
-        for groups. None of one group that is bound by operations."""
+        """Seconds that the kernel may save: the movement of sums and activations, and the time of
+        libraries for groups. None of one group that is bound by operations."""
         given = [each for each in (self.x, self.w, self.z) if each is not ABSENT]
         memory = sum(size(each.type) for each in (*given, self.goal())) / device.bandwidth
         if self.group > 1:
@@ -163,7 +163,7 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
 
 
 def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
-    """The convolution that a goal is; None for others."""
+    """Read a goal of a convolution with channels last; None for other goals."""
     if len(goal.outputs) != 1 or goal.outputs[0].op != OPERATOR or goal.outputs[0].dtype not in HALF_FLOATS:
         return None
     (node,) = goal.outputs

@@ -58,7 +58,7 @@ CUT = np.int32(0x1FFF)
 
 
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The nearest numbers of TF32; infinite ones of what is nearly the largest of all."""
+    """The nearest numbers of TF32; infinite ones for numbers near the largest of all."""
     return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
 
 

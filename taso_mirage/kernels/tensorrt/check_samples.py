@@ -1,4 +1,4 @@
-"""Compare what trtexec wrote with --exportOutput=FILE to the expected outputs: python
+"""Compare the output of trtexec with --exportOutput=FILE to the expected outputs: python
 check_samples.py FILE [SAMPLES]."""
 
 from __future__ import annotations

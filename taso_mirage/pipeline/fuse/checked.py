@@ -26,12 +26,13 @@ from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS
 
 SHARE = 1 / 32
-"""Of the original's rounding of operands to few digits, what kernels may round."""
+"""The share of the original's rounding of operands that kernels may round."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCheck:
-    """That of one original on its cases; `elsewhere`: also of what runs without the library."""
+    """The check of kernels in one original on its cases; `elsewhere`: also without their
+    library."""
 
     original: Model
     cases: Sequence[CheckCase]
@@ -45,7 +46,8 @@ class KernelCheck:
         return compare(self.original, session, self.cases, finely, SHARE if library else 0.0)
 
     def without_library(self, model: Model) -> list[Difference]:
-        """Those of the model whose kernels' functions run; none where it stays on this machine."""
+        """The differences of the model whose kernels' functions run; none where it stays on this
+        machine."""
         if not self.elsewhere:
             return []
         there = model.without_library()
@@ -59,8 +61,8 @@ class KernelCheck:
     def regions(
         self, before: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int], late: Callable[[], bool]
     ) -> list[Difference] | None:
-        """Those of each kind of region of the model `before` them; None where some are no models of
-        their own.
+        """The differences of each kind of region of the model `before` the kernels; None where some
+        regions are no models of their own.
 
         Raises OutOfTime where it is `late` before all were compared.
         """

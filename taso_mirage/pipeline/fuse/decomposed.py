@@ -1,5 +1,5 @@
-"""Fused operators of a runtime that hide products with large weights, as those and what is left:
-each then has kernels of its own."""
+"""Fused operators of a runtime that hide products with large weights, as those and the rest: each
+then has kernels of its own."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Fused:
     else changes."""
 
     operators: tuple[str, ...]
-    spots: tuple[RegionSite, ...]
+    sites: tuple[RegionSite, ...]
     record: Record
     kernel: PlannedNode
     saved: float
@@ -37,17 +37,17 @@ class Fused:
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
-        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
+        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.sites]
 
     @property
     def turned(self) -> set[Node]:
         """The weights that it reads in another order of their axes than the model has them in."""
-        return {x for spot in self.spots for x in spot.inputs if is_turned(x)}
+        return {x for site in self.sites for x in site.inputs if is_turned(x)}
 
 
 def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None, device: Device) -> float:
-    """Seconds of the starts of operators, of what goes through memory between them, and of what
-    prepared weights may save, in all places together."""
+    """Seconds of the starts of operators, of values that go through memory between them, and of the
+    savings by prepared weights, in all places together."""
     inner = [n for n in kind.whole if n.args and n.op != "item"]
     moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
     saved = 0.0 if made is None else made.saved(device)
@@ -67,15 +67,15 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
 
 
 def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
-    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by what
-    they saved alone, if the runs leave that gain open."""
+    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by their
+    savings alone, if the runs leave that gain open."""
     left = timing.original - sum(kind.saved for kind in trial)
     gain = timing.original / left if left > 0 else math.inf
     return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
 
 
 def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
-    """The kinds with kernels that round no operands of products, which is what the check compares;
+    """The kinds with kernels that round no operands of products, for the comparison of the check;
     None where none of them rounds any."""
     records = [backend.fine(kind.record) for kind in kept]
     if all(record == kind.record for record, kind in zip(records, kept, strict=True)):

@@ -284,8 +284,8 @@ def _few_attributes(universe: Universe) -> Iterator[Names]:
 
 
 class _SmallShapes:
-    """Shapes for one operand after the other; where what has its operands already has no type, the
-    next one is tried."""
+    """Shapes for one operand after the other; where a term whose operands are chosen already has no
+    type, the next shape is tried."""
 
     def __init__(self, universe: Universe) -> None:
         self.universe = universe

@@ -171,7 +171,8 @@ class _Divided(Reals):
 
 DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
 STANDING = (_Divided(37), _Divided(90))
-"""Two numbers that stand for what has no value: what depends on which of them has none either."""
+"""Two numbers that stand for a missing value: a result that depends on the choice has none
+either."""
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
@@ -302,7 +303,7 @@ def _first(a: Array, b: Array, apart: float) -> tuple[int, ...] | None:
 
 
 def classes(failed: Sequence[Judged]) -> Iterator[tuple[str, Judged]]:
-    """The failed cases by what is special about them, the smallest of each."""
+    """The failed cases by their special properties, the smallest of each."""
     best: dict[str, Judged] = {}
     for each in sorted(failed, key=lambda j: (j.counterexample is None, j.typing.elements)):
         best.setdefault(_class(each.typing), each)

@@ -166,8 +166,8 @@ def infer_guard(
     seed: int = 0,
     infer: bool = True,
 ) -> Settled | Failure:
-    """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask
-    for.
+    """Fuzz until `wanted` typings agree and none fails, adding conditions to the guard for the
+    failures.
 
     Where the typings that match are few, all that were found count: `Settled.typings` says how
     many. Rejected with a counterexample where no guard that holds at `given` excludes the failures

@@ -1,5 +1,5 @@
-"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions
-verify` does."""
+"""All rules of a library judged as they are stated, over processes, for `taso-mirage substitutions
+verify`."""
 
 from __future__ import annotations
 

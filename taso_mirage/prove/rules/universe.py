@@ -41,7 +41,7 @@ def _letters(value: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Universe:
-    """The stated typing of a rule, and what its dims and attributes may be instead."""
+    """The stated typing of a rule, and other values of its dims and attributes."""
 
     statement: RuleStatement
     seed: int

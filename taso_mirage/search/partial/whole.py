@@ -52,7 +52,7 @@ class Total:
 
 
 def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Failure:
-    """Test, correct and verify a mutant; a failure says what was in the way."""
+    """Test, correct and verify a mutant; a failure gives the reason."""
     try:
         found = agreement(original, mutant)
         corrected = correct(original, mutant, found, joined)

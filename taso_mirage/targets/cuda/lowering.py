@@ -70,8 +70,8 @@ LONGEST = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CudaLowering:
-    """The GPU that is there: what the model knows of it, its name with the versions of what
-    compiles, its compute capability, and what compiles for the tuner."""
+    """The GPU of this machine: its model, its name with the versions of the compilers, its compute
+    capability, and the tuner's compiler."""
 
     device: Device
     key: str
@@ -221,7 +221,7 @@ class CudaLowering:
         return {**record, "schedules": schedules, **({"before": before} if before else {})}
 
     def start(self) -> None:
-        """Processes that compile import PyTorch, and compile what is small, first; float64
+        """Processes that compile import PyTorch, and compile small programs, first; float64
         references have their products and convolutions on the GPU. The library that runs kernels in
         models is built, which takes seconds on a fresh machine."""
         self.compiler.start(tune.first_job())
@@ -251,8 +251,8 @@ def shippable(job: Mapping[str, Any]) -> bool:
 
 
 def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph, TritonProgram]]:
-    """The different ones, by what no schedule changes, with the first muGraph of each; those that
-    can only round where that may be, and BESIDE others then."""
+    """The different ones, without their schedules, with the first muGraph of each; those that can
+    only round where that may be, and BESIDE others then."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
         for program in triton.program_forms(graph, device.specialized):

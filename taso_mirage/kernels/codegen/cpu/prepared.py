@@ -20,9 +20,9 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
-    """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
-    are powers of two."""
+    """How a term becomes an instance of a class: its sizes and switches, and the properties besides
+    the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
+    of a tile are powers of two."""
 
     headers: tuple[str, ...]
     name: str
@@ -40,8 +40,8 @@ class InstanceClass:
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
-    """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they depend on."""
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
+    properties on which they depend besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they depend on."""
+        the properties on which they depend besides."""
         return self.kind.first(self.node)
 
     @property
@@ -138,7 +138,7 @@ def prepares(node: Node) -> bool:
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """A key of the prepared weights of a muGraph: those with equal keys are the same."""
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
     return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 

@@ -21,8 +21,8 @@ LARGEST = RegionPattern("reduce_max(x, axes=a, keepdims=k)")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A side of the scores: a leaf in some order of its dims (`x`), and what each of its rows is
-    divided by."""
+    """A side of the scores: a leaf in some order of its dims (`x`), and the divisor of each of its
+    rows."""
 
     leaf: Node
     x: Node

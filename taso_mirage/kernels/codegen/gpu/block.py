@@ -112,9 +112,9 @@ class TritonBlock:
     # ------------------------------------------------------------ the body
 
     def _views(self) -> tuple[dict[Node, Groups], dict[Node, Groups]]:
-        """The terms that cut dims of what is loaded, and those that join dims of what is only
-        stored, with the dims that one in memory has: offsets say so, and no tile is reshaped, which
-        only one without lanes beyond its sizes can be."""
+        """The terms that cut dims of loaded values, and those that join dims of values that are
+        only stored, with the dims that one in memory has: offsets say so, and no tile is reshaped,
+        which only one without lanes beyond its sizes can be."""
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
         for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
             x = node.args[0]
@@ -247,8 +247,8 @@ class TritonBlock:
         return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _whole(self, x: Tile, over: Sequence[int], neutral: float) -> tuple[Tile, tuple[int, ...]]:
-        """x with `neutral` beyond what is left in the last iteration, along axes that from now on
-        are those of a whole tile: after the loop that rest is not that of the iterations before."""
+        """x with `neutral` beyond the rest of the last iteration, along axes that from now on are
+        those of a whole tile: after the loop that rest is not that of the iterations before."""
         fresh: dict[int | None, int] = {}
         for axis in over:
             if self.sizes.is_iterations(self.axes.size(axis)):

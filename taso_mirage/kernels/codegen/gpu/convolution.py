@@ -2,10 +2,10 @@
 over the kernel's elements and the channels of the data.
 
 A tile of the data is loaded with its pixels shifted, and masked where they leave the image, so
-nothing is padded in memory. Groups that are merged are one tile of the weights, of which what lies
-off the diagonal is not loaded. Of an image of few channels a row of the kernel is one depth of the
-product, as its pixels lie beside each other in memory. Without channels to sum over (a group has
-one) there is no product for tensor cores, but one of elements.
+nothing is padded in memory. Groups that are merged are one tile of the weights, of which the
+elements off the diagonal are not loaded. Of an image of few channels a row of the kernel is one
+depth of the product, as its pixels lie beside each other in memory. Without channels to sum over (a
+group has one) there is no product for tensor cores, but one of elements.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class ConvolutionBlock:
         return [*given, "out"]
 
     def _loaded(self) -> int:
-        """Elements that a block loads from the second cache: what is shifted along an image is in
-        the first one if it goes through registers."""
+        """Elements that a block loads from the second cache: rows shifted along an image are in the
+        first one if they go through registers."""
         around = math.prod(self.kernel) * self.pixels
         if self.unrolled or self.elementwise:
             wide = min(self.pixels, usual_size(self.node.shape[2]))

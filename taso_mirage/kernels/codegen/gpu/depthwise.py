@@ -1,8 +1,8 @@
 """A `depthwise_conv` term as a Triton function: a tile of channels by positions of a plane, of
 which each has results in a few rows, one below the other.
 
-What is loaded of a row of the image serves all of these results that see it, from a register; what
-neighbours of a row see comes from the first cache. What follows the convolution is computed on
+A loaded row of the image serves all of these results that see it, from a register; elements that
+neighbours of a row see come from the first cache. The epilogue of the convolution is computed on
 each sum, in registers.
 """
 
@@ -170,7 +170,7 @@ class DepthwiseBlock:
         return f"tl.max_contiguous(tl.multiple_of({at}, [1, 1]), [1, {self.positions}])"
 
     def _leaving(self) -> list[int]:
-        """Elements of the kernel's row that may see what lies beside the image."""
+        """Elements of the kernel's row that may see positions beside the image."""
         row, found = self.row, []
         for j in range(row.kernel):
             first = j * row.dilation - row.pad

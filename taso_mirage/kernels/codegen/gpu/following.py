@@ -26,7 +26,7 @@ def stand_ins(given: Sequence[TritonBuffer]) -> list[str]:
 
 
 def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
-    """Names of data, weights, what follows reads, and the result: none is that of the tile of
+    """Names of data, weights, operands of the epilogue, and the result: none is that of the tile of
     another."""
     names, found = Lines(taken, True), list[str]()
     for i, hint in enumerate(given):

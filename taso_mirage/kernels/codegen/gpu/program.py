@@ -87,7 +87,7 @@ class LaunchSchedule:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no schedule: records are read from files, and stand in the
+        """Raises ValueError for an invalid schedule: records are read from files, and stand in the
         source that is generated."""
         numbers = (self.warps, self.stages, self.persistent)
         flags = (self.overlap, self.early, self.late, self.specialized)
@@ -118,7 +118,7 @@ class Traffic:
 
     flops: int
     moved: int
-    """Bytes that blocks load and store; what several load counts several times."""
+    """Bytes that blocks load and store; bytes that several load count several times."""
     in_flight: int
     """Bytes that a block loads in one iteration (without a loop: at all)."""
     live: int = 0
@@ -136,9 +136,9 @@ class TileMap:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
-    `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
+    """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
+    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: so many blocks of the
+    last grid dim, all of it, are neighbours along the first dim of the launch grid. `rows`: of a
     product that goes on to another one; warps that are more than it has rows for share it.
     `precisions`: how it may multiply matrices in single precision, if it does."""
 
@@ -208,7 +208,7 @@ class TritonProgram:
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
     sizes: tuple[str, ...] = ()
-    """The names of what a run alone knows."""
+    """The names of the sizes that only a run knows."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)

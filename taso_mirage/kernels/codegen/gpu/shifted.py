@@ -1,10 +1,10 @@
 """A `shifted_conv` term as a Triton function: a row of the data times the elements of the kernel's
 row, whose products are shifted and added.
 
-Positions of the result are counted along rows that are as long as what a row of the kernel sees, so
-a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
-elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop.
-What follows the convolution is computed on the sum, in registers.
+Positions of the result are counted along rows as long as the range that a row of the kernel sees,
+so a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
+elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop. The
+epilogue of the convolution is computed on the sum, in registers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DOT = 16
 ROUNDED = "tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [{}], tl.float32, True, 1)"
 """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
 CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
-"""A number without those digits: what is left is exact in single precision."""
+"""A number without those digits: the rest is exact in single precision."""
 COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
 
@@ -270,7 +270,7 @@ class ShiftedBlock:
 
     @staticmethod
     def _leaves(axis: ConvolvedAxis) -> bool:
-        """Whether what is loaded may lie beyond the data."""
+        """Whether loaded positions may lie beyond the data."""
         if axis.transposed:
             return True
         last = (axis.positions - 1) * axis.stride - axis.pad + (axis.kernel - 1) * axis.dilation
@@ -318,7 +318,7 @@ class ShiftedBlock:
     # ------------------------------------------------------------ what follows
 
     def _ends(self) -> Iterator[str]:
-        """The sums of each phase of a row, what follows them, and the stores."""
+        """The sums of each phase of a row, the epilogue, and the stores."""
         deep, high = self.outer
         yield f"plane = {deep.made('plane', 'phase_deep')}"
         yield f"top_y = {high.made('top', 'phase_high')}"

@@ -1,20 +1,19 @@
 """A kernel of attention whose warps have roles, in Gluon, for Hopper (sm_90).
 
-Four warps load tiles by TMA into a ring of slots and compute what keys are divided by; two groups
-of four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half
-as long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
-measured on an H200, `docs/measured/kernels.md`). What it computes is what `block.py` does, with the
-same roundings but one: where keys are divided by a number of their own, their scores are.
+Four warps load tiles by TMA into a ring of slots and compute the divisors of keys; two groups of
+four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half as
+long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
+measured on an H200, `docs/measured/kernels.md`). It computes like `block.py`, with the same
+roundings but one: where keys are divided by a number of their own, their scores are.
 
 Why nothing waits for ever, and nothing is read that is not there (`tests/barrier_states.py` goes
 through all orders): tile t is in slot t % STAGES, in phase (t // STAGES) & 1 of its barriers. A
 slot is asked for again when both groups have said that they read it, so nobody is two phases ahead
 of another, which parities would not tell. Whoever says so has met its group before: one thread
-arrives for 128. What keys are divided by is read before a group says that the keys are free,
-because it is written again only after that. A turn is passed as often as it is taken: group 1
-passes one before its loop, and none in the last iteration. All copies are waited for, so none is on
-its way when the block ends. Registers are shared out by `setmaxnreg`, whose sum is what the block
-has.
+arrives for 128. The divisors of keys are read before a group says that the keys are free, because
+they are written again only after that. A turn is passed as often as it is taken: group 1 passes one
+before its loop, and none in the last iteration. All copies are waited for, so none is on its way
+when the block ends. Registers are shared out by `setmaxnreg`, whose sum is the block's total.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from taso_mirage.kernels.codegen.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, T
 from taso_mirage.operators.interpret import interpret
 
 GROUPS, ROWS = 2, 64
-"""Groups that compute, and the rows of each: what one product of the tensor cores has."""
+"""Groups that compute, and the rows of each: those of one product of the tensor cores."""
 WIDTHS, KEYS = (64,), (64, 128)
 """The measured widths of heads, and of tiles of keys."""
 REGISTERS = 144
-"""A thread of a group that computes has so many; those that load have what is left."""
+"""A thread of a group that computes has so many; those that load have the rest."""
 DEPTHS = (3, 2, 4)
 """Slots of the ring that are tried, the first guess first."""
 ITERATION = re.compile(r"\bt\b")
@@ -244,8 +243,8 @@ class SpecializedBlock:
         return int(shape[rows[0]]), int(shape[width])
 
     def _by_row(self, x: Operand) -> bool:
-        """Whether what is summed over is the last dim of a side's leaf: sizes may not tell, as
-        tiles are square."""
+        """Whether the summed dim is the last dim of a side's leaf: sizes may not tell, as tiles are
+        square."""
         _, result = letters_of(self.found.scores)
         order = range(len(x.letters)) if x.x is x.leaf else x.x.attr("perm")
         return next(c for c, dim in zip(x.letters, order, strict=True) if dim == len(x.letters) - 1) not in result
@@ -362,7 +361,7 @@ class SpecializedBlock:
         }
 
     def _divisors(self, name: str, side: Operand) -> str:
-        """A function of a tile: one over what its rows are divided by."""
+        """A function of a tile: one over the divisor of its rows."""
         if side.divisor is None:
             return ""
         axes, lines = TileAxes(), Lines(reserved_names() | {"rows"}, False)

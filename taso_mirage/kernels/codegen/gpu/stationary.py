@@ -4,7 +4,7 @@ rounded to TF32.
 One block for each processor loads the weights of its columns once (weight-stationary: Chen et al.,
 Eyeriss, ISCA 2016, section IV). Two groups of four warps then have tiles of positions in turn, each
 a ring of its own: a group waits for no other. A tile is 16 bytes of a row at a time, because rows
-begin at multiples of 16 bytes here: what pads a row lies between it and the next one.
+begin at multiples of 16 bytes here: the padding of a row lies between it and the next one.
 
 Products are of a tile's positions, so tensor cores take the data from registers, along the sum, and
 four neighbouring positions are four registers of a thread. A shift is then another name for a
@@ -39,8 +39,8 @@ STEP = 8
 WIDTHS = (64, 32, 16)
 """Columns of a block."""
 SUMS = 192
-"""Registers of a thread that sums have, and that results have with what is computed of them, at
-most: with more they go to memory."""
+"""Registers of a thread for sums, and for results with the values computed of them, at most: with
+more they go to memory."""
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
 """Functions that take registers beside an element and its result; so many of them need one more."""
 REGISTERS = 240
@@ -52,7 +52,7 @@ SCRATCH = 4 * 1024 + 512
 DEEPEST, LEAST = 4, 3
 """Slots of a ring."""
 BEYOND = -(1 << 30)
-"""The row of what lies beside the image: none."""
+"""The row for positions beside the image: none."""
 
 
 class StationaryBlock:
@@ -132,8 +132,8 @@ class StationaryBlock:
 
     @property
     def pitch(self) -> int:
-        """Positions of a row. What a result sees beyond them is the gap before the next one: zeros,
-        as there."""
+        """Positions of a row. A result sees the gap before the next one beyond them: zeros, as
+        there."""
         end = self.begin + self.row.positions
         last = end + self.reach
         return _up(max(end, last - self.gap, min(self.row.size + self.gap, last)), CHUNK)
@@ -245,8 +245,8 @@ class StationaryBlock:
         }
 
     def _layouts(self) -> dict[str, object]:
-        """Bases of registers, lanes and warps: of a tile that is loaded (channels, positions), of
-        sums by position, and of what is stored (positions of all phases, columns)."""
+        """Bases of registers, lanes and warps: of a loaded tile (channels, positions), of sums by
+        position, and of a stored one (positions of all phases, columns)."""
         phases = self.row.phases.bit_length() - 1
         positions = [[1 << i, 0] for i in range(5)]
         loaded = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, self.depth.bit_length() - 1))]
@@ -279,7 +279,7 @@ class StationaryBlock:
     # ------------------------------------------------------------ what follows
 
     def _ends(self) -> Iterator[str]:
-        """The sums of each phase of a row, what follows them, and the store."""
+        """The sums of each phase of a row, the epilogue, and the store."""
         deep, high = self.outer
         row, size = self.row, math.prod(each.result for each in (*self.outer, self.row))
         for j in range(self.sums):
@@ -331,7 +331,7 @@ class StationaryBlock:
         return pairs[0] if count == 1 else whole
 
     def _following(self, name: str, count: int) -> Iterator[str]:
-        """The lines of what follows, on so many positions by columns."""
+        """The lines of the epilogue, on so many positions by columns."""
         return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), self.taken))
 
     def _of_channels(self, name: str) -> str:
