@@ -102,7 +102,7 @@ import torch
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
 from taso_mirage.torch import fallback
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
 
 fallback.compiled_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
