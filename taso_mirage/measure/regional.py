@@ -64,8 +64,8 @@ class RegionalCheck:
     float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only. `share`:
-    of the original's rounding of operands, what kernels may round (`check.compare`). `values`: those
-    of the original's terms that are known, which gets others as far as there is room.
+    of the original's rounding of operands, what kernels may round (`check.compare`). `values`: the
+    known values of the original's terms, which gets others as far as there is room.
     """
 
     def __init__(
