@@ -137,3 +137,15 @@ def exporting() -> Iterator[None]:
     gc.freeze()
     with exporter.read_once():
         yield
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """For tests of `torch.compile`: nothing is compiled before or after, and random numbers begin
+    with one seed."""
+    import torch
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -12,7 +12,7 @@ import textwrap
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +43,10 @@ from taso_mirage.torch.race import slower  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[CapturedGraph]]:
@@ -630,6 +622,21 @@ def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
             check_equal([wrong], [noise], lambda: [exact])
     with pytest.raises(Unsupported, match="result 0 differs"):
         check_equal([ours], [noise], lambda: None)
+
+
+def test_a_size_that_the_runtime_refuses_runs_in_eager_pytorch() -> None:
+    """ONNX Runtime pads no empty batch circularly; at other sizes it runs the graph."""
+
+    def padded(x: Any) -> Any:
+        return torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular").tanh()
+
+    ours, graphs = compiled(padded)
+    with torch.no_grad():
+        empty, full = torch.ones(0, 3, 8, 8), torch.rand(2, 3, 8, 8)
+        with pytest.warns(UserWarning, match="runs in eager PyTorch: its model does not run: .* the given inputs 1"):
+            same(ours(empty), padded(empty))
+        same(ours(full), padded(full))
+    assert [way.by for graph in graphs for way in graph.ways] == ["eager", "ours"]
 
 
 def test_training_is_one_clear_error() -> None:

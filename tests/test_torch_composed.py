@@ -38,17 +38,11 @@ from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 HERE = torch.device("cpu")
 ROWS = 5
 F = torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 # ---------------------------------------------------------------- a model with a kernel

@@ -29,7 +29,7 @@ from taso_mirage.torch.modules import Optimized  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 X = torch.linspace(-2, 2, 32).reshape(4, 8)
 F = torch.nn.functional
@@ -65,8 +65,6 @@ class Played:
 @pytest.fixture(autouse=True)
 def long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls are long enough to be looked at, and ours are faster than eager PyTorch."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
     monkeypatch.setattr(program, "slower", lambda *_: None)
     monkeypatch.setattr(race, "SHORT", 0.0)
 

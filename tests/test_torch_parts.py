@@ -29,7 +29,7 @@ from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 N = torch.nn
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
@@ -39,15 +39,13 @@ TORCH_SETTINGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.back
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+def settings_kept() -> Iterator[None]:
+    """The settings of PyTorch that a test changes are put back."""
     before, older = [each.fp32_precision for each in TORCH_SETTINGS], torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cudnn.allow_tf32 = older
     for each, value in zip(TORCH_SETTINGS, before, strict=True):
         each.fp32_precision = value
-    torch._dynamo.reset()
 
 
 class Classifier(N.Module):

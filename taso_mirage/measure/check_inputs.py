@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
+from taso_mirage.errors import InputsRefused, InvalidModel, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import ABSENT, Node, is_array, is_float, numpy_dtype, topological
@@ -175,7 +175,7 @@ class CheckInputs:
             try:
                 yield CheckInput(name, inputs, self.session.run(inputs), sizes)
             except RunRefused as error:
-                raise InvalidOption(f"the model does not run on {name}. {error}") from None
+                raise InputsRefused(f"the model does not run on {name}. {error}") from None
         like = fitting(self.model, self.given, self.base)
         yield from self._random() if like is None else self._varied(like)
         for other in self.others:
@@ -364,5 +364,5 @@ class CheckInputs:
     def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
         return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))
 
-    def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
+    def _refused(self, sizes: Mapping[str, int], why: str) -> InputsRefused:
         return refusal(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes), why)

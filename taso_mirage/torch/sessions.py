@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from taso_mirage.api import Options, optimize
-from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
+from taso_mirage.errors import InputsRefused, InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.session import session_on_stream
@@ -113,9 +113,9 @@ class Sessions:
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
             _, result = optimize(part.model, output=path, return_result=True, inputs=[asked], **options)
-        except InvalidOption:
-            raise
         except TasoMirageError as error:
+            if isinstance(error, InvalidOption) and not isinstance(error, InputsRefused):
+                raise
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
