@@ -14,7 +14,6 @@ from op_specs.conv_transpose import conv_transpose
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import natural_weights
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Ints, op
@@ -45,7 +44,9 @@ def shifted_conv(
     spatial = xp.rank(x) - 2
     if xp.rank(w) != spatial + 3 or len(block) != 4:
         raise IllTyped(f"shifted_conv of {xp.shape(x)} with {xp.shape(w)} and {len(others)} others")
-    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural_weights(spatial, bool(extra)))
+    kernel = (*range(2, spatial + 1), 0)
+    natural = (spatial + 1, 1, *kernel) if extra else (1, spatial + 1, *kernel)
+    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural)
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}
     y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
     return followed(xp, y, others, body)

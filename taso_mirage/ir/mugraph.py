@@ -40,13 +40,6 @@ SIGN = 128
 """The difference between an unsigned number of 8 bits and the signed one of `Lowering.WHOLE`."""
 
 
-def natural_weights(spatial: int, transposed: bool) -> _Ints:
-    """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
-    (o,c,i,j), or of a transposed one (c,o,i,j)."""
-    kernel = (*range(2, spatial + 1), 0)
-    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
-
-
 class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 

@@ -39,6 +39,14 @@ class PreparedGoal(Protocol):
         same."""
 
     @property
+    def together(self) -> str:
+        """A name for goals that are tried in a model together: between them no layout changes."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether neighbours may be one kernel (`pipeline/fuse/neighbours.py`)."""
+
+    @property
     def known(self) -> list[Node]:
         """The operands that are weights."""
 
@@ -115,6 +123,10 @@ class PreparedKinds:
     def terms(self) -> list[ModelTerms]:
         """How a model gets the terms of those that it has none of itself."""
         return [form.terms for form in self.forms if form.terms is not None]
+
+    def begins(self, node: Node, sizes: Mapping[str, int]) -> bool:
+        """Whether a kernel may compute a term of a model, at these sizes of its symbols."""
+        return any(form.members(node, lambda _: (), lambda _: True, sizes) for form in self.forms)
 
     def candidates(
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]

@@ -55,7 +55,8 @@ class Convolution:
     group: int = 1
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once = True, False
+    large, once, joins = True, False, False
+    together = "minimal filtering"
 
     @property
     def known(self) -> list[Node]:

@@ -164,7 +164,8 @@ class WeightProducts:
     """A goal whose results are products with weights, of one x if they are several."""
 
     parts: tuple[WeightProduct, ...]
-    once = False
+    once, joins = False, True
+    together = "products"
 
     @property
     def known(self) -> list[Node]:

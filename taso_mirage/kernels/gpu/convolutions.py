@@ -17,12 +17,14 @@ from typing import Any
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
+from taso_mirage.kernels.conversion import known_bias
 from taso_mirage.kernels.gpu.in_operators import channels_first
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
+from taso_mirage.rewriting.forms import RegionPattern
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
@@ -43,6 +45,10 @@ more. Where one convolution among kernels stays theirs, its layout is turned bef
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
 OPERATOR = "implicit_gemm"
+CONVOLVED = tuple(
+    RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
+    for operands in ("x, w, b", "x, w")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class ChannelsLastConvolution:
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once = True, False
+    large, once, joins = True, False, False
+    together = "channels last"
 
     @property
     def known(self) -> list[Node]:
@@ -163,3 +170,12 @@ def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
+
+
+def is_half_convolution(node: Node) -> bool:
+    """Whether a term of a model is a convolution of images in half precision, with stored weights
+    and channels of fixed sizes."""
+    found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
+    if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
+        return False
+    return min(found["pads"]) >= 0 and known_bias(found.get("b", ABSENT)) is not None

@@ -30,7 +30,12 @@ class FollowedConvolution(ABC):
     node: Node
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large = once = True
+    large, once, joins = True, True, False
+
+    @property
+    def together(self) -> str:
+        """A name for goals that are tried in a model together: its operator."""
+        return self.node.op
 
     @property
     def known(self) -> list[Node]:

@@ -46,7 +46,7 @@ def found_kinds(
     if prepared is not None:
         with contained("any region", report):
             made.layout = with_terms(model, prepared.terms) if prepared.terms else None
-            made.model = made.layout.model if made.layout else decomposed(model, sizes)
+            made.model = made.layout.model if made.layout else decomposed(model, sizes, prepared)
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):
         regions = free_regions if backend.free else equal_regions

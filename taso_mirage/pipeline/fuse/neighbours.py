@@ -17,7 +17,6 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, substitute, users, variable
 from taso_mirage.kernels.batches import region_members
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.cpu.linear import WeightProducts
 from taso_mirage.kernels.regions import PRODUCTS, RegionSite
 from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.targets.lowering import Backend, Record
@@ -81,7 +80,8 @@ class Neighbours:
         return self.order[site.outputs[0]]
 
     def _multiplies(self, site: RegionSite) -> bool:
-        return self.kind[site].prepares is WeightProducts
+        goal = self.kind[site].prepares
+        return goal is not None and goal.joins
 
     def _reads(self, parts: Sequence[RegionSite], others: Sequence[RegionSite]) -> bool:
         given = {o for each in others for o in each.outputs}
@@ -144,7 +144,8 @@ class Neighbours:
     ) -> Fused:
         parts = [self.kind[each] for each in places[: len(places) // len(wholes)]]
         operators = tuple([name for part in parts for name in part.operators])
-        return Fused(operators, tuple(wholes), record, backend.kernel(record), 0.0, WeightProducts)
+        goal = next((part.prepares for part in parts if part.prepares is not None), None)
+        return Fused(operators, tuple(wholes), record, backend.kernel(record), 0.0, goal)
 
 
 def without(kinds: Sequence[Fused], places: Sequence[RegionSite]) -> list[Fused]:

@@ -244,8 +244,7 @@ class _Stage:
         self._in_time()
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
             return self._otherwise(form, seconds) if worth else None
-        prepares = None if made is None else type(made)
-        self.tried.append(Fused(form.operators, tuple(sites), *chosen, (before - after) * len(sites), prepares))
+        self.tried.append(Fused(form.operators, tuple(sites), *chosen, (before - after) * len(sites), made))
         return self.tried[-1] if worth else None
 
     def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:

@@ -32,8 +32,8 @@ class Fused:
     record: Record
     kernel: PlannedNode
     saved: float
-    prepares: type | None = None
-    """The type of the region's goal, if its kernel prepares weights (`kernels.form`)."""
+    prepares: PreparedGoal | None = None
+    """The region's goal, if its kernel is a form's (`kernels.form`)."""
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
@@ -58,10 +58,10 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
     """The kinds as they are tried in the model: those that prepare weights together first, as no
     layout is changed between two convolutions, so that all gain more than each alone; then, as the
     gain of a product or two is small beside a CPU's noise, all that are left; then each."""
-    together: dict[type, list[Fused]] = {}
+    together: dict[str, list[Fused]] = {}
     for kind in worth:
         if kind.prepares is not None:
-            together.setdefault(kind.prepares, []).append(kind)
+            together.setdefault(kind.prepares.together, []).append(kind)
     several = [*together.values(), worth] if together else []
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
 

@@ -22,6 +22,7 @@ from taso_mirage.kernels.codegen.gpu.block_products import (
 )
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.explained import said_of
+from taso_mirage.kernels.codegen.gpu.forms import reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames, fixed_ids
 from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
@@ -39,7 +40,6 @@ from taso_mirage.kernels.codegen.gpu.products import (
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     PRECISIONS,
-    RESERVED,
     LaunchSchedule,
     Traffic,
     TritonBuffer,
@@ -129,7 +129,7 @@ class TritonBlock:
         return split, merged
 
     def _read(self) -> None:
-        self.lines = Lines(RESERVED | {self.name} | self.sizes.reserved, self.looped)
+        self.lines = Lines(reserved_names() | {self.name} | self.sizes.reserved, self.looped)
         self.tiles = Tiles(self.axes, self.lines, tile_product)
         self.arguments = [
             Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)

@@ -19,11 +19,11 @@ from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
     BF16_PARTS,
     PRECISIONS,
-    RESERVED,
     LaunchSchedule,
     Traffic,
     TritonBuffer,
@@ -36,10 +36,6 @@ from taso_mirage.targets.cuda.device import H100
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
-OWN = frozenset(
-    "part pixel inside image top left column channel depth acc high wide seen at x_tile w_tile place kept".split()
-)
-"""Names that such a function has itself."""
 
 
 def is_flat(node: Node) -> bool:
@@ -87,7 +83,8 @@ class ConvolutionBlock:
         self.depth = min(depth, max(least, power_of_two(self.deep)))
         if any(n & (n - 1) or n < least for n in (self.pixels, self.columns, self.depth)):
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        names = Lines(RESERVED | OWN | {name, *self.free}, True)
+        self.names = [f"operand_{i}" for i, _ in enumerate(self.buffers)]
+        names = Lines(reserved_names() | own_names(self.source()), True)
         self.names = [names.name(b.name) for b in self.buffers]
 
     # ------------------------------------------------------------ sizes

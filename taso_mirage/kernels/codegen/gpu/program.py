@@ -3,6 +3,7 @@ tuned."""
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass, field
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
@@ -10,7 +11,6 @@ from taso_mirage.ir.mugraph import Batch, usual_size
 from taso_mirage.ir.terms import is_stored, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.global_layouts import strides
-from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.targets.cuda.device import H100
 
 WARP_ROWS = 16
@@ -214,62 +214,8 @@ class TritonProgram:
         return next(b for b in self.buffers if b.name == name)
 
 
-SPECIAL = frozenset(
-    {
-        "gluon",
-        "gl",
-        "gl_mbarrier",
-        "tma",
-        "fence_async_shared",
-        "warpgroup_mma",
-        "warpgroup_mma_wait",
-        "TensorDescriptor",
-        "TILED",
-        "tiles",
-        "load_tile",
-        "take_turn",
-        "pass_turn",
-        "here",
-        "async_copy",
-        "rounded_tile",
-        "by_position",
-    }
-)
-"""Names of modules with a kernel whose warps have roles, or whose weights stay."""
-RESERVED = frozenset(
-    {
-        "torch",
-        "triton",
-        "tl",
-        "launch",
-        "launch_clusters",
-        "exchange",
-        *NAMES,
-        "exchanged",
-        "registers",
-        "elements_of_a_thread",
-        "options",
-        "OPTIONS",
-        "float",
-        "t",
-        "g0",
-        "g1",
-        "g2",
-        "sample",
-        "samples",
-        "math",
-        "block",
-        "STAGES",
-        "OVERLAP",
-        "EARLY",
-        "LATE",
-        "APART",
-        "TURNS",
-        "PRECISION",
-        *SPECIAL,
-    }
-) | frozenset(
-    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
-    "nonlocal not or pass raise return try while with yield True False None".split()
-)
-"""Names that generated modules use themselves."""
+WORDS = frozenset(
+    "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
+    "TURNS PRECISION".split()
+) | frozenset(keyword.kwlist)
+"""Names that every generated module uses itself: those of Python, of a launch, and of a block."""

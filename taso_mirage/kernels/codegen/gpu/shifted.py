@@ -20,10 +20,10 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names
+from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names, stand_ins
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
-    RESERVED,
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
@@ -42,11 +42,6 @@ CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
 """A number without those digits: the rest is exact in single precision."""
 COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
-OWN = frozenset(
-    "part columns position first begin image plane top left column at depth c tap low seen x_tile x_low rows result kept place pixel "
-    "inner chunks across taps_high phase_high phase_deep plane_x row_x pixel_x top_y pixel_y w_tile w_low place_w".split()
-)
-"""Names that such a function has itself."""
 
 
 class ShiftedBlock:
@@ -92,10 +87,16 @@ class ShiftedBlock:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         if self.plane + self.pixels >= COUNTED:
             raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
-        own = {f"sum_{j}" for j in range(self.shared)}
-        self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
+        self._name()
+
+    def _name(self) -> None:
+        """Give the operands names that the function has not itself."""
+        self.taken: frozenset[str] | None = None
+        self.names = stand_ins(self.buffers)
+        self.following = Following(self.node, self.names[2:-1])
+        self.taken = reserved_names() | own_names(self.source())
         self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.following = Following(node, self.names[2:-1])
+        self.following = Following(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 

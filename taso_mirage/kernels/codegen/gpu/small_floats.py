@@ -32,7 +32,6 @@ def halves_of_e5m2(x):
     """Bits of e5m2 as halves, whose first half they are."""
     return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
 '''
-NAMES = frozenset({"has_small_floats", "halves_of_e4m3", "halves_of_e5m2"})
 
 
 def loaded(lines: Lines, stage: LoopPhase, name: str, dtype: str, at: str, mask: str = "", hint: str = "") -> str:

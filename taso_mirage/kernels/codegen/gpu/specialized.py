@@ -28,10 +28,11 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, demand, letters_of
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut
 from taso_mirage.kernels.codegen.gpu.products import tile_product
-from taso_mirage.kernels.codegen.gpu.program import RESERVED, LaunchSchedule, TileMap, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TileMap, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
 from taso_mirage.operators.interpret import interpret
 
@@ -90,8 +91,6 @@ def here(x):
     """x, which is computed before what follows."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
-NAMES = frozenset("total m acc out_total out_m rows matrix_rows matrix_columns first q k v out mma".split())
-"""Names of a group besides those of stored values."""
 MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):
@@ -284,7 +283,7 @@ class SpecializedBlock:
     def _stores(self) -> str:
         """Lines that store the accumulators: vectors of rows in the layout of the scores, matrices
         in that of the products."""
-        axes, lines, found = TileAxes(), Lines(RESERVED | NAMES, False), list[str]()
+        axes, lines, found = TileAxes(), Lines(reserved_names() | own_names(self._text("")), False), list[str]()
         tiles = Tiles(axes, lines, tile_product)
         row, column = axes.fresh(self.rows), axes.fresh(self.width)
         known = {
@@ -320,9 +319,15 @@ class SpecializedBlock:
         return (GROUPS * REGISTERS + least) // (GROUPS + 1) // 8 * 8
 
     def source(self) -> str:
+        return self._text(self._stores())
+
+    def _text(self, stores: str) -> str:
+        """The functions, with what is stored of the results."""
         parts = [self._divisors("queries", self.found.queries), self._divisors("keys", self.found.keys)]
         flags = ("K" if self.found.keys.divisor is None else "k") + ("Q" if self.found.queries.divisor is None else "q")
-        parts += [_filled(template, flags, self._values(flags)) for template in (LOADS, GROUP, KERNEL)]
+        parts += [
+            _filled(template, flags, self._values(flags) | {"stores": stores}) for template in (LOADS, GROUP, KERNEL)
+        ]
         return "\n\n".join(part for part in parts if part)
 
     def _values(self, flags: str) -> dict[str, object]:
@@ -336,7 +341,6 @@ class SpecializedBlock:
             "memory": MEMORY,
             "arguments": ", ".join([*(names[x] for x in self.body.inputs), *results]),
             "results": ", ".join(results),
-            "stores": self._stores(),
             "loop": self.block.loop,
             "rows": ROWS,
             "keys": self.keys,
@@ -360,7 +364,7 @@ class SpecializedBlock:
         """A function of a tile: one over the divisor of its rows."""
         if side.divisor is None:
             return ""
-        axes, lines = TileAxes(), Lines(RESERVED | {"rows"}, False)
+        axes, lines = TileAxes(), Lines(reserved_names() | {"rows"}, False)
         tiles = Tiles(axes, lines, tile_product)
         own = tuple(None if n == 1 else axes.fresh(n) for n in side.x.shape)
         tile = Tile("rows", side.x.shape, own, side.leaf.dtype, self.dtype, LoopPhase.INVARIANT, True)

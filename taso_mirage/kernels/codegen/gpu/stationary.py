@@ -24,7 +24,8 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.following import Following
-from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
 from taso_mirage.targets.cuda.device import H100
@@ -89,9 +90,12 @@ class StationaryBlock:
         self.chunks = self.channels // self.depth
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
         self.follows = Following(self.node, self.others, channels_last=True)
+        self.taken: frozenset[str] | None = reserved_names()
         self.width = WIDTHS[-1]
         self.width, self.stages = self._fitting()
         self.parts = -(-block.columns // self.width)
+        self.taken = None
+        self.taken = reserved_names() | own_names(self.source())
 
     def _fitting(self) -> tuple[int, int]:
         """The columns of a block, and the slots of a ring: as few parts as there can be, of which
@@ -328,8 +332,7 @@ class StationaryBlock:
 
     def _following(self, name: str, count: int) -> Iterator[str]:
         """The lines of the epilogue, on so many positions by columns."""
-        taken = RESERVED | OWN | {*self.others, *self.block.free}
-        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), taken))
+        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), self.taken))
 
     def _of_channels(self, name: str) -> str:
         mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""
@@ -345,15 +348,6 @@ class StationaryBlock:
             f"warps have tiles of {4 * self.kept} positions in turn.",
             "operands are rounded to TF32; the data goes to tensor cores from registers: for sm_90 alone.",
         ]
-
-
-OWN = frozenset(
-    "x w result weights ring total columns first_tile first stride tile following image plane "
-    "high_taps left rows where step slot ahead tile_x next_x own_image own_plane own_deep own_high own_first own_low own_taps "
-    "place_w index column place position top pixel plane_y top_y pixel_y kept place_y MMA DOT COPIED LOADED SUMMED STORED GROUP "
-    "async_copy rounded_tile by_position i t phase_0 phase_1 phase_2 phase_3".split()
-) | {f"{kind}_{j}" for kind in ("sum", "token") for j in range(SUMS // WIDTHS[-1] + 1)}
-"""Names that a group has itself."""
 
 
 def _up(n: int, multiple: int) -> int:
