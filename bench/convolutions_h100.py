@@ -31,10 +31,7 @@ from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
-from taso_mirage.kernels.gpu.in_operators import (
-    convolution_alone,
-    natural_weights,
-)
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, natural_weights  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.cuda.exact import Right  # noqa: E402
