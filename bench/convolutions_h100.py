@@ -34,7 +34,7 @@ from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
 from taso_mirage.kernels.gpu.in_operators import convolution_alone, natural_weights  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.cuda.exact import Right  # noqa: E402
+from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
 
 NEAR = {False: 1e-5, True: 2e-3}
 """Distances from float64 that are accepted, without and with rounding to TF32."""
@@ -140,7 +140,7 @@ def measured(case: str, rounds: bool, compiler: Any) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = rounds
     row, errors = ROWS[case], list[float]()
     made, goal = row.term()
-    call, right = row.eager(), Right(goal, rounds)
+    call, right = row.eager(), Float64Oracle(goal, rounds)
     exact: dict[int, Any] = {}
 
     def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
