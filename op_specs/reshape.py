@@ -11,9 +11,9 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, symbol
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.meanings.boxes import regrouped_runs
-from taso_mirage.operators.known import partly_known
 from taso_mirage.operators.ops import Call, Dims, Ints, extents, known_elements, op
 from taso_mirage.operators.slicing import cut, join, sizes, whole
+from taso_mirage.operators.static_values import partly_known
 from taso_mirage.operators.traits import Box, TraitInterval
 
 

@@ -227,7 +227,7 @@ def test_what_was_let_through_is_in_the_data_and_on_the_page() -> None:
         **{"step": 1.0, "steps": 1.0, "elements": 64, "size": 64},
     }
     shown = page(result, (), Path("m.onnx"), (), (), {})
-    assert "let through right.0" in shown
+    assert "accepted right.0" in shown
     assert result_data(optimized(RIGHT), Path("m.onnx"), ())["let_through"] is None
 
 

@@ -12,7 +12,7 @@ from commandline import run
 from rule_mutations import falsely_accepted
 
 from taso_mirage.errors import SyntaxProblem
-from taso_mirage.prove.rules.enumerated import enumerated
+from taso_mirage.prove.rules.enumeration import enumerated
 from taso_mirage.prove.rules.examine import apart_somewhere
 from taso_mirage.prove.rules.hostile import RuleStatement
 from taso_mirage.prove.rules.recheck import law_rules, verdict_of

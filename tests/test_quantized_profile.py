@@ -30,7 +30,7 @@ from taso_mirage.rewriting.text import law_typing, laws, parse_equation
 from taso_mirage.search.config import Config
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 
 HEAD = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>'
 CHANNELS = 8

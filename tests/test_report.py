@@ -290,9 +290,9 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
     assert not re.search(r"https?:|@import|url\((?!#arrow)", content)
     assert content.count('<details class="fold change"') == len(found["changes"])
     assert page.tags.count("figure") >= 2 * len(found["changes"]) + 2
-    for section in ("Time", "What changed", "The model", "Roofline", "Equations", "Operators", "Check", "Search"):
+    for section in ("Time", "Changes", "The model", "Roofline", "Equations", "Operators", "Check", "Search"):
         assert f"<h2>{section}</h2>" in content
-    assert "<h2>To repeat it</h2>" in content
+    assert "<h2>Reproduce</h2>" in content
     assert "its peaks are not known" in text
     for name in found["equations"]:
         assert name in text
@@ -397,7 +397,7 @@ def test_graphs_are_drawn_for_a_page() -> None:
 @needs_browser
 def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
-    assert "<h2>To repeat it</h2>" in done.stdout
+    assert "<h2>Reproduce</h2>" in done.stdout
     assert "CONSOLE" not in done.stderr
     shot = (tmp_path / "shot.png").read_bytes()
     assert values_of(shot) > 100

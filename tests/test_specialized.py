@@ -193,7 +193,7 @@ def test_a_device_has_the_form_where_it_is_described_so(name: str, monkeypatch: 
             return [2.0 if bool(p.launches[0].maps) == cheap else 3.0 for p in some]
 
         seen.extend(programs)
-        assert isinstance(options["check"], cuda.Right)
+        assert isinstance(options["check"], cuda.Float64Oracle)
         return tune._tuned(programs, cost, H100, True, lambda: False)
 
     monkeypatch.setattr(tune, "tuned_program", tuned)

@@ -27,7 +27,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.cost import CostCache
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 
 SAME = {"strides": (1, 1), "dilations": (1, 1)}
 

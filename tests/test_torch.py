@@ -35,7 +35,7 @@ from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
 from taso_mirage.torch import program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.equal import check_equal  # noqa: E402
+from taso_mirage.torch.comparison import check_equal  # noqa: E402
 from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
 from taso_mirage.torch.norms import may_change  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402

@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript")
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import calls as of_sessions  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.captured import CapturedWhereFaster  # noqa: E402
+from taso_mirage.torch.cuda_graphs import CapturedWhereFaster  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 
 CPU = torch.device("cpu")

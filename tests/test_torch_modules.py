@@ -22,8 +22,8 @@ from test_torch import QUICK, compiled, same  # noqa: E402
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import fallback, pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
+from taso_mirage.torch.comparison import in_float64  # noqa: E402
 from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
-from taso_mirage.torch.equal import in_float64  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 

@@ -101,7 +101,7 @@ _Mutants = Annotated[
     ),
 ]
 _Alpha = Annotated[
-    float, typer.Option(min=1, help="Cost of the states that the search expands, at most, relative to the best state.")
+    float, typer.Option(min=1, help="Largest cost, relative to the best state, of a state that the search expands.")
 ]
 _Measure = Annotated[
     bool | None,

@@ -28,7 +28,7 @@ from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
-from taso_mirage.onnx_io.compared import compared_numbers
+from taso_mirage.onnx_io.input_requirements import compared_numbers
 from taso_mirage.operators.exactness import truncates
 
 LARGE = 1 << 20

@@ -27,7 +27,7 @@ from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.magnitudes import most_of, rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
-from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session, open_in_child, open_part
 from taso_mirage.measure.target import Target

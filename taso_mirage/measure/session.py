@@ -153,7 +153,7 @@ def open_in_child(
     anew: bool = False,
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read, `without` some attributes
-    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. Kernels that the model
+    (`onnx_io.serialization.as_onnx`); onnx's checker comes first if asked. Kernels that the model
     carries run if they are trusted (`Model.trusted`), and nothing that a caller says changes that.
 
     It is the one that is there, if somebody has one of the same model and options, unless it is

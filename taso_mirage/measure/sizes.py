@@ -29,7 +29,7 @@ from taso_mirage.measure.refusals import refusal, shown_sizes
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
-from taso_mirage.onnx_io.compared import compared_numbers
+from taso_mirage.onnx_io.input_requirements import compared_numbers
 
 SEEDS = (1, 2, 3)
 """The seeds of the inputs that every check needs."""

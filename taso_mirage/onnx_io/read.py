@@ -19,10 +19,10 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, told, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
-from taso_mirage.onnx_io.compared import share_inputs
 from taso_mirage.onnx_io.constants import inside_terms, uniform
 from taso_mirage.onnx_io.declared import declared_elsewhere
 from taso_mirage.onnx_io.inference import inferred
+from taso_mirage.onnx_io.input_requirements import share_inputs
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
@@ -33,8 +33,8 @@ from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.indexed import indexed_rows
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
+from taso_mirage.operators.table_indices import indexed_rows
 
 BROKEN = "the node does not fit the operator's mapping"
 """Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the

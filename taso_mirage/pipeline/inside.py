@@ -16,7 +16,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, Tensor, substitute, weight
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.observed import BodyRun, Operands, body_runs, operands
+from taso_mirage.measure.observation import BodyRun, Operands, body_runs, operands
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies

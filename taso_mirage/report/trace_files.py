@@ -10,7 +10,7 @@ from taso_mirage.errors import OutputError
 from taso_mirage.ir.model import Model, StoredWeight, TurnedWeight, Weight
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Opened
+from taso_mirage.onnx_io.content_terms import Opened
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.terminal import one_line

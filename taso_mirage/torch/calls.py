@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
-from taso_mirage.torch.captured import TURN, CapturedRun, CapturedWhereFaster
+from taso_mirage.torch.cuda_graphs import TURN, CapturedRun, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,

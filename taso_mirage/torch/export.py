@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.torch.decompositions import ALONE, FAITHFUL
 from taso_mirage.torch.encoder import ENCODERS
-from taso_mirage.torch.faithful import ALONE, FAITHFUL
 from taso_mirage.torch.functionalization import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains

@@ -62,7 +62,7 @@ def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
     return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
 
 
-def _natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
+def natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
     """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
     (o,c,i,j), or of a transposed one (c,o,i,j)."""
     kernel = (*range(2, spatial + 1), 0)
@@ -71,7 +71,7 @@ def _natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
 
 def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
     """(p,j,o,i,c) -> the weights that a convolution has, or a transposed one."""
-    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=_natural_weights(spatial, transposed))
+    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
 
 
 def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:

@@ -19,7 +19,7 @@ from taso_mirage.meanings.functions import function_of
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import traits
-from taso_mirage.prove.rules.enumerated import enumerated, typing_structure
+from taso_mirage.prove.rules.enumeration import enumerated, typing_structure
 from taso_mirage.prove.rules.fuzz import Typing
 from taso_mirage.prove.rules.hostile import RuleStatement, drawn
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs

@@ -29,11 +29,11 @@ ROUNDED = 2.0**-12
 cut digits off at each step."""
 
 
-class Right:
-    """Whether results are a goal's in float64, by the norm of the difference: the share of it that
-    rounding explains (see `check`). Where convolutions round their operands to TF32 (`rounds`), the
-    goal is of such operands: the check compares the model with kernels that round none, which may
-    be others."""
+class Float64Oracle:
+    """An oracle that judges results by the goal in float64: the norm of the difference must be
+    within the share that rounding explains (see `check`). Where convolutions round their operands
+    to TF32 (`rounds`), the goal is of such operands: the check compares the model with kernels that
+    round none, which may be others."""
 
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal = goal

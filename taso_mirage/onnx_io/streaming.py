@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.onnx_io.serialized import APART
+from taso_mirage.onnx_io.serialization import APART
 
 ABOVE = 1 << 16
 """Bytes of a weight from which it is written by itself."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.equal import check_equal
+from taso_mirage.torch.comparison import check_equal
 
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
