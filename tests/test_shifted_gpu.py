@@ -28,9 +28,9 @@ from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.form import GPU_GOALS
+from taso_mirage.kernels.forms.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
-from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime

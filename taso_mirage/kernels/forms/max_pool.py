@@ -25,7 +25,7 @@ from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, Tri
 from taso_mirage.kernels.codegen.gpu.waits import EARLY
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
-from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, is_half_convolution
+from taso_mirage.kernels.forms.channels_last import HALF_FLOATS, is_half_convolution
 from taso_mirage.kernels.gpu.in_operators import FIRST, LAST
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph
