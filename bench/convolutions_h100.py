@@ -31,11 +31,11 @@ from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
-from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution  # noqa: E402
 from taso_mirage.kernels.gpu.in_operators import convolution_alone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.cuda.exact import Right  # noqa: E402
+from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
 
 NEAR = {False: 1e-5, True: 2e-3}
 """Distances from float64 that are accepted, without and with rounding to TF32."""
@@ -54,7 +54,7 @@ class Convolved:
     extra: tuple[int, ...] = ()
     depthwise: bool = False
 
-    def term(self) -> tuple[FollowedConvolution, Graph]:
+    def term(self) -> tuple[FusedConvolution, Graph]:
         count = len(self.kernel)
         how: dict[str, Any] = {
             "strides": (self.stride,) * count,
@@ -72,7 +72,7 @@ class Convolved:
         node = term("depthwise_conv" if self.depthwise else "shifted_conv", x, w, b, body=body, **how)
         goal = Graph((x, w, b), (node,))
         made = GPU_GOALS.read(goal)
-        assert isinstance(made, FollowedConvolution)
+        assert isinstance(made, FusedConvolution)
         return made, goal
 
     def eager(self) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ ROWS = {
 }
 
 
-def programs_of(made: FollowedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
+def programs_of(made: FusedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
     every = [p for each in made.mugraphs(goal, H100) for p in triton.program_forms(each.graph, rounds)]
     found = list({p.source: p for p in every}.values())
     if not rounds or not found[0].launches[0].precisions:
@@ -141,7 +141,7 @@ def measured(case: str, rounds: bool, compiler: Any) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = rounds
     row, errors = ROWS[case], list[float]()
     made, goal = row.term()
-    call, right = row.eager(), Right(goal, rounds)
+    call, right = row.eager(), Float64Oracle(goal, rounds)
     exact: dict[int, Any] = {}
 
     def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:

@@ -251,7 +251,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
@@ -261,7 +261,7 @@ inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
 results = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
 results = results if isinstance(results, tuple) else (results,)
 assert [r.shape for r in results] == [o.shape for o in goal.outputs]
-print(Right(goal)(inputs, results))
+print(Float64Oracle(goal)(inputs, results))
 """
 
 

@@ -44,7 +44,7 @@ from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Right
+from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
@@ -251,7 +251,7 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*x.shape, generator=generator) for x in goal.inputs]
     for rounds in (False, True):  # such kernels never round
-        right = Right(Graph(goal.inputs, (made.node,)), rounds)
+        right = Float64Oracle(Graph(goal.inputs, (made.node,)), rounds)
         before = [each.clone() for each in inputs]
         right.prepare(inputs)
         assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))

@@ -236,7 +236,7 @@ def test_goals_are_right_on_the_gpu_in_float64(found: Result) -> None:
 
     for goal in fragments(found.original, {}):
         inputs = [torch.randn([int(n) for n in x.shape], device="cuda") for x in goal.inputs]
-        right = cuda.Right(Graph(goal.inputs, goal.outputs))
+        right = cuda.Float64Oracle(Graph(goal.inputs, goal.outputs))
         results = [torch.from_numpy(value).cuda() for value in _computed(goal, inputs)]
         assert right(inputs, results)
         assert not right(inputs, [r * 1.001 for r in results])

@@ -47,7 +47,7 @@ from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Right
+from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
@@ -285,7 +285,7 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
     (made, goal), _ = FORMS[name]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*x.shape, generator=generator) for x in goal.inputs]
-    right = Right(Graph(goal.inputs, (made.node,)))
+    right = Float64Oracle(Graph(goal.inputs, (made.node,)))
     right.prepare(inputs)
     high, low = inputs[1]
     assert np.array_equal(nearest_tf32(high.numpy()), high.numpy())
@@ -294,7 +294,7 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
     wanted = torch.from_numpy(meaning.interpret(goal.outputs, EXACT, values)[goal.outputs[0]]).float()
     assert right(inputs, [wanted])
     assert not right(inputs, [wanted * 1.0001])
-    rounding = Right(Graph(goal.inputs, (made.node,)), rounds=True)
+    rounding = Float64Oracle(Graph(goal.inputs, (made.node,)), rounds=True)
     assert not rounding(inputs, [wanted * 1.001])
     values[goal.inputs[0]] = nearest_tf32(inputs[0].numpy()).astype(np.float64)
     values[goal.inputs[1]][1] = 0
@@ -312,7 +312,7 @@ def test_what_is_convolved_may_be_added_too() -> None:
     inputs = [torch.randn(*each.shape, generator=torch.Generator().manual_seed(0)) for each in (x, w)]
     natural = inputs[1].sum(0).permute(1, 3, 2, 0)
     wanted = torch.nn.functional.conv2d(inputs[0], natural, padding=1) + inputs[0]
-    assert Right(Graph((x, w), (node,)))(inputs, [wanted])
+    assert Float64Oracle(Graph((x, w), (node,)))(inputs, [wanted])
 
 
 # ---------------------------------------------------------------- how a model has them

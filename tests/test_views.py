@@ -107,7 +107,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
@@ -116,7 +116,7 @@ goal = from_json(given[0])
 inputs = [torch.randn([int(n) for n in x.shape]).half() for x in goal.inputs]
 for i, record in enumerate(given[1]):
     results = load(_program(record).source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
-    print(Right(goal)(inputs, results if isinstance(results, tuple) else (results,)))
+    print(Float64Oracle(goal)(inputs, results if isinstance(results, tuple) else (results,)))
 """
 
 

@@ -30,7 +30,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     TritonProgram,
 )
-from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
+from taso_mirage.kernels.codegen.gpu.warp_specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.replays import REPLAYED, input_sets, measured
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.spending import Purpose, spent, waited

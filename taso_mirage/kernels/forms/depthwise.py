@@ -22,12 +22,12 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names, stand_ins
+from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
+from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed
-from taso_mirage.kernels.codegen.gpu.waits import EARLY
 from taso_mirage.kernels.form import Form, ModelTerms, own_terms
-from taso_mirage.kernels.gpu.followed import FollowedConvolution, read_followed, small_sides
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, read_fused, small_sides
 from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
 from taso_mirage.kernels.gpu.single_precision import fused_members, fused_term
 
@@ -38,7 +38,7 @@ ROWS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class DepthwiseConvolution(FollowedConvolution):
+class DepthwiseConvolution(FusedConvolution):
     """A goal that is a `depthwise_conv`: (n,c,h,w), (m*c,1,i,j), and its epilogue."""
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
@@ -110,10 +110,10 @@ class DepthwiseBlock:
         """Give the operands names that the function has not itself."""
         self.taken: frozenset[str] | None = None
         self.names = stand_ins(self.buffers)
-        self.following = Following(self.node, self.names[2:-1])
+        self.epilogue = Epilogue(self.node, self.names[2:-1])
         self.taken = reserved_names() | own_names(self.source())
         self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.following = Following(self.node, self.names[2:-1])
+        self.epilogue = Epilogue(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -260,7 +260,7 @@ class DepthwiseBlock:
         """Lines after the sums: the fused epilogue and the stores."""
         size = self.deep.result * self.area_y
         whole = self.channels * size
-        for name in self.following.of_channels:
+        for name in self.epilogue.of_channels:
             yield f"{name}_tile = tl.load({name} + channel, mask=there, other=0.0)"
         yield f"at_y = (plane * {self.area_y} + top * {self.row.result} + pixel)[None, :]"
         yield f"at_y = {self._alone(f'(channel * {size})[:, None] + at_y')}"
@@ -268,9 +268,9 @@ class DepthwiseBlock:
             yield f"kept = there[:, None] & (top + {r} < {self.high.result})[None, :]"
             yield f"place = at_y + {r * self.row.result}"
             yield f"result = sum_{r}"
-            for name in self.following.of_results:
+            for name in self.epilogue.of_results:
                 yield f"{name}_tile = tl.load({name} + image * {whole} + place, mask=kept, other=0.0)"
-            yield from self.following.lines("result", (self.beside, self.positions), self.taken)
+            yield from self.epilogue.lines("result", (self.beside, self.positions), self.taken)
             yield f"tl.store({self.names[-1]} + image * {whole} + place, result, mask=kept)"
 
     def explained(self) -> list[str]:
@@ -282,7 +282,7 @@ class DepthwiseBlock:
 OPERATOR = "depthwise_conv"
 FORM = Form(
     GpuProgram(OPERATOR, DepthwiseBlock),
-    partial(read_followed, OPERATOR, DepthwiseConvolution),
+    partial(read_fused, OPERATOR, DepthwiseConvolution),
     own_terms(OPERATOR),
     operators=with_epilogue,
     alone=alone,

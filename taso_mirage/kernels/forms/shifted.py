@@ -19,7 +19,7 @@ from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
 from taso_mirage.kernels.form import Form, ModelTerms, own_terms
-from taso_mirage.kernels.gpu.followed import FollowedConvolution, read_followed, small_sides
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, read_fused, small_sides
 from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
 from taso_mirage.kernels.gpu.single_precision import fused_members, fused_term
 
@@ -34,7 +34,7 @@ SUMS = 256 * 192
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedConvolution(FollowedConvolution):
+class ShiftedConvolution(FusedConvolution):
     """A goal that is a `shifted_conv`: (n,c,h,w), (p,j,o,i,c), and its epilogue."""
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
@@ -65,7 +65,7 @@ class ShiftedConvolution(FollowedConvolution):
 OPERATOR = "shifted_conv"
 FORM = Form(
     GpuProgram(OPERATOR, ShiftedBlock, StationaryBlock, (ROUNDED_TILES,)),
-    partial(read_followed, OPERATOR, ShiftedConvolution),
+    partial(read_fused, OPERATOR, ShiftedConvolution),
     own_terms(OPERATOR),
     operators=with_epilogue,
     alone=alone,

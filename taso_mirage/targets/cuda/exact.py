@@ -29,7 +29,7 @@ ROUNDED = 2.0**-12
 cut digits off at each step."""
 
 
-class Right:
+class Float64Oracle:
     """Whether results are a goal's in float64, by the norm of the difference: the share of it that
     rounding explains (see `check`). Where convolutions round their operands to TF32 (`rounds`), the
     goal is of such operands: the check compares the model with kernels that round none, which may

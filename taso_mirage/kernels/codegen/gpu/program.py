@@ -73,7 +73,7 @@ class LaunchSchedule:
     kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
     `early`: the next kernel's blocks may start before that wait, and not only after it; only
     without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
-    warps (`specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
+    warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
     then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`: the
     number of blocks that are launched and take tiles in turn; 0: one block for each tile."""
 
@@ -152,7 +152,7 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """The tensor maps of the first buffers, where warps are specialized (`specialized.py`); a
+    """The tensor maps of the first buffers, where warps are specialized (`warp_specialized.py`); a
     thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()

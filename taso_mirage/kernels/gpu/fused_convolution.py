@@ -24,7 +24,7 @@ BEST = 12
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedConvolution(ABC):
+class FusedConvolution(ABC):
     """A goal that is such a term, whose muGraphs are the same in other blocks."""
 
     node: Node
@@ -46,7 +46,7 @@ class FollowedConvolution(ABC):
         """With blocks of this size."""
         return term(self.node.op, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
-    def small(self) -> tuple[FollowedConvolution, Graph]:
+    def small(self) -> tuple[FusedConvolution, Graph]:
         """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
         the epilogue is the same terms in both."""
         x, w = self._small_operands()
@@ -79,7 +79,7 @@ class FollowedConvolution(ABC):
         return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
 
 
-def read_followed(op: str, kind: type[FollowedConvolution], goal: Graph) -> FollowedConvolution | None:
+def read_fused(op: str, kind: type[FusedConvolution], goal: Graph) -> FusedConvolution | None:
     """Read a goal that is one term of this operator; None for others."""
     return kind(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == op else None
 
@@ -99,6 +99,6 @@ def small_sides(node: Node, kernel: tuple[int, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: FollowedConvolution, goal: Graph) -> Evidence | Failure:
+def _evidence(small: FusedConvolution, goal: Graph) -> Evidence | Failure:
     (block, *_) = small.blocks()
     return verified_mugraph(Graph(goal.inputs, (small.mugraph(block),)), goal)

@@ -204,7 +204,7 @@ def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False, LAT
 """
 
 
-class SpecializedBlock:
+class WarpSpecializedBlock:
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
