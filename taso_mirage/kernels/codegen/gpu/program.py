@@ -156,6 +156,8 @@ class TritonLaunch:
     thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
+    depths: tuple[int, ...] = ()
+    """Slots of a ring that are tried, where groups of warps do not wait for each other."""
 
     @property
     def blocks(self) -> int:
