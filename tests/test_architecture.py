@@ -230,6 +230,13 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert circles(arrows) == []
 
 
+def test_the_page_of_rooms_shows_these_layers() -> None:
+    _, drawn, *_ = re.split(r"^```(?:text)?\n", (ROOT / "docs/design/rooms.md").read_text(), flags=re.MULTILINE)
+    rows = [re.split(r"  +", line.strip()) for line in drawn.splitlines()]
+    plain = [{re.sub(r" \((.*)\)", r".\1", n).replace(".sessions", "").replace("/", ".") for n in row} for row in rows]
+    assert plain == LAYERS[::-1]
+
+
 def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
