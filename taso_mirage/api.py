@@ -297,7 +297,7 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
         options.in_place,
     )
     if options.trace is not None:
-        check_empty(Path(options.trace))
+        check_empty(Path(options.trace), (output, page, certified))
     with locked(*(each for each in (output, page, certified) if each is not None)):
         config, heard = options.config(model), (options.progress, options.stop)
         each_file = FILE * deadline.seconds if math.isfinite(deadline.seconds) else 0.0

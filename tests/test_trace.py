@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from mugraphs import kernel
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import trace
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
+from taso_mirage.report.trace_files import TraceFiles
 from taso_mirage.rewriting.text import parse_graph, parse_graphs, show_graph
 
 QUICK: Mapping[str, Any] = {"effort": "quick", "budget": 20.0}
@@ -144,6 +149,22 @@ def test_beyond_the_bound_only_changes_are_written(tmp_path: Path, monkeypatch: 
     assert graphs[rows(tmp_path / "parts")[-1]["file"]] == result.model.graph
 
 
+def test_without_whole_graphs_every_rule_of_the_search_has_its_change(
+    layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "WHOLE", 0)
+    result = traced(onnx.load(layer), tmp_path)
+    files = texts(tmp_path)
+    rules = [row for row in rows(tmp_path) if row["rule"]]
+    assert rules
+    for row in rules:
+        before, after = parse_graphs(files[row["file"]]).values()
+        assert before.inputs == after.inputs
+        assert before.outputs != after.outputs
+    assert {each for row in rules for each in row["rule"].split(" + ")} >= set(result.equations)
+    assert parsed(tmp_path)[rows(tmp_path)[-1]["file"]] == result.model.graph
+
+
 NODES = """
     <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
     g (float[2, 4] x, bool c, int64 n) => (float[2, 4] y, float[2, 4] z, float[2, 4] u, float[2, 4] d) {
@@ -205,9 +226,29 @@ def test_a_folder_with_files_is_refused_before_the_work(layer: Path, tmp_path: P
     with pytest.raises(InvalidOption, match="is not empty; name another one"):
         traced(layer, tmp_path, output=tmp_path.parent / "out.onnx")
     assert not (tmp_path.parent / "out.onnx").exists()
+    with pytest.raises(InvalidOption, match="is the path of a file and of a folder to write"):
+        traced(layer, tmp_path / "new", output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 # ---------------------------------------------------------------- texts
+
+
+def test_kernels_in_a_model_are_named_by_their_functions(tmp_path: Path) -> None:
+    """Equal kernels have equal texts, and other programs others."""
+    x = variable("x", Tensor("float32", (6, 5)))
+    goal = Graph((x,), (term("exp", term("neg", x)),))
+    made = []
+    for i, blocks in enumerate((2, 3, 3)):
+        planned = cpu_kernel(
+            Graph((x,), (kernel([(x, (0,), -1)], lambda x: term("exp", term("neg", x)), (blocks,), 1, (0,)),))
+        )
+        model = embed(standalone(goal, {"": 17}), [EmbeddedRegion.of(goal, (x,), planned)])
+        text = TraceFiles(tmp_path / str(i)).text(model, model.graph.outputs, model.weights, model.names)
+        (node,) = parse_graph(text).outputs
+        assert node.attr("call").operator == "taso_mirage::CpuKernel0"
+        made.append(text)
+    assert made[0] != made[1] == made[2]
 
 
 def test_identifiers_are_distinct_and_follow_names() -> None:

@@ -72,11 +72,14 @@ def check_folder(folder: Path) -> None:
         raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
 
 
-def check_empty(folder: Path) -> None:
-    """Fail before the work where a folder has files already, or none can be written into it."""
+def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
+    """Fail before the work where a folder has files already, none can be written into it, or it is
+    the path of one of these outputs."""
     check_folder(folder)
+    if any(each is not None and each.resolve() == folder.resolve() for each in files):
+        raise InvalidOption(f"{folder} is the path of a file and of a folder to write; name another folder")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove what is in it")
+        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove its content")
 
 
 def check_outputs(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from taso_mirage.errors import Unsupported
@@ -22,9 +23,9 @@ LANES = 16
 class InstanceClass:
     """How a term becomes an instance of a class: its sizes and switches, and the properties besides
     the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
-    of a tile are powers of two."""
+    of a tile are powers of two. `headers`: names of files beside this one, or paths."""
 
-    headers: tuple[str, ...]
+    headers: tuple[str | Path, ...]
     name: str
     block: Callable[[Node], int]
     sides: Callable[[Node], tuple[int, ...]]
@@ -151,5 +152,6 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
         if prepares(node)
         for h in cpu_programs()[node.op].instance(node).headers
     )
-    names = ["lanes.h", *found] if found else []
-    return [files("taso_mirage.kernels.codegen.cpu").joinpath(name).read_text() for name in names]
+    names: list[str | Path] = ["lanes.h", *found] if found else []
+    folder = files("taso_mirage.kernels.codegen.cpu")
+    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
