@@ -26,13 +26,13 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
+from taso_mirage.kernels.forms.depthwise import DepthwiseConvolution  # noqa: E402
+from taso_mirage.kernels.forms.shifted import ShiftedConvolution, natural_weights  # noqa: E402
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution  # noqa: E402
-from taso_mirage.kernels.gpu.in_operators import convolution_alone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
@@ -66,7 +66,8 @@ class Convolved:
         parts = (2, self.kernel[-1], self.columns, *self.kernel[:-1], self.image[1])
         w = variable("w", Tensor("float32", (self.columns, 1, *self.kernel) if self.depthwise else parts))
         b = variable("b", Tensor("float32", (1, self.columns, *(1,) * count)))
-        y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, how).shape[1:])))
+        kind = DepthwiseConvolution if self.depthwise else ShiftedConvolution
+        y = variable("y", Tensor("float32", (1, *kind.alone(x, w, how).shape[1:])))
         added = term("add", y, b)
         body = Graph((y, b), (term("mul", added, term("sigmoid", added)),))
         node = term("depthwise_conv" if self.depthwise else "shifted_conv", x, w, b, body=body, **how)

@@ -11,10 +11,10 @@ computed on each sum, in registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
+from typing import Any
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
@@ -26,10 +26,9 @@ from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
 from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed
-from taso_mirage.kernels.form import Form, ModelTerms, own_terms
-from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, read_fused, small_sides
-from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
-from taso_mirage.kernels.gpu.single_precision import fused_members, fused_term
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
+from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
+from taso_mirage.operators.ops import term
 
 LANES = (128, 256, 512, 1024)
 """Channels times positions of a block."""
@@ -40,6 +39,13 @@ ROWS = (1, 2, 4, 8)
 @dataclass(frozen=True, slots=True)
 class DepthwiseConvolution(FusedConvolution):
     """A goal that is a `depthwise_conv`: (n,c,h,w), (m*c,1,i,j), and its epilogue."""
+
+    @staticmethod
+    def alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
+        """The convolution of a term with these attributes in operators of ONNX, without its
+        epilogue."""
+        how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
+        return term("conv", x, w, **how, group=x.shape[1])
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """The block sizes with few lanes beyond a plane; of small planes a block has several
@@ -279,12 +285,13 @@ class DepthwiseBlock:
         return [f"{shared}; a block has {self.beside} channels and {self.positions} positions."]
 
 
-OPERATOR = "depthwise_conv"
-FORM = Form(
-    GpuProgram(OPERATOR, DepthwiseBlock),
-    partial(read_fused, OPERATOR, DepthwiseConvolution),
-    own_terms(OPERATOR),
-    operators=with_epilogue,
-    alone=alone,
-    terms=ModelTerms(partial(fused_members, True), partial(fused_term, OPERATOR)),
+def _attrs(names: Names) -> dict[str, Any] | None:
+    """Nothing but what all have, for a group of each channel."""
+    return {} if names["group"] == names["x"].shape[1] > 1 else None
+
+
+KIND = FusedKind(
+    patterns("conv(x, w, strides=strides, pads=pads, dilations=dilations, group=group)"),
+    _attrs,
 )
+FORM = fused_form(DepthwiseConvolution, GpuProgram("depthwise_conv", DepthwiseBlock), KIND)

@@ -8,20 +8,24 @@ to a kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
-from taso_mirage.kernels.form import Form, ModelTerms, own_terms
-from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, read_fused, small_sides
-from taso_mirage.kernels.gpu.in_operators import alone, with_epilogue
-from taso_mirage.kernels.gpu.single_precision import fused_members, fused_term
+from taso_mirage.kernels.conversion import Conversion
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
+from taso_mirage.kernels.gpu.in_operators import nearest_tf32
+from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
+from taso_mirage.operators.ops import term
 
 BLOCK = (128, 64, 16, 1)
 """The block of a goal, which is launched with none."""
@@ -36,6 +40,17 @@ SUMS = 256 * 192
 @dataclass(frozen=True, slots=True)
 class ShiftedConvolution(FusedConvolution):
     """A goal that is a `shifted_conv`: (n,c,h,w), (p,j,o,i,c), and its epilogue."""
+
+    @staticmethod
+    def alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
+        """The convolution of a term with these attributes in operators of ONNX, without its
+        epilogue."""
+        how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
+        extra = attrs["extra"]
+        whole = _dense(w, len(x.shape) - 2, bool(extra))
+        if extra:
+            return term("conv_transpose", x, whole, **how, output_padding=extra, group=1)
+        return term("conv", x, whole, **how, group=1)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """Blocks whose sums fit, of no more columns than there are."""
@@ -62,13 +77,52 @@ class ShiftedConvolution(FusedConvolution):
         return [max(-(((k - 1) * d - p - 1) // s) + 1, 3) for k, p, s, d in rows]
 
 
-OPERATOR = "shifted_conv"
-FORM = Form(
-    GpuProgram(OPERATOR, ShiftedBlock, StationaryBlock, (ROUNDED_TILES,)),
-    partial(read_fused, OPERATOR, ShiftedConvolution),
-    own_terms(OPERATOR),
-    operators=with_epilogue,
-    alone=alone,
-    terms=ModelTerms(partial(fused_members, False), partial(fused_term, OPERATOR)),
-    in_parts=True,
+def natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
+    """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
+    (o,c,i,j), or of a transposed one (c,o,i,j)."""
+    kernel = (*range(2, spatial + 1), 0)
+    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
+
+
+def _dense(w: Node, spatial: int, transposed: bool) -> Node:
+    """(p,j,o,i,c) -> the weights that a convolution has, or a transposed one."""
+    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
+
+
+def _in_parts(names: Names, model: Conversion) -> Node | None:
+    """Weights in two parts; None where they are not finite."""
+    spatial, transposed, w = len(names["pads"]) // 2, "extra" in names, names["w"]
+    packed = _parts(model.weights[w.attr("name")].numpy(), transposed)
+    if packed is None:
+        return None
+
+    def stands_for(made: Node) -> Node | None:
+        return model.originals.get(_dense(made, spatial, transposed))
+
+    own = model.weight("shifted", packed, w, stands_for)
+    model.originals[_dense(own, spatial, transposed)] = w
+    return own
+
+
+def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:
+    """Weights (o,c,i,j) as (2,j,o,i,c), of a transposed convolution from (c,o,i,j): the nearest
+    numbers of TF32, and what they lack; None where they are not finite."""
+    first = (1, 0) if transposed else (0, 1)
+    kernel = range(2, array.ndim)
+    turned = np.ascontiguousarray(array.transpose(kernel[-1], first[0], *kernel[:-1], first[1]))
+    near = nearest_tf32(turned)
+    return np.stack([near, turned - near]) if np.isfinite(near).all() else None
+
+
+KIND = FusedKind(
+    (
+        *patterns("conv(x, w, strides=strides, pads=pads, dilations=dilations, group=1)"),
+        *patterns(
+            "conv_transpose(x, w, strides=strides, pads=pads, dilations=dilations, output_padding=extra, group=1)"
+        ),
+    ),
+    lambda names: {"extra": tuple(names.get("extra", ()))},
+    _in_parts,
 )
+PROGRAM = GpuProgram("shifted_conv", ShiftedBlock, StationaryBlock, (ROUNDED_TILES,))
+FORM = fused_form(ShiftedConvolution, PROGRAM, KIND, in_parts=True)
