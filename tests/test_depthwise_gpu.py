@@ -66,7 +66,7 @@ def depthwise(
     count, columns = len(kernel), each * image[1]
     how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count} | attrs
     x, w = variable("x", Tensor("float32", image)), variable("w", Tensor("float32", (columns, 1, *kernel)))
-    node, goal = followed("depthwise_conv", x, w, columns, follows, how)
+    node, goal = followed(DepthwiseConvolution, "depthwise_conv", x, w, columns, follows, how)
     return DepthwiseConvolution(node), goal
 
 

@@ -74,7 +74,7 @@ def convolved(
     how |= attrs
     x = variable("x", Tensor("float32", image))
     w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
-    node, goal = followed("shifted_conv", x, w, columns, follows, how)
+    node, goal = followed(ShiftedConvolution, "shifted_conv", x, w, columns, follows, how)
     return ShiftedConvolution(node), goal
 
 

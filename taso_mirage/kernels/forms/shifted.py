@@ -22,7 +22,7 @@ from taso_mirage.kernels.codegen.gpu.shifted import ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary import StationaryBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
 from taso_mirage.kernels.conversion import Conversion
-from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides, small_transposed
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
 from taso_mirage.operators.ops import term
@@ -65,16 +65,10 @@ class ShiftedConvolution(FusedConvolution):
     def _small_operands(self) -> tuple[Node, Node]:
         x, w, *_ = self.node.args
         kernel = tuple(map(int, (*w.shape[3:-1], w.shape[1])))
-        sides = self._small_transposed(kernel) if self.node.attr("extra") else small_sides(self.node, kernel)
+        sides = small_transposed(self.node, kernel) if self.node.attr("extra") else small_sides(self.node, kernel)
         channels, columns = min(int(x.shape[1]), 2), min(int(w.shape[2]), 3)
         image = variable("x", Tensor("float32", (2, channels, *sides)))
         return image, variable("w", Tensor("float32", (*w.shape[:2], columns, *w.shape[3:-1], channels)))
-
-    def _small_transposed(self, kernel: tuple[int, ...]) -> list[int]:
-        pads = self.node.attr("pads")
-        around = [a + b for a, b in zip(pads[: len(kernel)], pads[len(kernel) :], strict=True)]
-        rows = zip(kernel, around, self.node.attr("strides"), self.node.attr("dilations"), strict=True)
-        return [max(-(((k - 1) * d - p - 1) // s) + 1, 3) for k, p, s, d in rows]
 
 
 def natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:

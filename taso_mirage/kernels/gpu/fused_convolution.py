@@ -126,6 +126,14 @@ def small_sides(node: Node, kernel: tuple[int, ...]) -> list[int]:
     return [max((k - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
 
 
+def small_transposed(node: Node, kernel: tuple[int, ...]) -> list[int]:
+    """Sizes of an image of which a transposed convolution like this one has a few results."""
+    pads = node.attr("pads")
+    around = [a + b for a, b in zip(pads[: len(kernel)], pads[len(kernel) :], strict=True)]
+    rows = zip(kernel, around, node.attr("strides"), node.attr("dilations"), strict=True)
+    return [max(-(((k - 1) * d - p - 1) // s) + 1, 3) for k, p, s, d in rows]
+
+
 @lru_cache(maxsize=256)
 def _evidence(small: FusedConvolution, goal: Graph) -> Evidence | Failure:
     (block, *_) = small.blocks()
