@@ -184,8 +184,8 @@ class GroupedTransposedFunction:
             for axis, name in zip(self.axes, ("plane", "top", "pixel"), strict=True)
         )
         yield f"seen = {' & '.join(seen) or f'position < {self.volume_y}'}"
-        place = f"({plane} * {high.size} + {top}) * {row.size} + {pixel}"
-        at = f"((first + c) * {self.volume})[:, None] + ({place})[None, :]"
+        pixels = f"({plane} * {high.size} + {top}) * {row.size} + {pixel}"
+        at = f"((first + c) * {self.volume})[:, None] + ({pixels})[None, :]"
         yield f"x_tile = tl.load(x_at + {at}, mask=kept & seen[None, :], other=0.0)"
         weights = f"((first + c) * {self.results} + channel % {self.results}) * {self.taps} + {tap}"
         yield f"w_tile = tl.load({self.names[1]} + {weights}, mask=there, other=0.0)"
