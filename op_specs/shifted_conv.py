@@ -33,13 +33,13 @@ def shifted_conv(
     block: Ints = (128, 64, 16, 1),
 ):
     """(n,c,h,w), (p,j,o,i,c), tensors -> (n,o,h',w'): conv of x and the sum of the p parts of the
-    weights, whose last kernel axis comes first, and what follows it; one to three axes.
+    weights, whose last kernel axis comes first, and its epilogue; one to three axes.
 
-    `body`: what follows, element by element, from the convolution of one image and the others,
-    each (o,1,1), (1,o,1,1) or (n,o,h',w'), where an image has one of its own. `extra`: the
+    `body`: the epilogue, element by element, from the convolution of one image and the others, each
+    (o,1,1), (1,o,1,1) or (n,o,h',w'), where an image has one of its own. `extra`: the
     output_padding of a transposed convolution; empty for the other. `block`, which changes nothing:
     how many pixels and columns a block of the grid has, how much of the sum a step, and how many
-    elements of the kernel's row share what is loaded.
+    elements of the kernel's row share a load.
     """
     spatial = xp.rank(x) - 2
     if xp.rank(w) != spatial + 3 or len(block) != 4:
@@ -53,7 +53,7 @@ def shifted_conv(
 
 
 def followed(xp, y, others, body: Graph):
-    """A convolution `y`, and what `body` makes of it and of other tensors."""
+    """A convolution `y`, and the result of `body` on it and on other tensors."""
     if len(body.inputs) != 1 + len(others) or len(body.outputs) != 1:
         raise IllTyped(f"{len(others)} tensors and a convolution, for a body of {len(body.inputs)}")
     values = dict(zip(body.inputs, (y, *others), strict=True))

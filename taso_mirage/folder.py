@@ -115,7 +115,7 @@ class Folder:
         except InvalidOption:
             if not self.output.is_dir():
                 raise
-            with locked(self.output):  # it may be what another run is writing: that is said then
+            with locked(self.output):  # another run may be writing: that is said then
                 self._look()
 
     def _asked(self) -> api.Options:
@@ -328,12 +328,12 @@ class Folder:
     def plan(self) -> str:
         """One line on the models that are left to do, and the time that they may take."""
         count, left = len(self.rows), len(self.waiting)
-        said = f"{plural(count, 'model')}, {count - left} of them done before; {left} to do, "
+        said = f"{plural(count, 'model')}: {count - left} done before, {left} to do, "
         if math.isinf(self.budget):
-            return f"{said}without a limit of time"
+            return f"{said}without a time limit"
         total = left * self.budget
         together = f"{total:g} s" if total < MINUTES else f"{total / 60:.3g} minutes"
-        return f"{said}each in at most {self.budget:g} s (together {together})"
+        return f"{said}at most {self.budget:g} s each ({together} in total)"
 
     def said(self) -> list[str]:
         """The results of all models, as lines."""

@@ -120,9 +120,9 @@ class Evidence:
     that the guard admits and that are not proved, so that the rule does not apply in them; no
     readable guard was found that says so.
 
-    Tests: so many `tests` passed, with all elements equal, and `undecided` others did not decide. A
-    wrong program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's
-    Theorem 2, for programs that are linear in each input. `measured`: the errors in floats.
+    Tests: `tests` passed, with all elements equal, and `undecided` others did not decide. A wrong
+    program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's Theorem
+    2, for programs that are linear in each input. `measured`: the errors in floats.
     """
 
     cases: int = 0

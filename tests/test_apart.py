@@ -1,5 +1,5 @@
-"""Fused operators that hide products with large weights: what they are taken apart into, and what
-that brings to the stage of kernels."""
+"""Fused operators that hide products with large weights: their decomposition, and its use for the
+stage of kernels."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_a_weight_that_others_read_stays_and_is_turned_once(tmp_path: Path, monk
 
 
 def test_weights_of_float8_are_turned_too() -> None:
-    """QDQ: a quantizer, and the products of what it gives with dequantized weights."""
+    """QDQ: a quantizer, and the products of its result with dequantized weights."""
     given, found = kinds(FLOAT8)
     ((kind, sites),) = found.items()
     _, other = forms(kind, sites, True)

@@ -174,8 +174,8 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
 )
 @given(dynamic(), st.sampled_from((1, 2, 3)), st.sampled_from((None, None, "softmax", "reduce_mean", "reduce_max")))
 def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int, over: str | None) -> None:
-    """At sizes that nothing was tried at, also where the last operators mix the samples; and what
-    has no batch has no free dim inside."""
+    """At untried sizes, also where the last operators mix the samples; and a region without a batch
+    has no free dim inside."""
     outputs = tuple(mixed(o, over) for o in drawn[1])
     found, _ = equal_regions(model(*outputs), {"n": searched}, 4, True)
     for kind, sites in found.items():
@@ -223,8 +223,8 @@ def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
 
 
 def sums(*samples: int) -> tuple[Graph, Graph]:
-    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what
-    all samples share; and the goal for so many samples."""
+    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus a term
+    that all samples share; and the goal for so many samples."""
     dims = len(samples)
     a, b = x("a", *[1] * dims, 12, 20), x("b", 20)
     first = mugraphs.kernel(

@@ -60,7 +60,7 @@ def bytes_(name: str, *shape: int) -> Node:
 
 
 def case(shape: tuple[int, ...], n: int, bits: int, size: int, follows: str) -> tuple[WeightProduct, Graph]:
-    """A product with weights of few bits, with what is named, and its goal over inputs."""
+    """A product with weights of few bits, with the named operators, and its goal over inputs."""
     blocks = -(-shape[-1] // size)
     zeros = bytes_("zeros", n, -(-blocks * bits // 8)) if "whole" in follows else ABSENT
     form = (

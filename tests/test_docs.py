@@ -1,10 +1,10 @@
-"""The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
-pictures are those of today.
+"""The pages of docs/: the site builds without a warning, the code in their blocks runs, and the
+pictures are up to date.
 
 Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets and
-one layer of the model, and in the slow test as they are. A block of `text` right
-behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
-`<!-- not run: WHY -->`.
+one layer of the model, and in the slow test as they are. A block of `text` right behind one is its
+output, with `...` for anything. Above a block may stand `<!-- slow -->`, or `<!-- not run: WHY
+-->`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def named(page: Path) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout, with what is compiled of it: pages write files into it, and an
+    """A copy of the checkout, with its compiled files: pages write files into it, and an
     operator."""
     hidden = shutil.ignore_patterns(".*", "results")
     return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=hidden))
@@ -194,7 +194,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.lint
 def test_the_repositorys_place_is_said_once() -> None:
-    """Pages have a name in its stead, which the site replaces by what pyproject.toml says."""
+    """Pages have a name in its stead, which the site replaces by the address in pyproject.toml."""
     conf = runpy.run_path(str(DOCS / "conf.py"))
     said: dict[str, Callable[..., None]] = {}
     app = SimpleNamespace(connect=lambda event, call: said.update({event: call}))

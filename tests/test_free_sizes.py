@@ -1,5 +1,5 @@
 """Kernels whose sizes a run gives: they compute the goal at every size, on one session, with whole
-tiles and with what is left."""
+tiles and with the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Triton programs whose sizes a run gives: one source for all sizes, which computes the goal at
-each of them, with whole tiles and with what is left."""
+each of them, with whole tiles and with the rest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def self_attention(b: Dim, s: Dim) -> Graph:
 
 
 def one_query(b: Dim, k: Dim) -> Graph:
-    """A token and what came before it: sums wait for the end of the loop."""
+    """A token and the tokens before it: sums wait for the end of the loop."""
     q, keys, v = x("q", b, 4, 1, 16), x("k", b, 4, k, 16), x("v", b, 4, k, 16)
     scores = term("matmul", q, term("transpose", keys, perm=(0, 1, 3, 2)))
     return Graph((q, keys, v), (term("matmul", term("softmax", scores, axis=3), v),))
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Goal, FreeSizes, tuple[int, ...]]] = {
     "pooled": (pooled, FreeSizes(((N, S, 24),), ((N, 24),)), (2, 64)),
 }
 SIZES = (1, 1), (3, 2), (1, 15), (1, 16), (2, 17), (1, 130)
-"""Ones, what is left of a tile and one more, whole tiles, and several."""
+"""Ones, the rest of a tile and one more, whole tiles, and several."""
 FORMS = 2
 """Programs of a case that are run: different grids, loops, or numbers of kernels first."""
 
@@ -191,7 +191,7 @@ def interpret(given: object, folder: Path) -> list[list[str]]:
 
 
 MORE = ("self_attention", "norm", "gated", "activation")
-"""Cases of the slow test: they have what others have too."""
+"""Cases of the slow test: others have the same features."""
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ import torch
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
 from taso_mirage.torch import fallback
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
 
 fallback.compiled_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
@@ -375,8 +375,7 @@ def test_results_are_compared_with_the_goal_in_float64(dtype: str, off: float, r
 
 
 def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner itself, with a clock that says how long what it launches takes: two warps are the
-    best."""
+    """The tuner itself, with a clock that gives the time of each launch: two warps are the best."""
     seen: list[TritonProgram] = []
 
     def seconds(module: Any, program: TritonProgram, sets: Any, check: Any, enough: float) -> float:

@@ -1,4 +1,4 @@
-"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of what to keep is
+"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of the kept kernels is
 made up, so that every kernel runs."""
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
 
 def test_eight_threads_replay_their_captured_graphs(found: Result) -> None:
     """A session each, which is how graphs may be used, beside one that all share and that captures
-    nothing; what was captured before is replayed on new inputs in its place."""
+    nothing; graphs captured before are replayed on new inputs in their place."""
     content = serialize(found.model)
     shared, turn, all_there = opened(content), Lock(), Barrier(8)
     wanted = [run(content, feed(i))[0] for i in range(8)]

@@ -378,7 +378,7 @@ def test_an_example_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.parametrize("name", [*PAPER, "beyond"])
 def test_an_example_runs_as_a_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python models/workloads/NAME.py` finds what it needs beside itself."""
+    """`python models/workloads/NAME.py` finds its imports beside itself."""
     import runpy
 
     folder = MINI.parent / "workloads"

@@ -1,5 +1,5 @@
-"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They
-compute what they computed apart, bit by bit, at every number of rows; wrong ones are refused."""
+"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They give
+the same bits as apart, at every number of rows; wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GATES = {"silu": lambda y: term("mul", y, term("sigmoid", y)), "gelu": lambda y:
 
 
 def layer(rows: Any, size: int = 32, level: int = 0, norm: str = "rms_norm", gate: str = "silu") -> list[Node]:
-    """A gated layer: what is added to a norm of it behind two products, their gate and a third."""
+    """A gated layer: a summand of a norm of it behind two products, their gate and a third."""
     data = variable("x", Tensor("float32", (rows, WIDTH)))
     scale = [w("g", WIDTH), *([w("c", WIDTH)] if norm == "layer_norm" else [])]
     seen = term(norm, data, *scale, axis=1, epsilon=1e-5)

@@ -1,5 +1,5 @@
-"""Packages of others: the template builds, installs and works; what is wrong is refused with what
-to do about it."""
+"""Packages of others: the template builds, installs and works; a wrong one is refused with the next
+step."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_attention_of_the_runtime_with_a_mask_and_no_bias_is_a_region() -> None:
 
 
 def test_attention_with_a_mask_that_is_known_is_a_region_of_as_many_rows_as_there_are() -> None:
-    """A mask is no linear layer's weight, though it is known, and what is summed runs along it."""
+    """A mask is no linear layer's weight, though it is known, and the sum runs along it."""
     q, k, v = (x(name, 1, 70, 64) for name in "qkv")
     made = term("multi_head_attention", q, k, v, None, w("mask", 1, 1, 70, 70), num_heads=2)
     assert [operators(goal) for goal, _ in found(made)[1]] == [["multi_head_attention"]]

@@ -118,7 +118,8 @@ def test_a_search_looks_first_at_what_costs_most_in_all_its_places() -> None:
 
 
 def test_a_search_leaves_what_a_model_that_is_slow_to_load_needs() -> None:
-    """Loads of 8 s: without time for a first kernel the search has what the rest does not need."""
+    """Loads of 8 s: without time for a first kernel the search has the time that the rest does not
+    need."""
     made = job(60.0, 22.0, 8.0)
     made.checking, made.regions = 9.0, 5.0
     left = made.deadline.left() - search_seconds(made)

@@ -1,6 +1,6 @@
-"""Convolutions in single precision as kernels for a GPU: what they compute is the convolution and
-what follows, in the field, in numbers and in Triton's interpreter; how a model has them; and the
-stage, without a GPU."""
+"""Convolutions in single precision as kernels for a GPU: they compute the convolution and its
+epilogue, in the field, in numbers and in Triton's interpreter; how a model has them; and the stage,
+without a GPU."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def program(made: ShiftedConvolution, goal: Graph, block: Block, precision: str 
 
 
 def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and what that is."""
+    """A program with something else in one place, and that change."""
     for what, old, new in (
         ("a row further", r"top - 1 \+ tap", "top + tap"),
         ("above the image", r"\(row_x >= 0\) & ", ""),
@@ -201,7 +201,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
-    """With what follows, at these sizes, and as the evidence has it."""
+    """With the epilogue, at these sizes, and as the evidence has it."""
     (made, goal), block = FORMS[name]
     small, leaves = made.small()
     for mine, wanted in ((small.mugraph(BLOCK), leaves), (made.mugraph(block), goal)):
@@ -280,7 +280,7 @@ def test_what_has_no_form_says_why() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_result_is_compared_with_float64(name: str) -> None:
-    """PyTorch's convolution, and what follows by its definition; weights are given as a model has
+    """PyTorch's convolution, and the epilogue by its definition; weights are given as a model has
     them."""
     (made, goal), _ = FORMS[name]
     generator = torch.Generator().manual_seed(0)
@@ -562,7 +562,8 @@ def test_more_images_are_measured_at_one_number() -> None:
 def test_they_run_on_the_gpu(
     batch: int | str, target: Any, stays: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing but the choice of what to keep is made up; with weights that stay where they can."""
+    """Nothing but the choice of the kept kernels is made up; with weights that stay where they
+    can."""
     fresh_cache(monkeypatch, tmp_path)
     forms = triton.program_forms
     monkeypatch.setattr(triton, "program_forms", lambda *args: forms(*args)[-1:] if stays else forms(*args)[:1])

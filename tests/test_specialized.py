@@ -182,8 +182,8 @@ def test_the_tuner_tries_depths_and_a_job_is_json() -> None:
 
 @pytest.mark.parametrize("name", GOALS)
 def test_a_device_has_the_form_where_it_is_described_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is by itself: what users get is what they got. Where it is the tuner compares both
-    forms with the goal, and keeps the faster one."""
+    """None is by itself: users get the programs that they got before. Where it is the tuner
+    compares both forms with the goal, and keeps the faster one."""
     found = [FoundMuGraph(graph, graph, 1.0, "", NO_EVIDENCE) for graph in graphs(name)[0][:2]]
     seen: list[TritonProgram] = []
     cheap = True

@@ -48,7 +48,7 @@ def result(layer: Path) -> Result:
 
 
 def first_fact(result: Result) -> tuple[str, str]:
-    """How the page's first fact looks, and what it says."""
+    """How the page's first fact looks, and its text."""
     content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
     Page(content)
     (found,) = re.findall(r'<p class="headline (\w+)">([^<]*)</p>', content)
@@ -106,9 +106,13 @@ def test_a_kernels_gain_says_against_what() -> None:
 @pytest.mark.parametrize(
     ("kinds", "ended", "said"),
     [
-        (0, "", "no kernels: no part of the model can be one"),
-        (1, "", "no kernels: one part of the model could be one, and none makes the model measurably faster"),
-        (4, "", "no kernels: 4 different parts of the model could be one, and none makes the model measurably faster"),
+        (0, "", "no kernels: no region of the model can be fused"),
+        (1, "", "no kernels: one region of the model can be fused, but none makes the model measurably faster"),
+        (
+            4,
+            "",
+            "no kernels: 4 different regions of the model can be fused, but none makes the model measurably faster",
+        ),
         (4, "the time was over", "no kernels: the time was over"),
     ],
 )

@@ -400,7 +400,7 @@ TURNS = 4
 def floor(p: Poly, d: Poly) -> Poly:
     """p // d: whole multiples come out, and the rest may be below d."""
     facts = WORK.get().facts
-    need(holds(d - 1, facts), "a division by what may not be positive")
+    need(holds(d - 1, facts), "a division by a term that may not be positive")
     if d == ONE:
         return p
     whole, rest = apart(p, d)

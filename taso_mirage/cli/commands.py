@@ -171,7 +171,7 @@ def main(began: float | None = None) -> None:
     signal.signal(signal.SIGINT, interrupt.give_up)
     interrupt.end_cleanly()
     sys.unraisablehook = interrupt.unraisable
-    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log of a model is not escaped
+    logging.getLogger().addHandler(logging.NullHandler())  # libraries' messages about a model are not escaped
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     reuse_memory()

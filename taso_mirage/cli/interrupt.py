@@ -101,7 +101,7 @@ def die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-FOUND = "what was found so far"
+FOUND = "the results so far"
 _postponed = threading.Event()
 """Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
 
@@ -130,7 +130,7 @@ def unraisable(dropped: sys.UnraisableHookArgs) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(keeping: str = "the best found so far, measured and checked", begun: bool = False) -> Iterator[Stop]:
+def interruptible(keeping: str = "the best result so far, measured and checked", begun: bool = False) -> Iterator[Stop]:
     """The first Ctrl-C after the start of the search ends it and keeps the results so far; the next
     ends the program with nothing written. `begun`: the search starts at once."""
     from taso_mirage.search.config import Stop

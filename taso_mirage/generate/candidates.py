@@ -41,7 +41,7 @@ class Proposed:
 
 
 def propose(name: str, ops: int, seed: int, report: Report = lambda text: None) -> Proposed:
-    """Everything before the fuzz and the proofs, for one family up to so many operators.
+    """Everything before the fuzz and the proofs, for one family up to a number of operators.
 
     The same seed gives the same.
     """

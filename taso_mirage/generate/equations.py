@@ -318,7 +318,7 @@ def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int
 
 
 def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]:
-    """Variables in groups that only trying can tell apart: where they occur does not depend on
+    """Variables in groups that only trying can distinguish: where they occur does not depend on
     their names."""
     places: dict[int, list[str]] = {}
 

@@ -68,7 +68,7 @@ def _meet(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def joins(table: Table, classes: Classes, limit: int) -> dict[Join, tuple[int, int, int, int]]:
-    """All essential joins of at most so many operators on each side, canonical, with one instance
+    """All essential joins of at most `limit` operators on each side, canonical, with one instance
     (candidates) of each.
 
     Of the joins of two classes that are split alike the smallest is taken: single equations give

@@ -12,7 +12,7 @@ Numbers = NDArray[np.int32]
 _Ints = NDArray[np.int64]
 Two = tuple[Numbers, Numbers]
 BITS = 20
-"""Node numbers fit in so many bits; three of them are the key of a node set."""
+"""The bits of a node number; three numbers are the key of a node set."""
 
 
 def uniting(size: NDArray[np.int8], nodes: Numbers, count: int) -> Two:

@@ -67,8 +67,8 @@ SECONDS = 240
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLong in this thread after so many seconds (between two steps of Python: code in C
-    ends first)."""
+    """Raise TooLong in this thread after some seconds (between two steps of Python: code in C ends
+    first)."""
     thread, lock, over = threading.get_ident(), threading.Lock(), False
 
     def stop() -> None:
@@ -113,7 +113,7 @@ def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> 
 ATTEMPTS = 3
 
 
-# ---------------------------------------------------------------- what the others derive
+# ---------------------------------------------------------------- derived rules
 
 State = tuple[Node, ...]
 

@@ -62,7 +62,7 @@ class Batch:
     inputs: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for the values of a damaged record."""
+        """Raises ValueError for the fields of a damaged record."""
         if type(self.dims) is not int or not all(type(each) is bool for each in self.inputs):
             raise ValueError(f"no batch: {str(self.dims)[:40]} dims of {str(self.inputs)[:40]}")
 
@@ -73,7 +73,7 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
 
 
 def loop_phases(body: Graph, fmap: Sequence[int], loop: Dim = 2) -> dict[Node, LoopPhase]:
-    """The stage of every term of a body, operands first.
+    """The loop phase of every term of a body, operands first.
 
     Raises IllTyped where a term mixes the loop with terms after it.
 
@@ -82,14 +82,14 @@ def loop_phases(body: Graph, fmap: Sequence[int], loop: Dim = 2) -> dict[Node, L
     found = {x: LoopPhase.LOOP if axis >= 0 else LoopPhase.INVARIANT for x, axis in zip(body.inputs, fmap, strict=True)}
     for node in body:
         if node not in found:
-            found[node] = _stage(node, {found[arg] for arg in node.args}, loop)
+            found[node] = _phase(node, {found[arg] for arg in node.args}, loop)
     for i, output in enumerate(body.outputs):
         if found[output] is LoopPhase.LOOP:
             raise IllTyped(f"output {i}, {output.op}, differs between iterations; accumulate it")
     return found
 
 
-def _stage(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
+def _phase(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
     if node.op in ("input", "weight"):
         raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
     if {LoopPhase.LOOP, LoopPhase.AFTER} <= below:

@@ -248,7 +248,7 @@ def substitute(
     for old, new in mapping.items():
         if old.type != new.type:
             raise TypeError(f"{old.op} has type {old.type}; it cannot be replaced by {new.op} of type {new.type}")
-    done: dict[Node, Node] = dict(mapping)  # and what is above
+    done: dict[Node, Node] = dict(mapping)  # and the terms above
     for node in topological(outputs, stop=mapping) if order is None else order:
         if node not in mapping and not done.keys().isdisjoint(node.args):
             done[node] = with_args(node, tuple([done.get(arg, arg) for arg in node.args]))

@@ -99,7 +99,7 @@ class _Kernel:
         self.grid = {label: counts[label] for label in order if counts.get(label, 1) != 1}
         self.dtype = body_dtype(self.goal)
 
-    # ------------------------------------------------------------ what it is of
+    # ------------------------------------------------------------ operands
 
     def possible(self) -> bool:
         """Whether every stabiliser can be had where it is needed, every result has the labels of
@@ -305,7 +305,7 @@ class _Kernel:
     def _reshaped(self, value: Node, shape: Sequence[Dim]) -> Node:
         return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
 
-    # ------------------------------------------------------------ what kinds write with
+    # ------------------------------------------------------------ used by kinds to write
 
     def read(self, view: str) -> Written:
         return self._tile(view, self._given(view))

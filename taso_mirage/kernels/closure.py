@@ -40,7 +40,7 @@ class Closure:
     output.
 
     `statistics`: classes and edges (all that were kept), wrong (edges that the field refuted),
-    tried (terms made), checked and pruned (different terms looked at and dropped), lost (terms in
+    tried (terms made), checked and pruned (different terms tested and dropped), lost (terms in
     which a label cancels), targets, seconds, verifying (seconds of them); capped is 1 where a
     closure without pruning was cut short. Classes and edges of which no output is derived are then
     dropped.

@@ -162,7 +162,7 @@ class _Values:
         """The value that an edge gives its class."""
         return edge.kind.evaluate(edge, self)
 
-    # ------------------------------------------------------------ what kinds evaluate with
+    # ------------------------------------------------------------ used by kinds to evaluate
 
     def value(self, i: int) -> Residues:
         return self.values[i]

@@ -162,7 +162,7 @@ def free_tiles(
     """The tiles of a kernel where some labels have names for their sizes: those that it does not
     cut stay whole, of those that it cuts the last is the rest.
 
-    A label that is `open` is cut in any case, into tiles of at least so many.
+    A label that is `open` is cut in any case, into tiles of at least its number there.
     """
 
     alike: Counter[tuple[str, int]] = Counter()

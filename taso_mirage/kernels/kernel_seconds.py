@@ -32,7 +32,7 @@ most."""
 TOGETHER = 32
 """Blocks of a processor at a time, at most."""
 WARPS, MATRIX_ROWS = 4, 64
-"""On Hopper so many warps, and not fewer, share a product of so many rows or more."""
+"""On Hopper WARPS warps, and not fewer, share a product of at least MATRIX_ROWS rows."""
 PIECE = 8192
 """Bytes that a cluster combines, of which `Coefficients.exchange` is."""
 LONGEST = 4.0
@@ -49,14 +49,13 @@ class Coefficients:
     dim more (`batched`), and of `products` those of few rows (`small`). Microseconds: a first
     launch and a `later` one, the `start` of a block, each iteration (`step`) and as divided by the
     stages (`latency`), a step of a `chain` in an iteration or besides (`chain_once`), an operand
-    that is `computed`, how long bytes from memory are on their way (`distance`), what a cluster
-    takes to meet (`meeting`) and to `exchange` a PIECE. Instructions of a lane: `element`,
-    `function` and `fold`. So many `warps` of a processor reach half of its rate, so many
-    `matrix_warps` half of the tensor cores'. `tail`: the idle share of a last wave; `cluster`: of
-    all, for each further block of one. A thread has registers for so many values (`room`): the
-    words that it loads count `word` times, lanes of the largest tile `lane` times, beside products
-    `product_lane` times; `spilled`: for each doubling above that. `norm` and `norm_once`: the p,
-    with a loop and without.
+    that is `computed`, how long bytes from memory are on their way (`distance`), the time of a
+    cluster to meet (`meeting`) and to `exchange` a PIECE. Instructions of a lane: `element`,
+    `function` and `fold`. `warps` of a processor reach half of its rate, `matrix_warps` half of the
+    tensor cores'. `tail`: the idle share of a last wave; `cluster`: of all, for each further block
+    of one. A thread has registers for `room` values: the words that it loads count `word` times,
+    lanes of the largest tile `lane` times, beside products `product_lane` times; `spilled`: for
+    each doubling above that. `norm` and `norm_once`: the p, with a loop and without.
     """
 
     bandwidth: float

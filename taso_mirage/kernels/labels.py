@@ -345,7 +345,7 @@ class _Reading:
         made = algebra.mul(*args) if term.kind is DOT else args[0]
         for each in reversed(labels):
             if each not in algebra.free(made):
-                raise Unsupported(f"a fold over the label {each}, on which its operand does not hang")
+                raise Unsupported(f"a fold over the label {each}, on which its operand does not depend")
             made = kind.sketch(algebra, made, each)
         for each in labels:
             made = kind.scaled(algebra, made, each)

@@ -23,8 +23,8 @@ from taso_mirage.kernels.products import Coefficient, FactorPowers
 class _Opened(NamedTuple):
     """A monomial of a target with its sums opened.
 
-    It has what its labels and those of its target are, by family, and the counts of its factors
-    without labels.
+    It has its labels and those of its target, by family, and the counts of its factors without
+    labels.
     """
 
     coefficient: Coefficient

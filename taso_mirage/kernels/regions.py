@@ -48,7 +48,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
 
 OPERATORS, INPUTS = 24, 8
-"""A region has at most so many operators, and a lane of it so many inputs."""
+"""The most operators of a region, and the most inputs of one of its lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
@@ -105,10 +105,10 @@ def fragments(
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
 ) -> dict[Graph, list[RegionSite]]:
-    """The graphs of all regions, of at most so many lanes, in the order of their first places, each
-    with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a
-    free number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is
-    in single precision. A term that `prepared` has kernels for is a region first. Errors are
+    """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
+    with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
+    number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is in
+    single precision. A term that `prepared` has kernels for is a region first. Errors are
     reported."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
     if prepared is not None:

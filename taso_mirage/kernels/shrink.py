@@ -107,7 +107,7 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
         else:
             attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
-    dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of what it converts
+    dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of its operand
     wanted = zip(goal.sketches, goal.results, dtypes, strict=True)
     results = [next(k.node for k in goal.known if (k.sketch, k.axes, k.node.dtype) == each) for each in wanted]
     inputs = tuple(done.get(i, i) for i in goal.graph.inputs)

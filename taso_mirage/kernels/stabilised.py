@@ -174,7 +174,7 @@ def _safe(
         if values[c].top and values[c].top != stabilisers[key].over:
             return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
     if body.cluster is not None and any(degrees[c] for c in {*body.targets} - body.joint()):
-        return _unsafe("what is relative to the maximum of a block is stored beside what its cluster combines")
+        return _unsafe("a value relative to the maximum of a block is stored beside one that its cluster combines")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)
@@ -195,7 +195,7 @@ def _stabilisers(
     made = {c for c, _ in body.chosen}
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
-        again = key in made and key in before and not labels  # relative to what an earlier kernel stored
+        again = key in made and key in before and not labels  # relative to a value that an earlier kernel stored
         if not again and ((key in made) == (key in before) or (key in made and not labels)):
             return _unsafe("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)

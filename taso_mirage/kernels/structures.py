@@ -22,7 +22,7 @@ from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.derivations.folds import DOT
 
 STEPS = 6_000
-"""Partial bodies looked at for one kernel, at most."""
+"""The largest number of partial bodies that are tried for one kernel."""
 UNDERIVED = 10**6
 CUT = 5
 """Classes that one kernel may hand to the next."""
@@ -183,8 +183,8 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two
-    kernels and in longer ones; the operators of a body; muGraphs that are looked at, of up to two
+    """How many `kernels` of a muGraph; bodies tried for each of them in muGraphs of up to two
+    kernels and in longer ones; the operators of a body; muGraphs that are tried, of up to two
     kernels and of each longer length. `clusters`: whether a single kernel may fold a split
     reduction in a cluster. `folded`: whether, without products, kernels hand over values that folds
     alone derive. `cut`: the labels of which no kernel has a tile as long as they are."""

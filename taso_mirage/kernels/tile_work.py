@@ -28,9 +28,9 @@ BYTES, TURNING = 0.5, 1.75
 """The time of a product of bytes relative to one of half precision: where both operands lie along
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 SINGLE, PARTED = 7.5, 4
-"""A product of single precision takes so many times as long as one of half precision, in parts on
-the tensor cores, and to make the parts of an element, and each iteration, as long as so many
-products of an element more."""
+"""The time of a product of single precision relative to one of half precision, in parts on the
+tensor cores; and the number of products of an element as long as which making its parts, and each
+iteration, takes."""
 LEAST = 16
 """Rows, columns and terms that a product on tensor cores has at least."""
 BETWEEN = 0.25

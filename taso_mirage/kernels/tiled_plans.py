@@ -127,8 +127,8 @@ def with_forms(
     candidates: Sequence[TiledPlan], possible: Callable[[TiledPlan], bool] = lambda _: True
 ) -> list[TiledPlan]:
     """In their order, but behind the first one the best of each other form, the simplest first: of
-    clusters or none, and of so many kernels. The model is furthest off between forms, so the first
-    candidates to be measured include some of each.
+    clusters or none, and by the number of kernels. The model is furthest off between forms, so the
+    first candidates to be measured include some of each.
 
     Where the first one has no product of matrices, which tensor cores compute, the best that has
     one and is `possible` is the second, however far behind.

@@ -48,7 +48,8 @@ registers."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 WIDE = 512
-"""A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
+"""The most elements of a label that may be whole in a block of a GPU: the values of a latent
+head."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 LONG, STREAMED = 1 << 15, 8192

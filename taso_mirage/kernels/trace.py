@@ -238,8 +238,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return LabelledValue(left, a.dtype, made)
 
     def _refuse_long(self, total: ScalarTerm) -> None:
-        """Raise Unsupported where a sum of integers, with the sums below it, is of so many products
-        that tensor cores may saturate."""
+        """Raise Unsupported where a sum of integers, with the sums below it, has more products than
+        tensor cores sum without saturating."""
         labels = {label for each in below(total) for label in self.unifier.axis(each.labels)}
         if (count := prod(self.unifier.sizes[label] for label in labels)) >= SUMMED:
             raise Unsupported(f"a sum of {count} products of integers: of {SUMMED} and more it may not be in int32")

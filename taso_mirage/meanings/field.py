@@ -58,7 +58,7 @@ class Field(Meaning[Residues]):
         self.generator = residue_power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
 
     def repeated(self, times: int) -> Field:
-        """The field of so many programs side by side, each with this one's trials: values of (times
+        """The field of several programs side by side, each with this one's trials: values of (times
         * trials, ...)."""
         wide = copy(self)
         wide.trials, wide.generator = self.trials * times, np.tile(self.generator, (times, 1))

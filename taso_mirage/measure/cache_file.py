@@ -99,14 +99,14 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
 
 
 def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], dict[str, bytes]]:
-    """The costs and files of an archive, read and looked at before anything is written."""
+    """The costs and files of an archive, read and checked before anything is written."""
     manifest = json.loads(archive.read(MANIFEST))
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}, this version reads {FORMAT}; update taso-mirage")
     costs = [_cost(json.loads(line)) for line in archive.read(COSTS).decode().splitlines()]
     names = [name for name in archive.namelist() if name not in (MANIFEST, COSTS)]
     if strange := [name for name in names if not _NAME.fullmatch(name)]:
-        raise ValueError(f"it has a file {strange[0]!r}, which is none of a cache")
+        raise ValueError(f"it has a file {strange[0]!r}, which does not belong to a cache")
     files = {name: archive.read(name) for name in names}
     for content in files.values():
         json.loads(content)

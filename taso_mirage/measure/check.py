@@ -32,10 +32,10 @@ min(max|original - r|, max|moved r - r|).
 
 Where operators let the runtime round operands to few digits (the trait `coarse`), everything is
 compared twice. Without these attributes, original and optimized model are compared as said. With
-them, as the models are, r is what that comparison has shown to be right, and so no error of the
-original is implausible: the optimized model may be FACTOR times as far from r. Kernels in the place
-of such operators may round, too, but only a `share` as much as the original does: in the first
-comparison they may be so far from r.
+them, as the models are, r is right by that comparison, and so no error of the original is
+implausible: the optimized model may be FACTOR times as far from r. Kernels in the place of such
+operators may round, too, but only a `share` as much as the original does: in the first comparison
+they may be so far from r.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def check_cases(
             continue
         there = None if finely is None else finely.run(each.inputs)
         case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
-        if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+        if each.extreme and not _tame(case):  # the laws are over the reals, and extreme numbers may break them
             continue
         yield _witnessed(witness, session.target, case)
     if skipped is not None:
@@ -225,7 +225,7 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moving(model: Model, inputs: Arrays, reference: Sequence[Any]) -> Callable[[int], list[float]]:
-    """How far outputs move in float64 when the inputs are rounded in so many other ways."""
+    """How far outputs move in float64 when the inputs are rounded in a number of other ways."""
     one = cache(lambda seed: _apart(FloatReference(model, seed)(inputs, in_command), reference))
     return lambda ways: [max(each) for each in zip(*map(one, NUDGES[:ways]), strict=True)]
 

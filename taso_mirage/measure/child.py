@@ -78,7 +78,7 @@ class Child:
             except OSError as error:  # the process is well, and may have half of a message
                 self.stop()
                 raise RuntimeCrashed(f"ONNX Runtime's process cannot be reached: {error.strerror or error}") from None
-            except BaseException:  # an interrupt: what it is at would go on
+            except BaseException:  # an interrupt: its work would go on
                 self.stop()
                 raise
         if raised:

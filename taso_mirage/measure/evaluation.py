@@ -29,7 +29,7 @@ from taso_mirage.targets.machine import cores
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
 """Errors that an evaluation may raise because of its inputs."""
 LOOK = 0.1
-"""Seconds between two looks at the clock while threads compute."""
+"""Seconds between two readings of the clock while threads compute."""
 
 
 @dataclass(frozen=True, slots=True)

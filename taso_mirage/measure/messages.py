@@ -51,8 +51,8 @@ def send(connection: Connection[Any, Any], message: Any) -> None:
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
-    """The next object that the other end sends; what it has mapped from a file is not writable.
-    Raises EOFError where the other end is gone."""
+    """The next object that the other end sends; arrays mapped from a file are not writable. Raises
+    EOFError where the other end is gone."""
     head, sizes = pickle.loads(connection.recv_bytes())
     return pickle.loads(head, buffers=[_buffer(connection, size) for size in sizes])
 

@@ -42,8 +42,8 @@ def turn(run: Callable[[], float]) -> float:
 
 
 def spins(run: Callable[[], float], seconds: float) -> bool:
-    """Whether threads of a session go on after a run: whether this process works in so many seconds
-    in which it is asked for nothing."""
+    """Whether threads of a session go on after a run: whether this process works in a time in which
+    it is asked for nothing."""
     run()
     start = time.process_time()
     time.sleep(seconds)
@@ -51,7 +51,8 @@ def spins(run: Callable[[], float], seconds: float) -> bool:
 
 
 BYTES = bytes(1 << 16)
-"""A digest of so many takes some microseconds, in which Python's lock is free for others."""
+"""A digest of this many bytes takes some microseconds, in which Python's lock is free for
+others."""
 
 
 def cores_got(seconds: float) -> tuple[float, int]:

@@ -27,7 +27,7 @@ from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.magnitudes import most_of, rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
-from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session, open_in_child, open_part
 from taso_mirage.measure.target import Target
@@ -64,8 +64,9 @@ class RegionalCheck:
     float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only. `share`:
-    of the original's rounding of operands, what kernels may round (`check.compare`). `values`:
-    those of the original's terms that are known, which gets others as far as there is room.
+    the share of the original's rounding of operands that kernels may round (`check.compare`).
+    `values`: those of the original's terms that are known, which gets others as far as there is
+    room.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class RegionalCheck:
         self.cases = _differing(alike)[:RUNS]
         self.values, self.keeps = {} if values is None else values, values is not None
         self.known: dict[_Place, list[Difference]] = {}
-        """The differences of each patch that was looked at; none where an equal one passed and it
-        is as near."""
+        """The differences of each patch that was compared; none where an equal one passed and it is
+        as near."""
         self.others = 0
         """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}
@@ -284,7 +285,7 @@ class _Compared:
                 case = self.case(name, sides)
             except OutOfTime:
                 raise
-            except WRONG:  # indices into what was cut
+            except WRONG:  # indices into the part that was cut
                 continue
             if plausible(sides.found, case.reference):
                 return case, self.exactly(case, sides)

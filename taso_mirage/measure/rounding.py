@@ -24,7 +24,7 @@ QUANTIZED = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4
 
 @dataclass(frozen=True, slots=True)
 class AllowedRounding:
-    """No output is further from float64 than so many `steps`, by rules whose names match one of the
+    """No output is further from float64 than `steps`, by rules whose names match one of the
     patterns `rules`, or by any where there is none."""
 
     steps: float

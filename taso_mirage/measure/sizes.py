@@ -29,14 +29,14 @@ from taso_mirage.measure.refusals import refusal, shown_sizes
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
-from taso_mirage.onnx_io.compared import compared_numbers
+from taso_mirage.onnx_io.input_requirements import compared_numbers
 
 SEEDS = (1, 2, 3)
 """The seeds of the inputs that every check needs."""
 TIMED = 0
 """The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
-"""No trial begins after so many, or so long after the first."""
+"""The most trials, and the seconds after the first in which one begins."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)
 LENGTHS = (16, 32, 64, 128, 512, 1024, 16_000)
 ALIKE = (16, 32, 64, 2, 4)
@@ -60,7 +60,7 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: at what sizes, whether it ran and gave elements, else why not, and at which node it
+    """One run: its sizes, whether it ran and gave elements, else why not, and at which node it
     failed."""
 
     sizes: Mapping[str, int]

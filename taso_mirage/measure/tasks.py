@@ -24,7 +24,7 @@ CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
 """Runs of one measurement: at least (but for long ones), at most, and how long."""
 FEW, LONG = 3, 0.1
-"""Runs that are enough where they have taken so many seconds: a long run varies less."""
+"""FEW runs are enough where they have taken LONG seconds: a long run varies less."""
 BLOCK = 4
 """Runs in a row of one of several models: more would only see the drift that they are to share."""
 SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)

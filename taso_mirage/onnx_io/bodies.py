@@ -101,7 +101,7 @@ class _Reading:
         """Find types of the carried values that hold in every iteration: they begin as the types of
         the operands, and a size that the body changes becomes any size."""
         if any(not isinstance(each.type, Tensor) or each is ABSENT for each in carried):
-            raise Unsupported("what is carried is no tensor")
+            raise Unsupported("a carried value is no tensor")
         types = [each.tensor for each in carried]
         for _ in range(ROUNDS):
             found = self._read((*first, *types, *last))
@@ -110,7 +110,7 @@ class _Reading:
             if weaker == types:
                 return found
             types = weaker
-        raise Unsupported("the types of what is carried do not settle")
+        raise Unsupported("the types of carried values do not settle")
 
     def _read(self, types: Sequence[Tensor]) -> Body:
         if len(types) != len(self.old.inputs) or any(t.dtype.startswith(("Seq", "Opt", "unk")) for t in types):
@@ -167,7 +167,7 @@ def _element(type: Tensor, axis: int) -> Tensor:
 def _common(a: Tensor, b: Any, label: str) -> Tensor:
     """A type that both have; a dim in which they differ is any size."""
     if not isinstance(b, Tensor) or a.dtype != b.dtype:
-        raise Unsupported("what is carried changes its dtype, or is no tensor")
+        raise Unsupported("a carried value changes its dtype, or is no tensor")
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return Tensor(a.dtype, None)
     dims = (x if x == y else symbol(f"{label}_{i}") for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)))

@@ -128,7 +128,7 @@ def opened_model(path: Path) -> Iterator[tuple[BinaryIO, DataFiles]]:
             data = stack.enter_context(DataFiles.of(path.parent, real.parent))
             file = stack.enter_context(open(data.beside(path.name), "rb"))
             if not os.path.samestat(os.fstat(file.fileno()), data.really(real)):
-                raise InvalidModel(f"{path} is replaced while it is read; wait until whoever writes it is done")
+                raise InvalidModel(f"{path} is replaced while it is read; wait until its writer is done")
         except OSError as error:
             raise InvalidModel(f"{path}: {error.strerror or error}") from None
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

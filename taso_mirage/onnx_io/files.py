@@ -20,8 +20,8 @@ from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.outputs import move, remove, same_file, workspace
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import as_data, from_ir
-from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
-from taso_mirage.onnx_io.streamed import save_inside
+from taso_mirage.onnx_io.serialization import as_onnx, serialize, source_of
+from taso_mirage.onnx_io.streaming import save_inside
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion, check_functions
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
@@ -219,7 +219,7 @@ def save(model: Model, path: str | Path, source: bool = False, without: Collecti
 
     Returns the files written.
 
-    `source` and `without` are those of `serialized.as_onnx`.
+    `source` and `without` are those of `serialization.as_onnx`.
 
     If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
@@ -276,7 +276,7 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except OutputError:
         raise
-    except Exception as error:  # onnx-ir and protobuf raise many kinds on what cannot be written
+    except Exception as error:  # onnx-ir and protobuf raise many kinds on models that cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
     for tensor in sources if names else []:
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() in old:

@@ -17,7 +17,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 SMALL = 64
 """Numbers of a constant that a group keeps: shapes, axes, pads."""
 STEP = 1 / 128
-"""Scales of a group: so many of it as their number, which says which are equal."""
+"""The unit of a group's scales: each is the unit times its number, which says which are equal."""
 ValueType = tuple[str, tuple[int, ...]]
 """A dtype and a shape."""
 

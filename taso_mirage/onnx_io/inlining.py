@@ -21,7 +21,7 @@ def without_functions(model: Model) -> Model:
     if not any(map(_may_go, source.functions.values())):
         return model
     try:
-        copy = source.clone()  # which refuses what uses a value that nothing gives
+        copy = source.clone()  # refuses a node that uses a value that nothing gives
         copy.meta.update(source.meta)
         InlinePass(criteria=_may_go)(copy)
     except (PassError, ValueError, LookupError, RuntimeError):

@@ -109,6 +109,19 @@ def carried_kernels(source: ir.Model) -> list[CarriedKernel]:
     return sorted(found, key=lambda each: (each.target, int(each.name.partition("Kernel")[2])))
 
 
+def carried_programs(source: ir.Model) -> dict[str, str]:
+    """The programs of a model's kernels, by names of files: in C++ for a CPU, in Triton for a
+    GPU."""
+    kinds = {"cpp": "cpp", "triton": "py"}
+    found = {}
+    for key, text in source.metadata_props.items():
+        domain, _, rest = key.partition(".")
+        kind, _, entry = rest.partition(".")
+        if domain == DOMAIN and kind in kinds and entry:
+            found[f"{entry}.{kinds[kind]}"] = text
+    return found
+
+
 def _nodes_inside(function: ir.Function) -> Iterator[ir.Node]:
     """The nodes of a function, and those of the bodies in it."""
     waiting: list[Part] = [function]
@@ -174,7 +187,7 @@ def dropped(header: ir.Model) -> str | None:
         return None
     count = header.meta[DROPPED]
     which = f"{count} fused kernel{'' if count == 1 else 's'}" if count else "code for fused kernels"
-    return f"{which} in the file did not run: the model's ordinary operators stand in their place (--trust-kernels keeps such code)"
+    return f"{which} in the file was not run: the model's ordinary operators are used instead (--trust-kernels keeps such code)"
 
 
 def _choose_operators(function: ir.Function) -> None:

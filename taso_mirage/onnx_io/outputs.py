@@ -1,5 +1,5 @@
-"""Files that commands write models to: looked at before the work, and moved into place when they
-are whole."""
+"""Files that commands write models to: checked before the work, and moved into place when they are
+whole."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from taso_mirage.onnx_io.typed_nodes import (
     resized_at,
 )
 from taso_mirage.onnx_io.types_onnx import numbered
-from taso_mirage.operators.known import partly_known
+from taso_mirage.operators.static_values import partly_known
 
 SHAPE_TYPES = TypeRules()
 

@@ -369,8 +369,8 @@ class _Writer:
 
 
 def _numbers(value: Any) -> ir.AttributeType | None:
-    """The type of several integers, which is told apart from all others only after slow questions
-    (is it a graph?)."""
+    """The type of several integers, which is distinguished from all others only after slow
+    questions (is it a graph?)."""
     several = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
     return ir.AttributeType.INTS if several else None
 

@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, con
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.sizes import fits
-from taso_mirage.operators.added import add_from_plugins
+from taso_mirage.operators.additions import add_from_plugins
 from taso_mirage.operators.traits import NO_TRAITS, Traits
 from taso_mirage.plugins import Plugin
 

@@ -45,7 +45,7 @@ class MutantFamily:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """One value around a tensor: so many positions before and after each axis."""
+    """One value around a tensor: the positions before and after each axis."""
 
     low: tuple[int, ...]
     high: tuple[int, ...]

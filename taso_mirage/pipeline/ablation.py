@@ -109,6 +109,6 @@ class Ablation:
 
 
 def split(kinds: Sequence[ChangeKind], parts: int) -> list[Bundle]:
-    """Kinds in so many bundles at most, of numbers that differ by one at most."""
+    """Kinds in at most `parts` bundles, of numbers that differ by one at most."""
     count = max(min(parts, len(kinds)), 1)
     return [tuple(kinds[i::count]) for i in range(count) if kinds[i::count]]

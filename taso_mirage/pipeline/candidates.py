@@ -136,7 +136,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     read = problem.rewriter.candidate("read", problem.model)
     candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
     if start.budget.stop:
-        job.remarks.append("interrupted: the search ended early, with the best found so far")
+        job.remarks.append("interrupted: the search ended early, with the best result so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}
     if not reads_smaller(problem.model):
         distinct.pop((problem.model.graph, problem.target))

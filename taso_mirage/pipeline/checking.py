@@ -194,7 +194,7 @@ class _Checking:
 
     def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
         """The candidate without step k at all places that look alike, and without others that turn
-        decisions; without all of an equation, once so many looks of it did."""
+        decisions; without all of an equation, once several looks of it did."""
         outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
             for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):
@@ -222,7 +222,7 @@ class _Checking:
             return any(n in left_out and (left_out[n] or looks) & looks for n, looks in _looks(step).items())
 
         gone = {i for i, step in enumerate(steps) if goes(step)}
-        return self.problem.without(chosen, steps, gone, "what turns no decision")
+        return self.problem.without(chosen, steps, gone, "without turned decisions")
 
     def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
         """The candidate with those of the equations that turn decisions which may do so, if it is

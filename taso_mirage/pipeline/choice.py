@@ -42,7 +42,7 @@ from taso_mirage.search.survival import surviving
 KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
-FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
+FOLDED = "no equation was applied: terms of sizes and constants alone were folded"
 INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
@@ -261,7 +261,8 @@ class Choosing:
         return rest, again
 
     def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
-        """The first candidate against each of the others, in new sessions and so many rounds."""
+        """The first candidate against each of the others, in new sessions, for a number of
+        rounds."""
         clock = self.load.clock
         sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])

@@ -16,7 +16,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, Tensor, substitute, weight
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.observed import BodyRun, Operands, body_runs, operands
+from taso_mirage.measure.observation import BodyRun, Operands, body_runs, operands
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
@@ -96,7 +96,7 @@ def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[Check
     try:
         seen = operands(model, terms, [case.inputs for case in cases])
     except TasoMirageError as error:
-        job.remarks.append(f"nothing was done inside of nodes: their operands cannot be observed: {error}")
+        job.remarks.append(f"bodies of nodes were not optimized: their operands cannot be observed: {error}")
         return []
     found = []
     for term in terms:
@@ -124,7 +124,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
         except TasoMirageError as error:
             why = str(error)
     if not good:
-        job.remarks.append(f"{label}: as it was; on what goes into it in no run it runs alone {why}".strip())
+        job.remarks.append(f"{label}: unchanged, since it runs alone on none of its observed inputs {why}".strip())
     return good
 
 

@@ -27,7 +27,7 @@ BEFORE_KERNELS = 0.25
 AGAIN = 0.5
 """The time to load an optimized model relative to the original's."""
 LOADS = 2
-"""For so many loads of a model time is kept before a comparison."""
+"""The number of loads of a model for which time is kept before a comparison."""
 CHECKED = 2
 """The number of models that are loaded to check kernels: with their library and, if the model also
 goes to other machines, without."""

@@ -33,7 +33,7 @@ Traced = Callable[[str, Values, float], None]
 
 
 def untraced(stage: str, made: Values, seconds: float) -> None:
-    """A stage that nobody looks at."""
+    """The default of stages without a trace."""
 
 
 def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:

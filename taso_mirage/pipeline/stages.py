@@ -80,7 +80,9 @@ def conclude(
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
-    seconds = 0.0 if statistics is None else job.deadline.left()  # what is kept for another reason needs no prices
+    seconds = (
+        0.0 if statistics is None else job.deadline.left()
+    )  # a model that is kept for another reason needs no prices
     problem.rewriter.term.measure_until(time.monotonic() + seconds)
     before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
     kept = Result(
@@ -248,8 +250,8 @@ def optimize_model(
 
 @contextmanager
 def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
-    """The back end for which kernels are searched: it starts beside the first stages what takes a
-    while. None where there is none, or less time than that takes; why is said where kernels would
+    """The back end for which kernels are searched: its slow preparations begin beside the first
+    stages. None where there is none, or less time than that takes; why is said where kernels would
     be made."""
     if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
         yield None
@@ -271,7 +273,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
         found = thread.submit(started)
         try:
             yield found
-        finally:  # also where an interrupt ends the wait for what still starts
+        finally:  # also where an interrupt ends the wait for processes that still start
             found.add_done_callback(ended)
 
 

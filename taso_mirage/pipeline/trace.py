@@ -11,6 +11,7 @@ from typing import Any
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, topological
+from taso_mirage.onnx_io.kernels import carried_programs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice
 from taso_mirage.pipeline.problem import Problem
@@ -91,8 +92,8 @@ class _Chain:
 
 
 class Trace:
-    """Writes what the stages of one optimization give. `stages` are the names of all that there
-    are: their numbers are the same in every run."""
+    """Writes the results of the stages of one optimization. `stages` are the names of all that
+    there are: their numbers are the same in every run."""
 
     def __init__(self, folder: Path, stages: Sequence[str]) -> None:
         self.files = TraceFiles(folder)
@@ -104,6 +105,8 @@ class Trace:
         """Names of the original's values, and of the terms that they became on the way."""
         self.chains: list[_Chain] = []
         self.heights = Heights()
+        self.programs: set[str] = set()
+        """The programs of kernels that were written."""
 
     def __call__(self, stage: str, made: Mapping[str, Any], seconds: float) -> None:
         """Write the models among the values of a stage, after the rules that led to them."""
@@ -147,6 +150,10 @@ class _Stage:
             file = f"{self.stem}{f'.{file_name(each.name)}' if each.name else ''}{number}.txt"
             self.trace.files.write(file, self._text(each, each.model.graph.outputs))
             self._index({"file": file, "candidate": each.name, "seconds": self.seconds}, each.model.graph.outputs)
+            for name, program in carried_programs(each.model.header).items():
+                if name not in self.trace.programs:
+                    self.trace.programs.add(name)
+                    self.trace.files.write(f"{self.stem}/{file_name(name)}", program)
 
     def _steps(self, traced: TracedModel) -> None:
         """Write each step that no earlier model had."""

@@ -97,7 +97,8 @@ def bits(algebra: ScalarAlgebra, of: AtomKind, *ps: Poly) -> Poly:
 
 
 def _shifted(algebra: ScalarAlgebra, of: AtomKind, a: Poly, b: Poly) -> Poly:
-    """By so many bits as the type has at most: a product with, or a quotient by, a power of 2."""
+    """A shift by at most as many bits as the type has: a product with, or a quotient by, a power of
+    2."""
     n, m = b.number, modulus(of.result) or 0
     unsigned = limits(of.result) is not None and of.result.startswith("u")
     if n is None or not unsigned or not 0 <= n < m.bit_length() - 1:

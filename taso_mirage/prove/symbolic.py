@@ -84,7 +84,7 @@ def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tu
 
 
 def unproved(why: str, steps: int = 0) -> Failure:
-    """No proof was found after so much work; that says nothing about the terms."""
+    """No proof was found within the limit of work; that says nothing about the terms."""
     return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 

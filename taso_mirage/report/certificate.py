@@ -19,7 +19,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
-from taso_mirage.onnx_io.opened import Opened, opened
+from taso_mirage.onnx_io.content_terms import Opened, opened
 from taso_mirage.operators.ops import by_onnx, load_specs
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs

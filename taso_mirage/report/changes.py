@@ -111,7 +111,7 @@ def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRe
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
     """The regions that a step replaced, each without the context that only carries it on."""
-    if step.equations == (BODIES,):  # what happened inside is a result of its own
+    if step.equations == (BODIES,):  # changes inside are a result of their own
         return
     pairs = tuple(step.table.items())
     if step.equations in ((FOLDING,), (HALVES,)):
@@ -316,7 +316,7 @@ def replay_names(
     outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
 ) -> tuple[Node, ...]:
     """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to
-    what replaces them, in `names`."""
+    their replacements, in `names`."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))

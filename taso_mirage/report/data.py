@@ -144,7 +144,7 @@ class MutantData(TypedDict):
 
 
 class MutantsData(TypedDict):
-    """The mutants (PET) that were looked at."""
+    """The mutants (PET) that were tried."""
 
     programs: int
     known: int

@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, 
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Opened, matching, opened
+from taso_mirage.onnx_io.content_terms import Opened, matching, opened
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance

@@ -38,7 +38,7 @@ class KernelDetails:
 
     @property
     def lines(self) -> Iterator[str]:
-        """The same as text."""
+        """The launch, the schedule and the prediction, a line each."""
         launch, found = self.launch, self.estimate
         loop = f", loop of {launch.loop}" if launch.loop != 1 else ""
         cluster = f", clusters of {launch.cluster}" if launch.cluster > 1 else ""

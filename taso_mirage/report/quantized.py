@@ -312,7 +312,7 @@ def show_profile(found: Mapping[str, Any]) -> None:
     console.print(f"{found['runtime']}: {_time(found['seconds'])} a run{at}", highlight=False, markup=False)
     _print(
         console,
-        "what it computes in",
+        "arithmetic",
         ("", "share", "time", "operators of the runtime"),
         ((k, f"{found[k]['share']:.0%}", _time(found[k]["seconds"]), _listed(found[k]["operators"])) for k in KINDS),
     )

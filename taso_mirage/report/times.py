@@ -62,7 +62,7 @@ class OperatorPair:
 def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
     """The predicted seconds of both models, by term, and the peaks of the machine that measures.
 
-    After so many seconds nothing more is measured.
+    After the time limit nothing more is measured.
     """
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)

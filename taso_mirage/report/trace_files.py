@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from taso_mirage.errors import OutputError
-from taso_mirage.ir.model import Model, StoredWeight, Weight
+from taso_mirage.ir.model import Model, StoredWeight, TurnedWeight, Weight
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Opened
+from taso_mirage.onnx_io.content_terms import Opened
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.terminal import one_line
@@ -62,7 +62,8 @@ class TraceFiles:
     ) -> str:
         """The graph of a model's inputs and some outputs, with its weights listed.
 
-        A node without a definition is what it does; its bodies' outputs are operands of it.
+        The text of a node without a definition is its content; its bodies' outputs are its
+        operands.
         """
         view = self._view(model, weights)
         nodes = topological(outputs)
@@ -85,6 +86,6 @@ class TraceFiles:
         for name in sorted(weights.keys() - self._listed):
             self._listed.add(name)
             array = weights[name].numpy()
-            source = "computed" if isinstance(weights[name], StoredWeight) else "the model"
+            source = "computed" if isinstance(weights[name], StoredWeight | TurnedWeight) else "the model"
             row = [name, array.dtype.name, str(list(array.shape)), array_digest(array), source]
             self._rows[WEIGHTS].append(row)

@@ -48,7 +48,7 @@ class Equation:
     """lhs = rhs for all typings on which `where` holds.
 
     Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all of
-    its places at once (`search/together.py`). `last`: among the passes it comes after large
+    its places at once (`search/simultaneous.py`). `last`: among the passes it comes after large
     fusions, whose patterns have the operator that it removes. `moving`: it moves a change of layout
     towards the outputs, as the passes do at all places at once where that takes enough away in the
     end.

@@ -24,7 +24,7 @@ class Application:
 Keep: TypeAlias = Callable[[Application], bool]
 """Whether an application is wanted, or proved.
 
-It may read what `outline.surroundings` describes, and nothing else.
+It may read the terms that `outline.surroundings` describes, and nothing else.
 """
 
 

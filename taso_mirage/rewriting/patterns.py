@@ -65,8 +65,8 @@ def found_at(
     apart: Callable[[tuple[Place, ...]], bool] = lambda places: True,
     why: MatchReason = UNASKED,
 ) -> Iterator[JointMatch[Place]]:
-    """Where patterns match with the first at a place; guards and computed attributes are not looked
-    at.
+    """Where patterns match with the first at a place; guards and computed attributes are not
+    checked.
 
     The others are found by climbing from an operand that they share, at places of which `apart`
     says whether the last may be an output beside those before.

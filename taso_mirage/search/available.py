@@ -39,7 +39,7 @@ class Available:
         """Keys of the question, the narrowest first: an operator that is there by one of these is
         there.
 
-        Convolutions with channels last are so many that each would take as long to try as to
+        Convolutions with channels last are so numerous that each would take as long to try as to
         measure, and one that is there says that those of other sizes are.
         """
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]

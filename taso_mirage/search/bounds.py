@@ -114,7 +114,7 @@ class ExtractionProblem:
         induction over its terms."""
         self.price = dict.fromkeys(self.place, 0.0)
         for _ in range(SWEEPS):
-            for each in reversed(self.place):  # what a class needs comes after it, but in cycles
+            for each in reversed(self.place):  # the needs of a class come after it, except in cycles
                 self.price[each] = min(self.value(each, o) for o in self.options[each].values())
         self.bound = sum(self.price[c] for c in self.forced)
 

@@ -51,11 +51,11 @@ original (None: not measured), and why it was dropped (None: it was not)."""
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Progress without a listener."""
 
 
 def unseen(name: str, cost: float, timing: Timing | None, dropped: str | None) -> None:
-    """A candidate that nobody looks at."""
+    """A candidate without a listener."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,11 @@ from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
 FRESH = 10.0
-"""Seconds for which a look at the load holds: the rewriters of one command agree."""
+"""Seconds for which a reading of the load holds: the rewriters of one command agree."""
 DEPTH = 3
 """How many terms in a row take part in a fusion context."""
 SMALL, COPIES = 1 << 20, 8
-"""A fusion context that moves fewer bytes is measured in so many copies at once: one run of it is
+"""A fusion context that moves fewer bytes is measured in COPIES copies at once: one run of it is
 shorter than the cost of any run."""
 ENOUGH = 8
 """The number of measured terms that determine the error of rooflines on this machine."""

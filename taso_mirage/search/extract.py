@@ -204,7 +204,7 @@ class _Search:
             low = rest & -rest
             rest ^= low
             future |= self.below[low.bit_length() - 1]
-        paid = state.decided & future  # in cycles only: then it matters what was taken there
+        paid = state.decided & future  # in cycles only: then the option taken there matters
         key = waiting, tuple((c, i) for c, i in self.choice.items() if paid >> self.problem.place[c] & 1)
         known = self.met.get(key)
         if known is not None and known <= state.cost and waiting:

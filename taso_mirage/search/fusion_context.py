@@ -36,7 +36,7 @@ class FusionContext:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # once: fusion contexts are what a search looks up most
+        # once: a search looks up nothing as often as fusion contexts
         object.__setattr__(self, "_hash", hash((self.node, self.producers)))
 
     def __hash__(self) -> int:

@@ -21,8 +21,8 @@ from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Weighted, ahead
 from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
 from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
+from taso_mirage.search.simultaneous import all_at_once, at_every_place, laws_together
 from taso_mirage.search.steps import RewriteStep
-from taso_mirage.search.together import all_at_once, at_every_place, laws_together
 from taso_mirage.search.weights import fold_weights, split_halves
 
 EACH, CLEAR = 0.1, 1.05

@@ -26,14 +26,14 @@ from taso_mirage.verdicts import Failure
 SATURATED = "saturated"
 NODES = 5_000
 MATCHES, BAN = 200, 2
-"""An equation with more new matches than this in an iteration rests for so many; both double each
-time (egg's BackoffScheduler)."""
+"""An equation with more new matches than this in an iteration rests for BAN iterations; both double
+each time (egg's BackoffScheduler)."""
 CANDIDATES, STEPS = 8, 200_000
 SEARCHING, GROWING = 0.2, 0.7
 """The part of a budget's seconds until which a best-first search may run, whose way is put in
 first, and then growing. Costing and extraction have the rest."""
 PHASES = ((2, 0.5), (12, 1.0))
-"""After so many iterations graphs are extracted, until this part of the seconds.
+"""Numbers of iterations after which graphs are extracted, until this part of the seconds.
 
 The first are where the second extraction starts: in a small e-graph good ones are found sooner.
 """
@@ -275,7 +275,7 @@ class _Growth:
             return None
         matched = new_terms(found.outputs, found.operands)
         if is_weight(results[0]) and len(new) >= len(matched):
-            return None  # what depends on weights only is free, however it is written
+            return None  # a term that depends on weights only is free, however it is written
         dearer = sum(self.cost.of(n) for n in new if n not in self.graph) - sum(map(self.cost.of, matched))
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 

@@ -28,12 +28,12 @@ SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
 """The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
 PLAIN = (str, int, float, tuple)
-"""Values of attributes that a text tells apart."""
+"""Values of attributes that a text distinguishes."""
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring the states
 found."""
 FIRST = 0.7
-"""The share of a search's time for the first look at a model of several parts; the rest is for a
+"""The share of a search's time for the first pass over a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
 TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
@@ -204,7 +204,7 @@ def _searched(
     progress: Callable[[int], None],
 ) -> dict[Graph, BestState]:
     """The best states of some parts, until `kept` seconds are left: those first that cost most on a
-    roofline, in all their places, for each second that a search of so many terms takes. A part for
+    roofline, in all their places, for each second that their search is expected to take. A part for
     which there was no time stays as it is."""
     orders = {graph: topological(graph.outputs) for graph in places}
     prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}

@@ -28,7 +28,7 @@ LAST_DIGITS = 4
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22
-"""Weights of more bytes are not looked at for equal halves: tables of angles are small."""
+"""Bytes above which weights are not searched for equal halves: tables of angles are small."""
 
 
 def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[RewriteStep]]:

@@ -48,7 +48,7 @@ def private_folder(name: str, cache: Path | None = None) -> Path:
         for folder in (cache / name, cache / f"{name}-{os.getuid()}"):
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            owners = {folder.lstat().st_uid, folder.stat().st_uid}  # of a link, and of what it leads to
+            owners = {folder.lstat().st_uid, folder.stat().st_uid}  # of a link, and of its target
             if folder.is_dir() and owners == {os.getuid()}:
                 if folder.stat().st_mode & 0o022:
                     folder.chmod(0o700)
@@ -170,7 +170,7 @@ def compile_files(command: Sequence[str], limit: float = LIMIT) -> None:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # what it started itself ends with it
+            start_new_session=True,  # its own child processes end with it
         )
     except OSError as error:
         raise RuntimeUnavailable(

@@ -64,8 +64,7 @@ class Deadline:
         return min(max(self._ends[1] - self.clock(), 0.0), around)
 
     def earlier(self, seconds: float) -> Deadline:
-        """A deadline with both ends so many seconds earlier, to leave time for work that
-        follows."""
+        """A deadline with both ends some seconds earlier, to leave time for work that follows."""
         found = Deadline(self.seconds, self.clock, self, self.start)
         found._ends = self._ends[0] - seconds, self._ends[1] - seconds
         return found
@@ -86,7 +85,7 @@ class Deadline:
         self._ends = end, last
 
     def demand(self, what: str, seconds: float = 0.0) -> None:
-        """Raise OutOfTime where so many seconds are not left to the last end."""
+        """Raise OutOfTime where fewer seconds are left to the last end."""
         if self.last() <= seconds:
             raise OutOfTime(f"the time is over: {what}")
 

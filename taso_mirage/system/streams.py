@@ -35,7 +35,7 @@ class _Output(io.FileIO):
             os.dup2(self._nothing, self.fileno())
             if isinstance(error, BrokenPipeError) or self.fileno() == 2:
                 return memoryview(data).nbytes
-            why = "what was to be printed could not be written"
+            why = "the output could not be printed"
             raise CannotPrint(f"{why} ({error.strerror}); files that were written before stay") from None
 
 

@@ -178,7 +178,7 @@ def main(function: str, limit: str, *first: str) -> None:
         import_module(name)
     module, _, name = function.partition(":")
     call = getattr(import_module(module), name)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what others print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of others is no answer
     for line in sys.stdin:
         signal.setitimer(
             signal.ITIMER_REAL, float(limit)

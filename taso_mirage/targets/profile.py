@@ -99,8 +99,8 @@ def profiled_seconds(
     those of a run without the profiler: of some runs of the optimized model the lower quartiles.
     Nodes that run in the body of a node count for the operators there.
 
-    The profiler looks at the shapes of a node while its clock runs, which takes some microseconds:
-    of small operators it tells its own time. Raises RunFailed.
+    The profiler reads the shapes of a node while its clock runs, which takes some microseconds: of
+    small operators it tells its own time. Raises RunFailed.
     """
     plain = run_of(inference_session(source, providers), inputs)
     with tempfile.TemporaryDirectory() as folder:

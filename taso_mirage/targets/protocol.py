@@ -76,7 +76,7 @@ class RuntimeSession(Protocol):
     def bound(self, inputs: Arrays) -> Callable[[], float]:
         """A run with inputs and outputs bound in place. A plain run takes a microsecond for each of
         them and copies every output, which a term within a model does not; a small term would seem
-        to cost several times what it does."""
+        to cost several times as much."""
 
 
 class Target(Protocol):
@@ -168,7 +168,7 @@ class Target(Protocol):
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
         them or keeps a layout."""
 
-    # ------------------------------------------------------------ what it can run
+    # ------------------------------------------------------------ support
 
     @property
     def domains(self) -> frozenset[str]:

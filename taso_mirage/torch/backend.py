@@ -58,7 +58,7 @@ COMPILING = compile_lock
 """Whoever compiles a graph has it, or captures one: PyTorch has one state for captures and exports,
 and the optimizer has one process of the runtime, and one deadline."""
 TRAINING = (
-    "taso_mirage is for inference, and the result of this call wants gradients: call the model under "
+    "taso_mirage is for inference, and the result of this call requires gradients: call the model under "
     "torch.inference_mode() or torch.no_grad()"
 )
 
@@ -90,8 +90,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, of so many operations runs: by OURS, COMPOSED,
-    INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's notes."""
+    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
+    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
+    notes."""
 
     by: str
     operations: int

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
-from taso_mirage.torch.captured import TURN, CapturedRun, CapturedWhereFaster
+from taso_mirage.torch.cuda_graphs import TURN, CapturedRun, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,
@@ -37,7 +37,7 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
-"""Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
+"""Bytes that kernels on a GPU read at once; they end the process where memory begins between."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
@@ -227,7 +227,7 @@ class _BoundSession:
         """A tensor as the session reads it."""
         if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
             return tensor
-        with self._in_its_order():  # so that its memory goes to what comes after the run
+        with self._in_its_order():  # so that its memory goes to work after the run
             moved = tensor.to(place).contiguous().resolve_neg()
             return moved if _is_aligned(moved) else moved.clone()
 

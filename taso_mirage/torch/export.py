@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.torch.decompositions import ALONE, FAITHFUL
 from taso_mirage.torch.encoder import ENCODERS
-from taso_mirage.torch.faithful import ALONE, FAITHFUL
 from taso_mirage.torch.functionalization import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
@@ -138,7 +138,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             _fold(model)
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
-        except Exception as error:  # the exporter raises what its many parts raise
+        except Exception as error:  # the exporter raises the errors of its many parts
             raise _refused(_reason(error)) from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):

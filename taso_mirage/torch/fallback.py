@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.equal import check_equal, in_float64
+from taso_mirage.torch.comparison import check_equal, in_float64
 from taso_mirage.torch.functionalization import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
@@ -183,7 +183,7 @@ def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
     Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
     code holds for some of them alone: dynamo guards them again.
     """
-    own = copy.deepcopy(captured)  # Inductor changes what it is given
+    own = copy.deepcopy(captured)  # Inductor changes its argument
     if _is_fixed(captured):
         found: GraphCall = lookup_backend(INDUCTOR)(own, list(given))
         return found

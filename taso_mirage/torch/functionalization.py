@@ -19,7 +19,7 @@ VIEWS = frozenset(
     "select split squeeze swapaxes swapdims t tensor_split to transpose unbind unflatten unfold unsqueeze view "
     "view_as".split()
 )
-"""Functions and methods that look at their operand or copy it, and change nothing."""
+"""Functions and methods that read their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
 CALLS = frozenset(("call_function", "call_method", "call_module"))
@@ -167,7 +167,7 @@ def _free(value: Any) -> FreeDims:
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
 
 
-# ---------------------------------------------------------------- what stays in PyTorch
+# ---------------------------------------------------------------- the rest, in PyTorch
 
 
 def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:

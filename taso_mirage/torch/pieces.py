@@ -15,7 +15,7 @@ from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 PieceCompiler = Callable[[Captured], Callable[..., Any]]
 """A captured graph, which gives a tuple, as a function."""
 PLACES = 8
-"""Operators may stay at so many places of a graph: each piece between them is compiled."""
+"""The most places of a graph at which operators may stay: each piece between them is compiled."""
 
 
 class StaysInPart(Unsupported):
@@ -75,7 +75,7 @@ def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     try:
         with modes[0], torch.no_grad():
             finder.run(*given)
-    except Exception:  # what runs with elements alone
+    except Exception:  # a call that runs with elements alone
         return set()
     return finder.found
 

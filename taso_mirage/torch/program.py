@@ -18,10 +18,10 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.composed import candidates
-from taso_mirage.torch.equal import check_equal, in_float64
+from taso_mirage.torch.comparison import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.functionalization import Captured, FreeDims, FunctionalSplit, functional_split, largest_bytes
+from taso_mirage.torch.inductor_calls import candidates
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
 from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
@@ -43,7 +43,7 @@ hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
 """PyTorch's operators in which the order among equals is free."""
 COMPARED = 3
-"""At so many sizes the first run is compared with eager PyTorch."""
+"""The number of sizes at which the first run is compared with eager PyTorch."""
 
 
 class TooRounded(Unsupported):
@@ -94,7 +94,7 @@ class Program:
         self._sizes = model.sizes
         self._may_round = rounding_operators(model.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
-        self._reference(given)  # so that what draws random numbers is not optimized
+        self._reference(given)  # so that a graph that draws random numbers is not optimized
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
@@ -182,7 +182,7 @@ class Program:
                 ratio = slower(run, partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):
                 continue
-            except Exception as error:  # Inductor raises what its many parts raise
+            except Exception as error:  # Inductor raises the errors of its many parts
                 what = f"{type(error).__name__}: {first_line(error)}"
                 warnings.warn(f"taso_mirage: Inductor does not compile an optimized graph: {what}", stacklevel=2)
                 continue

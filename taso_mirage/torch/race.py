@@ -45,7 +45,7 @@ def _raced(times: tuple[list[float], list[float]]) -> Timing:
 
 
 def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:
-    """Whether nobody looks at the time of these calls."""
+    """Whether the time of these calls does not matter."""
     _seconds(ours, cuda)  # a second run may be captured
     return max(_seconds(ours, cuda), _seconds(theirs, cuda)) < SHORT
 

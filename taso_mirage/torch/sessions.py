@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from taso_mirage.api import Options, optimize
-from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
+from taso_mirage.errors import InputsRefused, InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.session import session_on_stream
@@ -23,8 +23,8 @@ from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.onnx_runtime import opened_session, resting_options
 from taso_mirage.targets.protocol import Source, Trusted
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.captured import TURN, TensorCall
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+from taso_mirage.torch.cuda_graphs import TURN, TensorCall
+from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
 from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
 
@@ -113,9 +113,9 @@ class Sessions:
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
             _, result = optimize(part.model, output=path, return_result=True, inputs=[asked], **options)
-        except InvalidOption:
-            raise
         except TasoMirageError as error:
+            if isinstance(error, InvalidOption) and not isinstance(error, InputsRefused):
+                raise
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
@@ -140,7 +140,7 @@ class Sessions:
 
 
 def budget_left(budget: float, spent: float) -> float:
-    """Seconds that the optimizer has of a graph's budget, of which so many were spent before."""
+    """Seconds that the optimizer has of a graph's budget, of which some were spent before."""
     return max(LEAST * budget, (1 - FINISHING) * budget - spent)
 
 

@@ -1,8 +1,8 @@
 """Every kind of text that the package generates, by name: programs in Triton and Gluon, C++, plans,
 and the sources of TensorRT plugins.
 
-The muGraphs are those of the tests: written by hand, or hand-written forms at several sizes. What
-only a search writes (8-bit floats, integers, packed weights, free sizes) is kept in
+The muGraphs are those of the tests: written by hand, or hand-written forms at several sizes.
+Programs that only a search writes (8-bit floats, integers, packed weights, free sizes) are kept in
 `searched.json`, so that a change of the search changes no text here.
 """
 
@@ -125,7 +125,7 @@ def _programs(name: str, graph: Graph) -> Named:
 
 
 def _plan(program: TritonProgram) -> str:
-    """The plan of a program with stand-ins for machine code, and what tuning knows of each
+    """The plan of a program with stand-ins for machine code, and the tuner's facts about each
     launch."""
     noted = "".join(f"{x.schedule} {x.traffic} {x.precisions}\n" for x in program.launches)
     try:
@@ -159,7 +159,7 @@ def _scheduled() -> Named:
 
 
 def _cpu(name: str, graph: Graph) -> Named:
-    """The C++ of a muGraph, without what all have, and its plan."""
+    """The C++ of a muGraph, without the common part, and its plan."""
     try:
         made = cpu_kernel(graph)
     except Unsupported as error:

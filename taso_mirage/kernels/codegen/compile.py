@@ -133,7 +133,7 @@ def _compiled(
         (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
     }
     named = [i for i, name in enumerate(names) if isinstance(constants.get(name), str)]
-    # A launch takes the text of a constant for what is known of its alignment, which is in the key
+    # A launch takes the text of a constant as a fact about its alignment, which is in the key
     # of Triton's cache.
     aligned |= {(i,): [] for i in named}
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)

@@ -238,7 +238,7 @@ class CppProgram:
         self.calls.append(f"run({names[0]}_blocks, {count}, all_{names[0]}, parallel_for, pool);")
 
     def _before(self, count: int) -> str:
-        """The bytes of the arrays prepared for so many terms."""
+        """The bytes of the prepared arrays of the first terms."""
         return " + ".join(["0", *(f"({made.name}::PREPARED + 63) / 64 * 64" for made in self.prepared[:count])])
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:

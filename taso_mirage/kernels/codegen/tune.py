@@ -71,7 +71,7 @@ LIMIT = 10.0
 
 
 def compilers(count: int) -> Workers:
-    """Up to so many processes, and COMPILERS, that compile programs into Triton's cache."""
+    """At most COMPILERS processes that compile programs into Triton's cache."""
     return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
 
 
@@ -94,8 +94,8 @@ class Trial:
 class TunedProgram:
     """The fastest program with its best schedules.
 
-    `measured` says whether `seconds` are a measurement or the model's; `trials` are all that was
-    looked at.
+    `measured` says whether `seconds` are a measurement or the model's; `trials` are all tried
+    programs.
     """
 
     program: TritonProgram
@@ -334,7 +334,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
             types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
             for i, (shape, tile) in enumerate(maps):
                 types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
-            try:  # a grid is no part of what is compiled
+            try:  # a grid is no part of the compiled code
                 getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
                 if not _is_triton(error):

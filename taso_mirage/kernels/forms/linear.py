@@ -60,7 +60,7 @@ MULTIPLIED = tuple(
 )
 BIASED = MULTIPLIED[3:]
 SAVED = 1.0, 0.1
-"""About what is saved of the time in which weights come from memory, and of that of the
+"""The estimated savings of the time in which weights come from memory, and of that of the
 arithmetic."""
 
 

@@ -1,5 +1,5 @@
-"""Convolutions of a model in single precision, with what follows them element by element, as the
-terms that a GPU's kernels are found for."""
+"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms that
+a GPU's kernels are found for."""
 
 from __future__ import annotations
 

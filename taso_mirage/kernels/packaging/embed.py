@@ -133,8 +133,8 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 def embedded(
     model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
 ) -> tuple[Model, dict[Node, Node]]:
-    """The model that `embed` makes, and for each term of the model before the one of the same
-    value; it is in the made model unless it is inside a region. Arguments and errors are those of
+    """The model that `embed` makes, and for each term of the model before the term of the same
+    value, which the made model has unless it is inside a region. Arguments and errors are those of
     `embed`.
     """
     if not model.trusted and carries_code(model.header):

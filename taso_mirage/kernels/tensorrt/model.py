@@ -79,7 +79,7 @@ def models(path: Path, shapes: _Shapes) -> Models:
 
 def _called(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every kernel's node where it is called: the functions of NAMESPACE around them
-    go. An attribute of a kernel's own takes its attributes."""
+    go. Functions with attributes of their own stay."""
     return _without(proto, [f.name for f in proto.functions if f.domain == NAMESPACE and not f.attribute])
 
 

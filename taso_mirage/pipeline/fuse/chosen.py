@@ -30,8 +30,8 @@ class KernelsEnded(Exception):
 
 
 class ChosenKernels:
-    """The kernels chosen by a back end for a target: by `searches` if `searching`, else from the
-    disk alone. Goals in `prepared` have kernels that prepare weights."""
+    """The kernels of a back end for a target, found by `searches` with `searching`, else read from
+    the disk. Goals in `prepared` have kernels that prepare weights."""
 
     def __init__(
         self, target: str, backend: Backend, prepared: Mapping[Graph, PreparedGoal], searching: bool, budget: Budget
@@ -104,5 +104,5 @@ class ChosenKernels:
 
 
 def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """The free sizes of a lane."""
+    """The names of a lane's sizes."""
     return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)

@@ -141,7 +141,9 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
-            self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
+            self.notes.append(
+                f"{why}; fix its sizes where possible: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
         spent = time.monotonic() - self.budget.start
         seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
@@ -158,9 +160,9 @@ class _Stage:
         if self.ended:
             return f"no kernels: {self.ended}"
         if not self.kinds:
-            return "no kernels: no part of the model can be one"
-        tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
-        return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
+            return "no kernels: no region of the model can be fused"
+        tried = f"{len(self.kinds)} different regions" if len(self.kinds) > 1 else "one region"
+        return f"no kernels: {tried} of the model can be fused, but none makes the model measurably faster"
 
     # ------------------------------------------------------------ kernels
 
@@ -292,8 +294,8 @@ class _Stage:
         return shipped(kinds, self.backend, self._report) if self.config.elsewhere else list(kinds)
 
     def _beside(self) -> Session:
-        """A session on what the next model is compared with: the model so far, or, where there is
-        one comparison alone, the original."""
+        """A session on the model with which the next one is compared: the model so far, or, where
+        there is one comparison alone, the original."""
         if self.once and not self.kept:
             return runtime.original(self.result.original, self.comparisons.clock())
         return self.comparisons.opened(self._with(self.kept) if self.kept else self.before)

@@ -27,9 +27,9 @@ from taso_mirage.ir.terms import (
     topological,
     variable,
 )
-from taso_mirage.prove.rules.admitted import admitted
 from taso_mirage.prove.rules.edges import defined_numbers, stated_numbers
 from taso_mirage.prove.rules.fuzz import ILLEGAL, Typing, pools, typings, windows_meet_data
+from taso_mirage.prove.rules.onnx_types import admitted
 from taso_mirage.rewriting.equation import Equation, instantiate
 
 OTHER_FLOATS = ("float16", "float64", "bfloat16")

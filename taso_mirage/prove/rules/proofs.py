@@ -90,8 +90,7 @@ class Proofs:
         return bool(self.of(application))
 
     def of(self, application: Application) -> CaseVerdict:
-        """The verdict on one application; constants are looked at only where it needs their
-        values."""
+        """The verdict on one application; constants are read only where it needs their values."""
         verdict = self.judge(instance_of(application))
         if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
             return self.judge(instance_of(application, concrete=True))

@@ -160,7 +160,7 @@ def problem(rule: Rule, found: Examined) -> str:
         lines.append("no guard was found under which all cases hold")
     else:
         right = guarded(rule.equation, chosen)
-        lines.append(f"on what was drawn it holds under: {show_equation(right)}")
+        lines.append(f"on the drawn typings it holds under: {show_equation(right)}")
     return "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ def products(nodes: Iterable[Node]) -> int:
     return sum(work(n, {}).flops for n in nodes if multiplies(n.op) and not is_weight(n))
 
 
-# ---------------------------------------------------------------- what is shared
+# ---------------------------------------------------------------- shared terms
 
 
 def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:

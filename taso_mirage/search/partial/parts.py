@@ -98,13 +98,13 @@ def _leaf(node: Node, name: str, sizes: Mapping[str, int]) -> Node:
     return (weight if is_weight(node) else variable)(name, sized(node.type, sizes))
 
 
-# ---------------------------------------------------------------- what is in the way
+# ---------------------------------------------------------------- obstacles
 
 
 def _unknown(model: Model, name: str) -> str:
     known = list(dict.fromkeys(n for node in model.nodes() if node.args for n in part_names(model, node)))
     near = get_close_matches(name, known, NEAREST, 0.3)
-    text = f"--node {name}: the model has no node or value of this name (what is folded, unused or computed twice has none)"
+    text = f"--node {name}: the model has no node or value of this name (folded, unused and duplicate values have none)"
     offered = f"the nearest: {', '.join(near)}" if near else "without --node the costly parts are listed"
     return f"{text}; {offered}"
 

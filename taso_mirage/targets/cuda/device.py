@@ -72,7 +72,7 @@ def gpu() -> Gpu | None:
 def described(gpu: Gpu) -> Device:
     """The H100's description with the numbers of another GPU.
 
-    Rates that its driver does not tell are taken as so much a processor.
+    Rates that its driver does not tell are estimated by the number of processors.
     """
     memory, processors = (gpu.pins or PINS) / PINS, gpu.processors / H100.processors
     return replace(

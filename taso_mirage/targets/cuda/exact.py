@@ -21,8 +21,8 @@ from taso_mirage.operators.interpret import interpret, retyped
 LARGEST = 1 << 31
 """Bytes that a comparison, or a product, keeps on the GPU."""
 SLOW, BUSY = 1e9, 64
-"""A product of so many operations, and so many for each byte that goes to the GPU and back, is
-faster there."""
+"""The operations from which a product is faster there, and those for each byte that goes to the GPU
+and back."""
 
 ROUNDED = 2.0**-12
 """The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
@@ -30,10 +30,10 @@ cut digits off at each step."""
 
 
 class Float64Oracle:
-    """Whether results are a goal's in float64, by the norm of the difference: the share of it that
-    rounding explains (see `check`). Where convolutions round their operands to TF32 (`rounds`), the
-    goal is of such operands: the check compares the model with kernels that round none, which may
-    be others."""
+    """An oracle that judges results by the goal in float64: the norm of the difference must be
+    within the share that rounding explains (see `check`). Where convolutions round their operands
+    to TF32 (`rounds`), the goal is of such operands: the check compares the model with kernels that
+    round none, which may be others."""
 
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal = goal

@@ -16,7 +16,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.kernels.codegen.discovery import discovered
 
 LANES = 16
-"""Blocks have a multiple of so many tiles or columns: the longest vectors."""
+"""The number of tiles or columns of a block is a multiple of this: the longest vectors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class LoopSchedule:
     _written: dict[str, int] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ what lies in memory
+    # ------------------------------------------------------------ values in memory
 
     def run(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> None:
         """Compute every root: into a buffer, or (None) wherever it is to be found later; `update`

@@ -121,7 +121,7 @@ def _sides(block: TritonBlock, scores: Node) -> tuple[Operand, Operand]:
         demand(each.divisor is None or each.divisor.shape[own] == 1, "a divisor that differs along a sum")
     demand(
         queries.divisor is None or ROOT.match(bare(queries.divisor)) is not None,
-        "queries divided by what may be negative",
+        "queries divided by a term that may be negative",
     )
     return queries, keys
 

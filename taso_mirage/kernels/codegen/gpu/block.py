@@ -105,7 +105,7 @@ class TritonBlock:
         self.ahead = {each.packed: each for each in self.products.values()}
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
-        for _ in range(2):  # what dots demand of axes is known after the first reading
+        for _ in range(2):  # the demands of dots on axes are known after the first reading
             self.axes.again()
             self._read()
 

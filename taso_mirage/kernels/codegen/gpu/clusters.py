@@ -70,7 +70,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
     if now != blocks:
         import ctypes
 
-        # Triton asks for more shared memory from 48 KiB on, without what is exchanged.
+        # Triton asks for more shared memory from 48 KiB on, without the exchanged bytes.
         made._init_handles()
         ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(made.function), 8, shared)
         made.packed_metadata = (warps, blocks, shared)

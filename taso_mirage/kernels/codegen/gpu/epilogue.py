@@ -97,7 +97,7 @@ class Epilogue:
         (made,) = interpret(retyped(self.node.attr("body").outputs, leaves), tiles, values).values()
         lines.write(LoopPhase.INVARIANT, f"{result} = {tiles.ready(made).code}")
         if lines.ranges():
-            raise Unsupported("what follows a convolution counts positions")
+            raise Unsupported("the epilogue of a convolution counts positions")
         yield from lines.swept()[0][LoopPhase.INVARIANT]
 
     def _placed(self, sides: Sequence[T], one: T) -> tuple[T, ...]:

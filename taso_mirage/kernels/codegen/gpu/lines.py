@@ -42,7 +42,7 @@ class Lines:
     def let(self, stage: LoopPhase, hint: str, expression: str) -> str:
         """The name of an expression's value."""
         stage = self.at(stage)
-        for earlier in (LoopPhase.INVARIANT, stage):  # what is known before the loop is known in it
+        for earlier in (LoopPhase.INVARIANT, stage):  # a name known before the loop is known in it
             if (earlier, expression) in self._known:
                 return self._known[earlier, expression]
         name = self.name(hint)

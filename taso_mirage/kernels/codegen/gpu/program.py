@@ -127,8 +127,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TileMap:
-    """A buffer as a matrix of so many rows and columns, that a kernel copies in tiles of so many:
-    the kernel takes that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
+    """A buffer as a matrix of rows and columns, which a kernel copies in tiles: the kernel takes
+    that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
 
     shape: tuple[int, int]
     tile: tuple[int, int]
@@ -137,10 +137,10 @@ class TileMap:
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
-    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: so many blocks of the
-    last grid dim, all of it, are neighbours along the first dim of the launch grid. `rows`: of a
-    product that goes on to another one; warps that are more than it has rows for share it.
-    `precisions`: how it may multiply matrices in single precision, if it does."""
+    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of blocks
+    of the last grid dim, all of it, that are neighbours along the first dim of the launch grid.
+    `rows`: of a product that goes on to another one; warps that are more than it has rows for share
+    it. `precisions`: how it may multiply matrices in single precision, if it does."""
 
     name: str
     grid: Shape

@@ -315,7 +315,7 @@ class ShiftedBlock:
     def _dot(x: str, w: str, onto: str, precision: str = TF32_ROUNDED) -> str:
         return f"tl.dot(tl.trans({x}), tl.trans({w}){onto}, input_precision='{precision}')"
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ epilogue
 
     def _ends(self) -> Iterator[str]:
         """The sums of each phase of a row, the epilogue, and the stores."""

@@ -42,7 +42,7 @@ SUMS = 192
 """Registers of a thread for sums, and for results with the values computed of them, at most: with
 more they go to memory."""
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
-"""Functions that take registers beside an element and its result; so many of them need one more."""
+"""Functions that take registers beside an element and its result; MANY of them need one more."""
 REGISTERS = 240
 """Registers of a thread of the second group; the first has no fewer."""
 MEMORY = 227 * 1024
@@ -276,7 +276,7 @@ class StationaryBlock:
         at = f"{j * (self.elements // self.sums)} + place_w" if j else "place_w"
         return f"token_{j} = warpgroup_mma(tile_x, weights.index({at}).permute((1, 0)), sum_{j}, is_async=True)"
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ epilogue
 
     def _ends(self) -> Iterator[str]:
         """The sums of each phase of a row, the epilogue, and the store."""
@@ -359,7 +359,7 @@ def _indented(lines: Sequence[str], spaces: int) -> str:
 
 
 def _shifted(name: str, shift: int) -> str:
-    """A function of sums by position: those of so many positions further, where a warp has them."""
+    """A function of sums by position: those of positions further on, where a warp has them."""
     moves = []
     for i in range(CHUNK):
         lanes, register = divmod(i + shift, CHUNK)

@@ -48,7 +48,7 @@ class Tile:
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
     until after the loop."""
     together: tuple[int, int] | None = None  # an axis, and how many neighbours of it a thread has at least
-    innermost: int | None = None  # of what is loaded: along it, elements lie side by side in memory
+    innermost: int | None = None  # of a loaded tile: along it, elements lie side by side in memory
 
     @property
     def present(self) -> list[int]:

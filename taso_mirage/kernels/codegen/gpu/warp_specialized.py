@@ -41,7 +41,7 @@ GROUPS, ROWS = 2, 64
 WIDTHS, KEYS = (64,), (64, 128)
 """The measured widths of heads, and of tiles of keys."""
 REGISTERS = 144
-"""A thread of a group that computes has so many; those that load have the rest."""
+"""Registers of a thread of a group that computes; those that load have the rest."""
 DEPTHS = (3, 2, 4)
 """Slots of the ring that are tried, the first guess first."""
 ITERATION = re.compile(r"\bt\b")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.onnx_io.serialized import APART
+from taso_mirage.onnx_io.serialization import APART
 
 ABOVE = 1 << 16
 """Bytes of a weight from which it is written by itself."""
@@ -84,8 +84,8 @@ def _size(part: Any) -> int:
 
 
 def _field(number: int, length: int) -> bytes:
-    """The beginning of a field of so many bytes: its number, and its length, in groups of 7 bits
-    from the lowest on."""
+    """The beginning of a field of a length: its number, and its length, in groups of 7 bits from
+    the lowest on."""
     found = bytearray((number << 3 | LENGTH,))
     while length > 0x7F:
         found.append(length & 0x7F | 0x80)

@@ -29,7 +29,7 @@ def source_of(model: Model) -> ir.Model:
         copy = header.clone()
     except RuntimeError as error:  # values that nothing computes, in a function
         cause = str(error.__cause__ or error).strip().splitlines()
-        raise InvalidModel(f"the model uses what it does not compute: {(cause or ['?'])[-1][:300]}") from None
+        raise InvalidModel(f"the model uses a value that it does not compute: {(cause or ['?'])[-1][:300]}") from None
     copy.meta.update(header.meta)
     return copy
 

@@ -26,8 +26,8 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.lowering import Record
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.captured import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.changes import memory
+from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
 from taso_mirage.torch.group_norms import with_group_norms

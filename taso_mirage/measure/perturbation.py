@@ -33,7 +33,7 @@ VARIANTS = 4
 
 class Perturbed:
     """A model in which every result of floats is multiplied by numbers that are inputs: 1, but for
-    so many roundings of its dtype, of either sign."""
+    some roundings of its dtype, of either sign."""
 
     def __init__(self, model: Model, target: Target) -> None:
         self.model, self.target = model, target

@@ -162,7 +162,7 @@ def _reshaped(names: Names, chosen: Iterable[str], how: Callable[[tuple[int, ...
 
 
 def _follow_rank(names: Names, count: int) -> Iterator[Names]:
-    """Attributes that count axes, for operands of so many more dims."""
+    """Attributes that count axes, for operands of more dims."""
     last = (
         max((len(v.shape) for v in names.values() if isinstance(v, Node) and isinstance(v.type, Tensor)), default=1) - 1
     )
