@@ -25,8 +25,8 @@ def grouped_conv_transpose(
     """(n,g*c,h,w), (g*c,o,i,j), tensors -> (n,g*o,h',w'): conv_transpose with groups of `each`
     channels of x, and its epilogue; one to three axes.
 
-    `body`: the epilogue, as of a `shifted_conv`. `extra`: the output_padding. `block`, which changes
-    nothing: how many channels and positions of the result a block of the grid has.
+    `body`: the epilogue, as of a `shifted_conv`. `extra`: the output_padding. `block`, which
+    changes nothing: how many channels and positions of the result a block of the grid has.
     """
     channels = xp.shape(x)[1]
     if not isinstance(channels, int) or each < 1 or channels % each or len(block) != 2:

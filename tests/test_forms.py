@@ -1,5 +1,5 @@
-"""Forms are found by their files alone: no other module names one, and each has what the search, the
-code generators and the model need of it."""
+"""Forms are found by their files alone: no other module names one, and each has the parts that the
+search, the code generators and the model need."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, ope
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
-from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
+from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
 
 LANES = (128, 256, 512, 1024)
@@ -285,7 +285,7 @@ class DepthwiseBlock:
         return [f"{shared}; a block has {self.beside} channels and {self.positions} positions."]
 
 
-def _attrs(names: Names) -> dict[str, Any] | None:
+def _attrs(names: MatchedNames) -> dict[str, Any] | None:
     """Nothing but what all have, for a group of each channel."""
     return {} if names["group"] == names["x"].shape[1] > 1 else None
 

@@ -1,6 +1,6 @@
 """Transposed convolutions in groups of few channels on a GPU, in single precision.
 
-Libraries compute the groups one after the other, or each as a product of matrices that has few rows.
+Libraries compute the groups one after the other, or each as a product of matrices with few rows.
 Memory bounds them: a block has some channels and positions of the result, and takes the elements of
 the kernel in turn. A position sees an element where the stride leads to a place of the image.
 """
@@ -24,7 +24,7 @@ from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, ope
 from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_transposed
-from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
+from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
 
 LANES = (128, 256, 512, 1024)
@@ -219,7 +219,7 @@ def _seen(axis: ConvolvedAxis, name: str) -> Iterator[str]:
         yield f"({name} % {axis.stride} == 0)"
 
 
-def _attrs(names: Names) -> dict[str, Any] | None:
+def _attrs(names: MatchedNames) -> dict[str, Any] | None:
     """The output padding and the channels of a group, where these are few."""
     each = int(names["w"].shape[0]) // names["group"]
     few = names["group"] > 1 and each * int(names["w"].shape[1]) <= PRODUCTS

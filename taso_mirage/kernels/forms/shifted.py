@@ -24,7 +24,7 @@ from taso_mirage.kernels.codegen.gpu.stationary_text import ROUNDED_TILES
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides, small_transposed
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
-from taso_mirage.kernels.gpu.single_precision import FusedKind, Names, patterns
+from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
 
 BLOCK = (128, 64, 16, 1)
@@ -83,7 +83,7 @@ def _dense(w: Node, spatial: int, transposed: bool) -> Node:
     return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
 
 
-def _in_parts(names: Names, model: Conversion) -> Node | None:
+def _in_parts(names: MatchedNames, model: Conversion) -> Node | None:
     """Weights in two parts; None where they are not finite."""
     spatial, transposed, w = len(names["pads"]) // 2, "extra" in names, names["w"]
     packed = _parts(model.weights[w.attr("name")].numpy(), transposed)

@@ -22,7 +22,7 @@ MEMBERS, OTHERS = 16, 5
 """Operators that follow, and other operands of theirs, at most."""
 
 
-Names = Mapping[str, Any]
+MatchedNames = Mapping[str, Any]
 """The operands and attributes of a convolution by the names of a pattern."""
 
 
@@ -32,7 +32,7 @@ def patterns(convolution: str) -> tuple[RegionPattern, RegionPattern]:
     return RegionPattern(convolution.replace("x, w", "x, w, b", 1)), RegionPattern(convolution)
 
 
-def as_stored(names: Names, model: Conversion) -> Node:
+def as_stored(names: MatchedNames, model: Conversion) -> Node:
     """The weights as the model has them."""
     w: Node = names["w"]
     return w
@@ -49,10 +49,10 @@ class FusedKind:
     """
 
     patterns: tuple[RegionPattern, ...]
-    attrs: Callable[[Names], Mapping[str, Any] | None]
-    weights: Callable[[Names, Conversion], Node | None] = as_stored
+    attrs: Callable[[MatchedNames], Mapping[str, Any] | None]
+    weights: Callable[[MatchedNames, Conversion], Node | None] = as_stored
 
-    def names(self, node: Node) -> Names | None:
+    def names(self, node: Node) -> MatchedNames | None:
         """The operands and attributes of such a convolution of images of fixed sizes, with stored
         weights; None for other terms. Its `b` is ABSENT where nothing is added."""
         found = next((names for each in self.patterns if (names := each.match(node)) is not None), None)
@@ -131,7 +131,9 @@ def _is_closed(members: Sequence[Node], users: Users, wanted: IsWanted) -> bool:
     return not any(wanted(m) or not all(u in members for u in users(m)) for m in members[:-1])
 
 
-def _epilogue(members: Sequence[Node], found: Names, own: Node, model: Conversion) -> tuple[tuple[Node, ...], Graph]:
+def _epilogue(
+    members: Sequence[Node], found: MatchedNames, own: Node, model: Conversion
+) -> tuple[tuple[Node, ...], Graph]:
     """The operands of a term with these weights, and what follows its convolution, of one image."""
     conv = members[0]
     channels = (1, conv.shape[1], *(1,) * (len(conv.shape) - 2))

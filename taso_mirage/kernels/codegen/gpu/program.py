@@ -73,9 +73,10 @@ class LaunchSchedule:
     kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
     `early`: the next kernel's blocks may start before that wait, and not only after it; only
     without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
-    warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
-    then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`: the
-    number of blocks that are launched and take tiles in turn; 0: one block for each tile."""
+    warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`);
+    `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED.
+    `persistent`: the number of blocks that are launched and take tiles in turn; 0: one block for
+    each tile."""
 
     warps: int = 4
     stages: int = 1
@@ -220,4 +221,4 @@ WORDS = frozenset(
     "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
     "TURNS PRECISION".split()
 ) | frozenset(keyword.kwlist)
-"""Names that every generated module uses itself: those of Python, of a launch, and of a block."""
+"""Names that every generated module uses itself: of Python, of a launch, and of a block."""
