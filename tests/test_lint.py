@@ -1,5 +1,5 @@
-"""The command `python -m tests.lint`: a test that passed runs again after a change of its files, and
-not before; one that failed always runs again."""
+"""The command `python -m tests.lint` runs a test that passed again after a change of its files, and
+not before; a test that failed always runs again."""
 
 from __future__ import annotations
 
