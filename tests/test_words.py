@@ -157,11 +157,13 @@ def python_files() -> list[Path]:
     return [file for folder in CODE for file in sorted((HOME / folder).rglob("*.py"))]
 
 
+@pytest.mark.lint
 def test_results_depend_on_operands() -> None:
     riddle = re.compile("hangs? " + "on")
     assert [str(file) for file in python_files() if riddle.search(file.read_text())] == []
 
 
+@pytest.mark.lint
 def test_a_docstring_begins_with_its_subject() -> None:
     files = python_files()
     wrong = [
