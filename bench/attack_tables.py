@@ -1,4 +1,4 @@
-"""Tables of what was tried against the package: equations that are false, and hostile files and
+"""Tables of attacks against the package: equations that are false, and hostile files and
 accidents."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def judging(found: dict[str, Any]) -> list[str]:
 
 
 def soak(found: dict[str, Any]) -> list[str]:
-    """Hostile cases by kind: how they ended, and how many did what they should not."""
+    """Hostile cases by kind: how they ended, and how many did something forbidden."""
     lines = ["| kind | cases | how they ended | wrong |", "|---|---:|---|---:|"]
     for kind, count in found["cases"].items():
         codes: Counter[str] = Counter()

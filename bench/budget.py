@@ -7,7 +7,7 @@ Of the repository's own model, of those of 300 and 3,000 nodes that bench/quick.
 of 20,000 nodes, and of a folder of three; each with a report and a certificate, and a cache that is
 empty. `--busy` processes compute beside it. Prints a table and writes
 bench/results/budget-cpu2.json after each row; a row says whether the command ended within a tenth
-and 2 s, what it did, and the processor's seconds.
+and 2 s, its outcome, and the processor's seconds.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the optimizer makes, and without.
 Prints and writes bench/results/clocks-cpuN.json: lower quartiles in microseconds and the quartiles
 of the ratio of both sessions round by round, which would all be 1 on a machine without noise. ONNX
 Runtime's threads spin for a while after a run. `child` compares runs in the process of its own,
-where the optimizer takes its times, with runs in this one: what the way there adds.
+where the optimizer takes its times, with runs in this one: the cost of the way there.
 """
 
 from __future__ import annotations

@@ -26,16 +26,15 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.ir.mugraph import natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
 from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
-from taso_mirage.kernels.gpu.in_operators import convolution_alone  # noqa: E402
+from taso_mirage.kernels.gpu.in_operators import convolution_alone, natural_weights  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.cuda.exact import Right  # noqa: E402
+from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
 
 NEAR = {False: 1e-5, True: 2e-3}
 """Distances from float64 that are accepted, without and with rounding to TF32."""
@@ -141,7 +140,7 @@ def measured(case: str, rounds: bool, compiler: Any) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = rounds
     row, errors = ROWS[case], list[float]()
     made, goal = row.term()
-    call, right = row.eager(), Right(goal, rounds)
+    call, right = row.eager(), Float64Oracle(goal, rounds)
     exact: dict[int, Any] = {}
 
     def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:

@@ -4,12 +4,12 @@ their rewritten variants.
     python bench/cost_model.py [--models DIR] [--parts 5] [--variants 5] [--seconds 240] [--cache
     FILE] [--only NAME ...] [-o FILE]
 
-Prints rank correlations (over all graphs, and within the variants of a part, which is what the
-search needs) and what is predicted worst, and writes bench/results/cost_model-cpu2.json. The same
-variants are put in order by costs that measure no operator: by the roofline, and by a correction of
-it that is fitted to the rows of other models (`bench/results/cost_table-cpu2.jsonl`), where the
-runtime is asked what it runs as one and where it is not. Models
-exported from torch need the extra `models`; DIR adds prebuilt ones.
+Prints rank correlations (over all graphs, and within the variants of a part, which is the
+comparison that the search needs) and the worst predictions, and writes
+bench/results/cost_model-cpu2.json. The same variants are put in order by costs that measure no
+operator: by the roofline, and by a correction of it that is fitted to the rows of other models
+(`bench/results/cost_table-cpu2.jsonl`), where the runtime is asked which terms it runs as one and
+where it is not. Models exported from torch need the extra `models`; DIR adds prebuilt ones.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sample:
 
 
 class Noted:
-    """A term cost that notes what each operator contributes."""
+    """A term cost that notes the share of each operator."""
 
     def __init__(self, term: MeasuredCost) -> None:
         self.term = term
@@ -297,9 +297,7 @@ def write(path: Path, found: Sequence[Sample]) -> None:
         for s in found
     ]
     data: dict[str, Any] = {"bench": "cost_model", "device": runtime.device(), "versions": versions, "unit": "us"}
-    data["load"] = [
-        round(n, 1) for n in os.getloadavg()
-    ]  # of the machine: what others run there disturbs long runs most
+    data["load"] = [round(n, 1) for n in os.getloadavg()]  # of the machine: other processes disturb long runs most
     path.write_text(json.dumps({**data, **summary(found), "rows": rows}, indent=1) + "\n")
 
 

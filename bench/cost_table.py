@@ -9,7 +9,7 @@ it predicts those of a model that it was not fitted to.
 The first measures the operators of models and those that a short search makes of them, with the
 producers that the runtime runs them with, one model after the other, and writes the table after
 each. The score leaves out one model at a time: the correction is fitted to the rows of the others,
-and what another model has, too, is not in it. `--fit` writes the correction of a device to
+without rows that another model has, too. `--fit` writes the correction of a device to
 `taso_mirage/search/operator_seconds.json`, which the package has.
 """
 
@@ -94,8 +94,8 @@ def read(paths: Sequence[Path]) -> Table:
 
 
 class Noted(Roofline):
-    """The roofline, with what the runtime runs as one: notes the fusion contexts that it is asked
-    for, and what was run as one."""
+    """The roofline, with the terms that the runtime runs as one: notes the fusion contexts that it
+    is asked for, and those that were run as one."""
 
     def __init__(self, term: MeasuredCost, votes: Counter[tuple[str, bool]]) -> None:
         super().__init__(term.context)

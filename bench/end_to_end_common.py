@@ -77,8 +77,8 @@ class Case:
 def proto(case: Case, folder: Path | None, small: bool, half: bool = False) -> onnx.ModelProto:
     """The model, read from DIR/NAME-bBATCH.onnx where that is, else built.
 
-    In half precision by onnxruntime's own conversion, but what is exported here from the corpus is
-    exported in it: the conversion takes no more than the 2 GB of one protobuf message.
+    In half precision by onnxruntime's own conversion, but a model of the corpus that is exported
+    here is exported in it: the conversion takes no more than the 2 GB of one protobuf message.
     """
     file = None if folder is None else folder / case.file
     if file is not None and file.exists():
@@ -129,7 +129,7 @@ def stages(
     model: Model, config: Config, mode: str, budget: float
 ) -> tuple[dict[str, Result], dict[str, float], list[str]]:
     """The results after the substitutions and after the kernels (`budget` is theirs), the seconds
-    that each took, and what went wrong.
+    that each took, and the errors.
 
     Where the kernels' stage fails, its result is that of the substitutions. The back end of a GPU
     is there from the start, as in a command that searches kernels: it computes references, too.
@@ -327,7 +327,7 @@ def setting(bench: str, device: str, extra: Sequence[str] = ()) -> dict[str, Any
 
 
 def kept(path: Path, common: Mapping[str, Any], key: str = "case") -> dict[str, dict[str, Any]]:
-    """The rows of an earlier run in the same setting, by what `key` says of them."""
+    """The rows of an earlier run in the same setting, by their `key`."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
@@ -361,7 +361,7 @@ def run(
 ) -> None:
     """Every case in turn; the file is written after each.
 
-    A case that fails is a row that says by what.
+    A case that fails is a row with its error.
     """
     done = kept(path, common) if append else {}
     for case in cases:

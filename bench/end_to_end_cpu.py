@@ -10,8 +10,8 @@ here takes as long as anyone wants to wait; `prefill_512` and `decode_bfloat16`,
 numbers of that format as if from such a checkpoint, are run when they are named. `floor` is a
 roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the
 rate of the best matrix product, both measured here just before. Sessions are opened three times, as
-how fast memory is differs from one to the next. `left` is what ONNX Runtime's profiler says of our
-result, by operator.
+how fast memory is differs from one to the next. `left` has the times of our result by operator,
+from ONNX Runtime's profiler.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ STREAMED = 1 << 28
 """Bytes that are read to measure the memory: several times the last cache."""
 DEPTH = 1024  # of the product of one row, which reads them in another way
 PRODUCTS = ((128, 1024, 4096), (512, 2048, 2048), (2048, 2048, 2048))
-"""Rows, depth and columns of the products of which the fastest says what the machine can do."""
+"""Rows, depth and columns of the products of which the fastest gives the machine's peak."""
 PROFILED, KINDS = 5, 8
 
 

@@ -74,7 +74,7 @@ IMAGES = {name: (name, {}) for name in ("resnet50", "resnext50", "mobilenet_v2")
 """Convolutional networks of ours, which run where they are named, too."""
 TENSORRT = "tensorrt"
 COPIED, PRODUCT = 1 << 30, 8192
-"""Bytes of the copy, and rows of the product, that say what the machine can do."""
+"""Bytes of the copy, and rows of the product, that give the machine's peaks."""
 PROFILED, KINDS, NAMED = 20, 10, 60
 
 

@@ -7,11 +7,11 @@ program that HiGHS solves.
 The costliest parts of each model, after the passes, are saturated as `--strategy saturate` does it,
 with each budget (seconds of saturation; costs are a roofline); both extractions in its course, from
 the small e-graph and from the large one, are problems. Each is solved by `search/extract.py` and by
-`extraction_milp.py`, with the same graphs to start from, each within the limit. What is written to
+`extraction_milp.py`, with the same graphs to start from, each within the limit. Written to
 bench/results/extraction-cpu2.json after each row, for ours, for `milp`, and for `one`, the integer
 program for the cheapest graph alone: the cheapest graph's cost, whether it is known to be the
-cheapest, what share of its cost a better one might save, how many graphs are found, and seconds of
-the clock and of the processor (on a machine that others use the clock says more about them).
+cheapest, the share of its cost that a better one might save, how many graphs are found, and seconds
+of the clock and of the processor (on a machine that others use the clock says more about them).
 E-graphs depend on the clock: `--graphs` keeps them, and reads them where they were kept.
 """
 

@@ -2,11 +2,11 @@
 HiGHS; `extraction.py` compares ours with it.
 
 A binary column says that a class takes an option. A class that is needed takes one; where classes
-may need each other, depths keep cycles out, and so does what logic programs call a loop formula: of
-classes that need each other, one takes an option that needs none of them. Without these formulas
+may need each other, depths keep cycles out, and so does a loop formula, as logic programs call it:
+of classes that need each other, one takes an option that needs none of them. Without these formulas
 the relaxation pays nothing for a cycle, and its bound says little. The roots are not required but
-earn a prize, what a graph may cost: so the solver starts from a solution, the empty one, and what
-costs more is cut. The next cheapest graphs are found by leaving out those that are known.
+earn a prize, the largest cost of a graph: so the solver starts from a solution, the empty one, and
+costlier graphs are cut. The next cheapest graphs are found by leaving out those that are known.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Program:
 
     def solve(self, prize: float, seconds: float) -> tuple[int, ChosenOptions, float]:
         """How it ended, the cheapest graph that costs less than the prize, empty if none was found,
-        and what none costs less than."""
+        and the lower bound of the costs."""
         if prize <= 0:
             return OPTIMAL, {}, 0.0
         entries = [(i, j, v) for i, (row, _, _) in enumerate(self.rows) for j, v in row.items()]

@@ -109,7 +109,7 @@ class IntegerProduct:
         return [np.ascontiguousarray(self.read(w)), *others[: len(self.leaves()) - 2]]
 
     def peers(self, sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, float]]:
-        """Seconds of ONNX Runtime's operators, and of PyTorch's; none of what fails."""
+        """Seconds of ONNX Runtime's operators, and of PyTorch's; none of those that fail."""
         dense = [(x.half(), self.read(w.half())) for x, w, *_ in sets[:8]]
         kinds: list[tuple[str, Callable[[], float]]] = [
             ("onnxruntime", lambda: _of_runtime(self, sets)),

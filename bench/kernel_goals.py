@@ -60,7 +60,7 @@ def layer_norm(g: KernelGraph, x: Node) -> Node:
 
 
 def normal_product(rows: int, width: int, columns: int, after: str = "", norm: str = "layer") -> Build:
-    """norm(x) W + b, and what is `after` it; `norm` is none, layer, rms or residual."""
+    """norm(x) W + b, and the operators `after` it; `norm` is none, layer, rms or residual."""
 
     def build(g: KernelGraph) -> Node:
         (x,) = _inputs(g, (rows, width))

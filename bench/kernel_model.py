@@ -8,8 +8,8 @@ Without a GPU, from the measured programs of bench/results/kernel_trials-DEVICE.
 the rank correlation of predicted with measured times, how many times as long as the best of all the
 best of the first eight takes, and the first one. Coefficients are fitted on goals of other kinds
 (FOLDS groups of kinds, each left out once), or are those that are shipped (`--shipped`). `--fit`
-writes those anew, from all goals. `--gather` makes the file with the measurements of what
-`kernel_trials.py` planned and measured; several plans follow each other.
+writes those anew, from all goals. `--gather` makes the file with the measurements that
+`kernel_trials.py` planned and took; several plans follow each other.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def show(found: Sequence[Ranking], goals: bool) -> None:
 
 
 def gather(paths: Sequence[Path]) -> None:
-    """Write the file from pairs of a plan and what was measured of it."""
+    """Write the file from pairs of a plan and its measurements."""
     rows, device = list[Any](), "H200"
     for plan, measured in zip(paths[::2], paths[1::2], strict=True):
         with gzip.open(plan, "rt") as file:

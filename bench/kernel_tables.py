@@ -151,7 +151,7 @@ def convolutions_h100(found: dict[str, Any]) -> list[str]:
 
 
 def _peers(row: dict[str, Any]) -> dict[str, float]:
-    """The least time of every peer; of what was measured in graphs of few calls without the longest
+    """The least time of every peer; for times measured in graphs of few calls without the longest
     start of a graph."""
     before = row.get("before", {"calls": 1, "baselines": {}})
     earlier = {k: v - START / before["calls"] for k, v in before["baselines"].items()}

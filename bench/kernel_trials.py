@@ -1,5 +1,5 @@
-"""Programs of many goals, each measured once on the NVIDIA GPU that is there: what the model that
-ranks kernels is fitted on.
+"""Programs of many goals, each measured once on the NVIDIA GPU of this machine: the data on which
+the model that ranks kernels is fitted.
 
     python bench/kernel_trials.py plan FILE [--each 40] [--seed 0] [GOAL ...]
     python bench/kernel_trials.py measure FILE OUTPUT [--seconds 250] [--workers 14]
@@ -149,8 +149,8 @@ def program_of(trial: Mapping[str, Any]) -> TritonProgram:
 
 
 def compiled_facts(trial: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Compile a trial in a process that sees the GPU; what is known of each kernel then, None where
-    one does not compile."""
+    """Compile a trial in a process that sees the GPU; the facts of each kernel then, None where one
+    does not compile."""
     import os
 
     import torch
@@ -198,7 +198,7 @@ def trials_of(path: Path) -> list[dict[str, Any]]:
 
 
 def measure(path: Path, output: Path, seconds: float, workers: int) -> None:
-    """Compile and measure what the output lacks."""
+    """Compile and measure the trials that the output lacks."""
     end = time.monotonic() + seconds
     known = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
     done = {each["id"] for each in known}
@@ -232,7 +232,7 @@ def measure(path: Path, output: Path, seconds: float, workers: int) -> None:
 
 
 def timed(trial: Mapping[str, Any], sets: dict[str, list[list[Any]]], folder: Path) -> dict[str, Any]:
-    """The microseconds of a trial, and what its program is."""
+    """The microseconds of a trial, and its program."""
     import torch
 
     start = time.monotonic()

@@ -21,7 +21,7 @@ first, so the seconds of Inductor's own compilation are those with a warm cache 
 
 `--scale S` makes batches S times as small and extents the square root of S times: the sizes are
 meant for GPUs. A program that does not run so has both the square root of S times as small, or
-batches alone, or its own sizes. Each line says what was changed; such times are not figures of
+batches alone, or its own sizes. Each line names the changes; such times are not figures of
 KernelBench. `--trials 0` measures nothing: how many programs go through; then `--jobs` may run
 several at once. On GPUs they may be timed too: while one program is optimized, compared or measured
 on a GPU, the others there are built or compiled by Inductor.
@@ -57,7 +57,7 @@ from taso_mirage.targets.cuda.device import gpu_name  # noqa: E402
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["kernelbench_program"])
 RUNNING: set[int] = set()
-"""Processes of programs, each with what it started in a group of its own."""
+"""Processes of programs, each with its children in a group of its own."""
 PLACES: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 """One for each of the jobs: its GPU, and the file that a program locks to be alone there."""
 PASSED = ("device", "scale", "budget", "seconds", "trials", "memory")

@@ -1,7 +1,7 @@
 """One program of KernelBench: built, compiled, compared and measured (`bench/kernelbench.py` does
 it in a process of its own, forked from one that has imported this module).
 
-What is known is written before each phase, so that it is there if the process is ended.
+The facts so far are written before each phase, so that they are there if the process is ended.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Options:
 
 
 Built = tuple[Any, Callable[[], list[Any]]]
-"""A module, and what draws its inputs."""
+"""A module, and the function that draws its inputs."""
 
 
 def seed(number: int) -> None:
@@ -152,9 +152,9 @@ def compared(eager: Any, ours: Any, draw: Callable[[], list[Any]]) -> dict[str, 
 
 
 def optimized(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Optimized, dict[str, Any]]:
-    """The module by `taso_mirage.optimize`, and what was made of each graph.
+    """The module by `taso_mirage.optimize`, and the result for each graph.
 
-    Where nothing is timed, what is predicted to be faster is taken.
+    Where nothing is timed, the candidate that is predicted to be faster is taken.
     """
     ours = taso_mirage.optimize(model, tuple(inputs), budget=options.budget, measure=options.trials > 0)
     stay = [way for way in ours.ways if way.by in CALLS[:2]]
@@ -281,7 +281,7 @@ def _differing(
 
 
 def ending(graphs: dict[str, Any]) -> str:
-    """How a program ends that is right: what its graphs run by."""
+    """How a right program ends: by the ways that its graphs run."""
     if graphs["compiled"]:
         return "partly" if graphs["eager"] or graphs["inductor"] else "whole"
     if graphs["inductor"]:

@@ -1,5 +1,5 @@
 """The sizes of a KernelBench program, made smaller in its source: the numbers that it assigns to
-names at its top level, by what the names say."""
+names at its top level, by these names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Sizes = dict[str, tuple[Any, Any]]
 
 
 def attempts(source: str, scale: float) -> Iterator[tuple[str, Sizes]]:
-    """The source with smaller sizes, and what was changed: batches `scale` times as small and
-    extents its square root times; then both so many times, for a batch that has to be as large as
-    an extent; then batches alone; then the source itself."""
+    """The source with smaller sizes, and the changes: batches `scale` times as small and extents
+    its square root times; then both so many times, for a batch that has to be as large as an
+    extent; then batches alone; then the source itself."""
     root = math.sqrt(scale)
     for batch, extent in ((scale, root), (root, root), (scale, 1.0)):
         yield _scaled(source, {BATCH: batch, EXTENT: extent})

@@ -21,7 +21,8 @@ def kernelbench(found: Sequence[Row]) -> list[str]:
     """A row for each level, of the last line of each program. fast_p is as the benchmark defines
     it: the share of programs with equal results that are more than p times as fast.
 
-    What runs by eager PyTorch, or by Inductor, is not faster than that, whatever the clock says.
+    A graph that runs by eager PyTorch, or by Inductor, is not faster than that, whatever the clock
+    says.
     """
     rows = list({row["case"]: row for row in found}.values())
     heads = [

@@ -9,8 +9,8 @@ CANDIDATES best by its model are compiled and run in turn, and the fastest is th
 the search cannot label is written by hand below ("source": "written"). The peers are ONNX Runtime
 with all optimizations on the fragment as exporters write it (`onnxruntime`), and on ONNX's own
 operator for it where there is one (`onnxruntime_operator`); both have weights as initializers, and
-inputs and outputs bound in place. What a call that does nothing takes is taken off each. `ratio` is
-over the first, `ratio_best` over the better of both. All run in turn in one process.
+inputs and outputs bound in place. The time of a call that does nothing is taken off each. `ratio`
+is over the first, `ratio_best` over the better of both. All run in turn in one process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def number(value: float) -> Node:
 @dataclass(frozen=True)
 class Fragment:
     """A fragment as exporters write it and as one ONNX operator; `weights` are inputs that a model
-    knows. `mugraph` is written by hand where the search has no labels for what is written."""
+    knows. `mugraph` is written by hand where the search has no labels for it."""
 
     inputs: tuple[Node, ...]
     written: Node
@@ -229,7 +229,7 @@ def generated(fragment: Fragment, threads: int) -> tuple[NativeKernel, dict[str,
 
 
 def nothing(threads: int) -> tuple[float, float]:
-    """Seconds of a session and of a generated kernel that do next to nothing: what a call costs
+    """Seconds of a session and of a generated kernel that do next to nothing: the cost of a call
     from Python."""
     x = leaf("x", 1)
     graph, given = Graph((x,), (term("relu", x),)), {"x": np.ones(1, np.float32)}

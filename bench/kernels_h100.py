@@ -7,13 +7,13 @@ max-autotune, and SDPA), cuBLAS (8-bit floats), cuDNN (convolutions) and FlashIn
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything
 starts from the goal: the search (with verification) and the compilers run in worker processes, the
 programs are measured in this one. With `--alone` each row is searched and tuned a second time, as
-if the GPU had no clusters: what they gain. Attention is measured in both forms, also the one whose
-warps have roles; the row says both.
-Method: CUDA graphs of 64 calls or more (of slow calls as many as take 5 ms) on both sides, inputs
-that rotate through three times the L2 cache, medians. Results are compared with the goal in float64
-at the real size before anything is timed. Peers get their inputs in the layout that they like best,
-made ahead of time, and the best of them counts. `--trials FILE` writes all measurements with what
-the analytic model said, `--sources DIR` the fastest programs (for a profiler, say).
+if the GPU had no clusters: their gain. Attention is measured in both forms, also the one whose
+warps have roles; the row says both. Method: CUDA graphs of 64 calls or more (of slow calls as many
+as take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results
+are compared with the goal in float64 at the real size before anything is timed. Peers get their
+inputs in the layout that they like best, made ahead of time, and the best of them counts. `--trials
+FILE` writes all measurements with the analytic model's predictions, `--sources DIR` the fastest
+programs (for a profiler, say).
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ def shown_launches(program: TritonProgram) -> list[dict[str, Any]]:
 
 
 def least(*runs: Mapping[str, float]) -> dict[str, float]:
-    """Each peer's least time over runs: what torch.compile chooses differs from run to run."""
+    """Each peer's least time over runs: the kernels that torch.compile chooses differ from run to
+    run."""
     return {
         peer: min(run[peer] for run in runs if peer in run) for peer in dict.fromkeys(p for run in runs for p in run)
     }
@@ -351,7 +352,7 @@ def read_options() -> argparse.Namespace:
 
 
 def merged(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """A row with what the file has of its peers: their least times, and those in graphs of fewer
+    """A row with the file's data of its peers: their least times, and those in graphs of fewer
     calls (`before`, until 2026-11-23)."""
     peers = least(found["baselines"], earlier["baselines"]) if "calls" in earlier else found["baselines"]
     return found | {"baselines": peers} | {k: v for k, v in earlier.items() if k == "before"}

@@ -26,7 +26,7 @@ def joined(inputs: Sequence[Any]) -> list[Any]:
 
 
 def kinds(name: str, arranged: Sequence[Sequence[Any]]) -> Iterator[Kind]:
-    """The calls that compute the row from what `joined` made, each with its label and its
+    """The calls that compute the row from the result of `joined`, each with its label and its
     inputs."""
     if name != "latent_attention":
         return

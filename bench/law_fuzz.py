@@ -4,10 +4,10 @@ bench/results/law_fuzz-cpu2.json`.
 Each rule of the library and each law beside an operator is written as two models, its left and its
 right side, where the optimizer would apply it: at typings of every dtype, of ranks 0 to 6, with
 dims of 0 and 1. ONNX Runtime runs both on the same inputs, mostly without its own optimizations.
-Results must be equal, floats within the criterion of docs/design/check.md, and the left side's
-must be those of our definitions. One `--seed` gives the same comparisons again; an earlier file of
-the same seed is continued, and what was wrong there is tried again. Ends after so many comparisons,
-or `--minutes`.
+Results must be equal, floats within the criterion of docs/design/check.md, and the left side's must
+be those of our definitions. One `--seed` gives the same comparisons again; an earlier file of the
+same seed is continued, and its errors are tried again. Ends after so many comparisons, or
+`--minutes`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Results:
         self.seconds = float(self.found.get("seconds", 0.0))
 
     def keep(self, name: str, answer: dict[str, Any] | None) -> None:
-        """Add what came of one rule."""
+        """Add the results of one rule."""
         self.done[name] += 1
         if answer is None:
             self.total["typings"][LOST] += 1
@@ -79,7 +79,7 @@ class Results:
             self.why[name] = {**answer["typings"], **answer["verdicts"], **answer["why"]} or "no legal typing was drawn"
 
     def again(self, workers: Workers) -> None:
-        """Try what was wrong in an earlier run once more; only what still is stays."""
+        """Try the errors of an earlier run once more; only those that persist stay."""
         tried = {json.dumps(each["job"]): each for each in self.wrong if "job" in each}
         self.wrong = [each for each in self.wrong if "job" not in each]
         for each in tried.values():

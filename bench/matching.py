@@ -96,7 +96,7 @@ class Timer:
 
 
 def measured(path: Path, nodes: int) -> dict[str, Any]:
-    """Seconds of the stages on one model, what matching looked at, and the peak of memory in MB."""
+    """Seconds of the stages on one model, the counts of matching, and the peak of memory in MB."""
     timed = Timer()
     equations = timed("rules", rules)
     model = timed("import", lambda: load(path))
@@ -127,8 +127,8 @@ def measured(path: Path, nodes: int) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had; a child's `getrusage` would begin with what its parent
-    had."""
+    """The most memory that this process had; a child's `getrusage` would begin with its
+    parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 

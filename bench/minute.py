@@ -8,12 +8,11 @@ with CUDA graphs), for models of 0.1 to 2.5 GB.
 
 Prints a line for each model and writes bench/results/minute-DEVICE.json after it (microseconds,
 lower quartiles of rounds in which all ran in turn). Models are built first (`minute_models.py`), so
-that nothing runs beside what is measured. `--seconds` ends all after so long: what had no time has
-no row, and the parts of a row that had none say so. `--files` measures the ONNX files of a folder
-instead, at the sizes that our command settles on, without torch.compile, and writes
-bench/results/minute-files-DEVICE.json. `--budgets` without `--modes` and `--race 0` is
-a profile: what the seconds of each command were spent on (`spending` of each row), and its own
-times.
+that nothing runs beside the measurements. `--seconds` ends all after so long: a model without time
+has no row, and the parts of a row that had none say so. `--files` measures the ONNX files of a
+folder instead, at the sizes that our command settles on, without torch.compile, and writes
+bench/results/minute-files-DEVICE.json. `--budgets` without `--modes` and `--race 0` is a profile:
+the account of each command's seconds (`spending` of each row), and its own times.
 """
 
 from __future__ import annotations

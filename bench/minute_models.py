@@ -135,7 +135,7 @@ def sound(kind: str, name: str, shape: tuple[int, ...], batch: int = 1, encoder:
 
 
 class WhisperStep(nn.Module):
-    """Whisper's decoder over what its encoder gave."""
+    """Whisper's decoder over its encoder's results."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def efficientnet(batch: int = 1, side: int = 224, scale: float = 1.0, deeper: in
 
 
 class Sequence(nn.Sequential):
-    """Layers in a row, with a name for what goes in."""
+    """Layers in a row, with a name for the input."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = super().forward(pixel_values)

@@ -1,4 +1,4 @@
-"""Tables of `minute.py`: what a minute gives, and what its seconds are spent on."""
+"""Tables of `minute.py`: the results of a minute, and the account of its seconds."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _soon(gains: Mapping[str, list[float | None]], budgets: list[float]) -> str:
 
 
 def spent(found: dict[str, Any]) -> list[str]:
-    """Seconds of each command, by what they were spent on."""
+    """Seconds of each command, by purpose."""
     lines = [f"| model, budget | GB | clock, s | {' | '.join(PURPOSES)} | others | result |"]
     lines.append(f"|---|{'---:|' * (len(PURPOSES) + 3)}---|")
     for row in found["rows"]:

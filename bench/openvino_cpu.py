@@ -5,7 +5,7 @@ it (extra `openvino`).
     [--budget 40]
 
 Prints a line and writes bench/results/openvino-cpu2.json after each row (microseconds; rows of
-models that are not named stay). Ours is what `taso-mirage optimize --target openvino` gives:
+models that are not named stay). Ours is the result of `taso-mirage optimize --target openvino`:
 substitutions in standard ONNX, chosen by measurements in OpenVINO, and checked there. All sessions
 run in turn and are opened `--sessions` times. (A file `openvino.py` here would hide the package.)
 """

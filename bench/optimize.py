@@ -1,5 +1,5 @@
-"""Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU
-provider at ORT_ENABLE_ALL.
+"""Original against optimized and against other tools' results, all on ONNX Runtime's CPU provider
+at ORT_ENABLE_ALL.
 
     python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--sessions 3]
     [--budget 60] [--again 30]
@@ -9,9 +9,9 @@ models that are not named stay). A model is read from DIR/NAME.onnx where that e
 (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
 `optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the
 check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions`
-times, as luck (where memory lies) lasts as long as one. Ours is what `taso-mirage optimize` gives:
-with kernels where the model is faster so; what substitutions alone give is timed beside it. Kernels
-that were searched on this machine before are not searched again.
+times, as luck (where memory lies) lasts as long as one. Ours is the result of `taso-mirage
+optimize`: with kernels where the model is faster so; the result of substitutions alone is timed
+beside it. Kernels that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ programs, and whole models.
 Parts: every mutant of a program, with its corrections, is timed beside the program in one run,
 whatever the cost model says of it; a result that differs does not count. Whole models:
 `optimize_model` without mutants and with them, the same budget and cache for both, then the
-original and both results in turn, a second time with what the first left on disk (warm). Prints
+original and both results in turn, a second time with the files of the first on disk (warm). Prints
 tables and writes bench/results/partial-DEVICE.json (microseconds).
 """
 
@@ -114,7 +114,7 @@ def program(name: str, batch: int, dtype: str) -> Graph:
 
 
 def model_of(graph: Graph, arrays: dict[str, StoredWeight]) -> Model:
-    """A program as a model, with what depends on weights computed ahead."""
+    """A program as a model, with the terms that depend on weights computed ahead."""
     return fold_weights(standalone(graph, {"": 20}, arrays))[0]
 
 
@@ -127,7 +127,7 @@ def close(got: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
 
 
 def rounds(session: Session, inputs: Arrays) -> int:
-    """Rounds of timing, at least: fewer of what takes long, which varies less."""
+    """Rounds of timing, at least: fewer of long runs, which vary less."""
     run = session.prepared(inputs)
     run()
     return 15 if run() < SLOW else 5

@@ -2,7 +2,7 @@
 
     python bench/peers.py TOOL SOURCE TARGET [--kind bert]
 
-writes what a tool makes of a file; `pip install -e ".[peers]"` installs the tools. `--kind` is the
+writes a tool's result for a file; `pip install -e ".[peers]"` installs the tools. `--kind` is the
 model type that onnxruntime.transformers.optimizer is told; the number of heads is left to it.
 """
 
@@ -115,7 +115,7 @@ def peer_versions(tools: Iterable[str]) -> dict[str, str]:
 
 
 def put(tool: str, source: Path, target: Path, kind: str, limit: float) -> str | None:
-    """Have a tool write what it makes of a file; why it did not, if so."""
+    """Have a tool write its result for a file; why it did not, if so."""
     command = [sys.executable, __file__, tool, str(source), str(target), "--kind", kind]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
@@ -163,7 +163,7 @@ Opening = Callable[[], runtime.Session]
 
 
 def opened(files: Mapping[str, bytes | str]) -> dict[str, Opening]:
-    """How each file, or what it holds, is opened."""
+    """How each file, or its content, is opened."""
     return {name: partial(runtime.Session, file) for name, file in files.items()}
 
 

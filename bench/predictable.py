@@ -90,7 +90,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def cold(path: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One run with an empty cache: its graph, and what it says of it."""
+    """One run with an empty cache: its graph, and its report."""
     folder.mkdir()
     made, began = folder / "made.onnx", time.monotonic()
     asked = ["optimize", path, "-o", made, "--budget", options.budget, "--kernels", options.kernels, "--json"]

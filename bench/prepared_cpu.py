@@ -144,16 +144,16 @@ def joined(goal: Graph, given: tuple[Node, ...], backend: cpu.CpuLowering) -> tu
     inputs = tuple([each for each in given if each.op == "input"])
     model = standalone(Graph(inputs, outputs), OPSETS, {})
     kinds = []
-    for graph, spots in fragments(model, {}, prepared=CPU_GOALS).items():
-        made = CPU_GOALS.prepared(graph, spots[0].inputs)
+    for graph, sites in fragments(model, {}, prepared=CPU_GOALS).items():
+        made = CPU_GOALS.prepared(graph, sites[0].inputs)
         found = made.mugraphs(graph, DEVICE) if made else Search(graph, SearchOptions(), DEVICE).run(24, 10.0)
         record = backend.fastest(graph, found, time.monotonic() + 60)
-        kinds.append(Fused((), tuple(spots), record, backend.kernel(record), 0.0, made and type(made)))
+        kinds.append(Fused((), tuple(sites), record, backend.kernel(record), 0.0, made and type(made)))
     ((whole, _),) = Neighbours(model, kinds).together(backend)
-    (spot,) = whole.spots
-    leaves = tuple([variable(f"i{i}", node.tensor) for i, node in enumerate(spot.inputs)])
-    region = Graph(leaves, substitute(spot.outputs, dict(zip(spot.inputs, leaves, strict=True))))
-    return region, spot, whole.record
+    (site,) = whole.sites
+    leaves = tuple([variable(f"i{i}", node.tensor) for i, node in enumerate(site.inputs)])
+    region = Graph(leaves, substitute(site.outputs, dict(zip(site.inputs, leaves, strict=True))))
+    return region, site, whole.record
 
 
 def row(name: str, rounds: int) -> dict[str, Any]:
@@ -162,13 +162,13 @@ def row(name: str, rounds: int) -> dict[str, Any]:
     known = [n for n in goal.inputs if n.dtype == "uint8" or n.attr("name").startswith(("w", "scales", "g"))]
     given = tuple([weight(n.attr("name"), n.tensor) if n in known else n for n in goal.inputs])
     backend = cpu.here()
-    made, spot = CPU_GOALS.prepared(goal, given), RegionSite(given, (), ())
+    made, site = CPU_GOALS.prepared(goal, given), RegionSite(given, (), ())
     if made is None:
-        goal, spot, record = joined(goal, given, backend)
+        goal, site, record = joined(goal, given, backend)
     else:
         record = backend.fastest(goal, made.mugraphs(goal, DEVICE), time.monotonic() + 60)
     kernel = backend.kernel(record)
-    times = [alone.region_seconds(goal, spot, kernel, OPSETS, CPU, prepares=True) for _ in range(rounds)]
+    times = [alone.region_seconds(goal, site, kernel, OPSETS, CPU, prepares=True) for _ in range(rounds)]
     both = np.array([t for t in times if t is not None]) * 1e6
     theirs, ours = np.median(both, axis=0)
     ratios = both[:, 0] / both[:, 1]

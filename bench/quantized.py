@@ -75,7 +75,7 @@ def beside(
     inputs = random_inputs(model, 0, sizes)
     opening = opened({whose: str(file) for whose, file in files.items()})
     if OURS in files:
-        opening[OURS] = partial(runtime.Session, Trusted(str(files[OURS])))  # what it carries was made here
+        opening[OURS] = partial(runtime.Session, Trusted(str(files[OURS])))  # its kernels were made here
     try:
         times = timed(opening, inputs, options.seconds, options.sessions)
         outputs = {whose: opening[whose]().run(inputs) for whose in (ALONE, OURS) if whose in files}

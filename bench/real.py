@@ -10,9 +10,9 @@ budget (of the wall, and of the processor, which other load does not lengthen), 
 the largest process against the size of the model, the ratio original / ours, or why the original
 was kept. A run over `--limit` is interrupted, then killed; the row says how long it took to end.
 
-Then the original, ours and what the peers (`bench/peers.py`) make of it are timed in turn, at the
-sizes that the optimizer settled on. A peer's file goes through the check first; the row's note says
-why one has no time.
+Then the original, ours and the peers' results (`bench/peers.py`) are timed in turn, at the sizes
+that the optimizer settled on. A peer's file goes through the check first; the row's note says why
+one has no time.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def row(known: Known, options: argparse.Namespace) -> dict[str, Any]:
 def beside(
     known: Known, file: Path, ours: Path, said: Mapping[str, Any], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The times of the original, of ours if it is another, and of what the peers make of it."""
+    """The times of the original, of ours if it is another, and of the peers' results."""
     if size(file) > LARGEST:
         return {"peers": "too large for a session of each"}
     notes: list[str] = []
@@ -172,7 +172,7 @@ def beside(
         there = {ALONE: file, **right(names, file, model, cases, ours.parent, notes, kind, options.limit)}
         opening = opened({whose: str(each) for whose, each in there.items()})
         if said["changed"]:
-            opening[OURS] = partial(runtime.Session, Trusted(str(ours)))  # what it carries was made here
+            opening[OURS] = partial(runtime.Session, Trusted(str(ours)))  # its kernels were made here
         times = timed(opening, random_inputs(model, 0), options.seconds, options.sessions)
     except TasoMirageError as error:
         return {"peers": str(error)[:400]}

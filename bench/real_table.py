@@ -11,7 +11,7 @@ REAL["onnxruntime.transformers"] = "its transformers.optimizer"
 
 
 def real(found: dict[str, Any]) -> list[str]:
-    """A row for each model; of what was timed beside its peers, those times."""
+    """A row for each model; for models timed beside peers, those times."""
     heads = ["model, ms", "ended", "outputs right", "s of the budget", "MB of the model's", "ours", *REAL.values()]
     heads += ["ratio (quartiles)", "best peer", "ours over the best"]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 4)}---|---:|"]

@@ -1,6 +1,6 @@
 """Wrong rewrites deep in large models, found without a float64 evaluation of the whole: the mutants
 of `tests/deep_mutants.py` and `tests/deep_convolutions.py` at three depths of models of real size,
-and what the check costs.
+and the cost of the check.
 
     python bench/regional.py [NAME ...] [-o FILE]
 
@@ -49,7 +49,7 @@ IMAGES = {"16 blocks of 256 channels": ImageSizes(batch=2, channels=256, edge=28
 
 
 class Found:
-    """One model, its cases, and what each of its comparisons finds."""
+    """One model, its cases, and the results of each of its comparisons."""
 
     def __init__(self, made: Transformer | Convolutional, cases: int) -> None:
         self.made = made

@@ -1,14 +1,14 @@
-"""How long a search takes: each model three times, with an empty cache and with what the runs
-before left: costs and mutants (no kernels).
+"""How long a search takes: each model three times, with an empty cache and with the results of the
+runs before: costs and mutants (no kernels).
 
     python bench/search_time.py [NAME ...] [--budget 240] [--models DIR]
 
 Prints a table and writes bench/results/search_time-cpu2.json after each row (seconds; rows of
 models that are not named stay). A model is read from DIR/NAME.onnx where that exists, else built in
 its full size (extra `models`). A search (passes and mutants are in its time) ends by itself or
-after its budget: `ended` counts the parts by what ended them. What a first run had no time to
-measure, a second measures; where all costs are known, a third takes the time of the search itself.
-Each is a process of its own in which the rules are loaded.
+after its budget: `ended` counts the parts by the reason for their end. A second run measures the
+terms that the first had no time for; where all costs are known, a third takes the time of the
+search itself. Each is a process of its own in which the rules are loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of matrices in single precision on a GPU, with what is behind them.
+"""Products of matrices in single precision on a GPU, with their epilogues.
 
     python bench/single_h100.py [ROW ...] [--programs 40]
 
@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "16 x 1024x2048x512": ((16, 1024, 2048), (16, 2048, 512), ""),
     "128x1024x1024, stored by columns, bias, relu": ((128, 1024), (1024, 1024), "transposed bias relu"),
 }
-"""The operands of each row, and what else it has."""
+"""The operands of each row, and its further properties."""
 
 
 def goal(x: tuple[int, ...], w: tuple[int, ...], what: str) -> Graph:

@@ -4,7 +4,7 @@ bench/results/soak-cpu2.json`.
 Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered
 caches and checkpoints, broken texts (rules, certificates, plans), damaged archives, and calls to
 the system that fail. Each case has a seed; `--only KIND --first SEED --count 1` runs one again.
-Nothing may end in a traceback, a crash or a hang, read, write or start what it should not, leave a
+Nothing may end in a traceback, a crash or a hang, read, write or start anything forbidden, leave a
 process or a lock behind, or compute something else.
 """
 
@@ -49,8 +49,7 @@ FIRST = ("onnx", "numpy", "taso_mirage.cli", "fuzz.judge")
 
 
 def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
-    """The summary of so many cases of each kind: how they ended, the slowest, and what was
-    wrong."""
+    """The summary of so many cases of each kind: how they ended, the slowest, and the errors."""
     start = time.monotonic()
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ from taso_mirage.targets.machine import cores  # noqa: E402
 
 
 class Trusting(Proofs):
-    """Every application passes: what the optimizer did before."""
+    """Every application passes, as before there were proofs."""
 
     def __call__(self, application: object) -> bool:
         return True
@@ -73,7 +73,7 @@ def row(name: str, budget: float, small: bool) -> dict[str, Any]:
     rules()
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "costs.sqlite"
-        searched(model, budget, Path(folder) / "other" / "costs.sqlite", False)  # what is loaded on first use
+        searched(model, budget, Path(folder) / "other" / "costs.sqlite", False)  # modules are loaded on first use
         _, trusting = searched(model, budget, cache, False)
         _, cold = searched(model, budget, cache, True)
         result, warm = searched(model, budget, cache, True)

@@ -165,8 +165,7 @@ def _whole(row: dict[str, Any], peers: list[str]) -> str:
 
 
 def tensorrt_engine(found: dict[str, Any]) -> list[str]:
-    """Microseconds of each model's engines, and whether all of them compute what ONNX Runtime
-    does."""
+    """Microseconds of each model's engines, and whether all of them agree with ONNX Runtime."""
     lines = [
         "| model, us | the original | our graph | our graph, kernels as plugins | over the original | over our graph | outputs right |",
         "|---|---:|---:|---:|---:|---:|---|",

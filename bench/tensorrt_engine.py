@@ -3,8 +3,8 @@
     python bench/tensorrt_engine.py NAME=OPTIMIZED.onnx,ORIGINAL.onnx ... --libraries DIR --include
     DIR [--append]
 
-OPTIMIZED is what `taso-mirage optimize ORIGINAL.onnx --target cuda --portable --kernels search`
-wrote. For each model the plugin is exported and built as its README says, and
+OPTIMIZED is the result of `taso-mirage optimize ORIGINAL.onnx --target cuda --portable --kernels
+search`. For each model the plugin is exported and built as its README says, and
 bench/tensorrt_engine.cpp builds engines of `model.onnx` (kernels as plugins), `reference.onnx` (the
 same graph without them) and the original; each is serialised, read back, captured as a CUDA graph,
 and timed in turns. The outputs of all are checked by the export's own check_samples.py. Writes
@@ -98,7 +98,7 @@ def measured(library: Path, made: Exported, models: Mapping[str, Path], out: Pat
 
 
 def row(name: str, optimized: Path, original: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A model's engines: their figures, and whether each computes what ONNX Runtime does."""
+    """A model's engines: their figures, and whether each agrees with ONNX Runtime."""
     made = export(optimized, folder / name, {})
     models = {PLUGIN: made.folder / "model.onnx", REFERENCE: made.folder / "reference.onnx", ORIGINAL: original}
     out = folder / f"{name}-out"

@@ -11,8 +11,8 @@ idle, with Inductor's CUDA graphs as one peer more. Medians, and ratios round by
 is compared with eager, also at the other sizes, which come after the first; `compiling` has the
 seconds of the first call at each. `--compile` is that alone: no other way is compiled, and nothing
 is timed; such rows have files of their own. A graph that runs by Inductor, as that is faster, has a
-ratio of 1 over it by construction; what Inductor compiled before is in its cache then, so the
-seconds to compile ours have little of it.
+ratio of 1 over it by construction; the code that Inductor compiled before is in its cache then, so
+the seconds to compile ours have little of it.
 """
 
 from __future__ import annotations

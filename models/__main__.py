@@ -42,7 +42,7 @@ def write(model: onnx.ModelProto, path: Path) -> int:
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of the initializers: protobuf itself cannot tell the size of what is above 2 GB."""
+    """Bytes of the initializers: protobuf itself cannot tell the size of a message above 2 GB."""
     return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 

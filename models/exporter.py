@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHATTY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "transformers")
-# Where the exporter ran, not what the model is: file paths and line numbers, which differ from
+# Where the exporter ran, not the model itself: file paths and line numbers, which differ from
 # machine to machine.
 PLACES = ("pkg.torch.onnx.stack_trace",)
 
@@ -138,8 +138,8 @@ def randomize(module: "nn.Module", seed: int) -> None:
 
 
 def settle_norms(module: "nn.Module", shape: Sequence[int], seed: int) -> None:
-    """Set the running statistics of all batch norms to what they see on random images, as training
-    would leave them."""
+    """Set the running statistics of all batch norms to those of random images, as training would
+    leave them."""
     torch = require("torch")
     generator = np.random.default_rng(seed)
     norms = [part for part in module.modules() if isinstance(part, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d))]

@@ -3,8 +3,8 @@
 The wheel ships these networks of the model zoo with every weight filled by 0.02, which makes
 numeric checks vacuous. Only the full size exists, so `small=True` and `small=False` both build it.
 Initializers that the files also list among the graph inputs (as IR version 3 demanded) are dropped
-from the inputs and the model becomes IR version 4, the one that belongs to its opset 9; what is
-left of the graph is the original, but for the batch that is asked for.
+from the inputs and the model becomes IR version 4, the one that belongs to its opset 9; the rest of
+the graph is the original, but for the batch that is asked for.
 """
 
 import math
@@ -37,7 +37,7 @@ FILES = {
 
 IR_VERSION_OF_OPSET_9 = 4
 RESIDUAL_SCALE = 0.4
-# By what the last linear layer multiplies the mean square, where it is not one: these networks hand
+# The factor of the mean square by the last linear layer, where it is not one: these networks hand
 # it a signal so large or so small that the softmax after it would be one-hot or uniform.
 HEAD_GAIN = {"light_alexnet": 0.3, "light_inception_v1": 0.1, "light_resnet50": 4.0, "light_shufflenet": 0.001}
 
@@ -72,8 +72,8 @@ def build(name: str, *, small: bool = True, seed: int = 0, batch: int = 1) -> on
 
 
 def _rebatch(graph: onnx.GraphProto, batch: int) -> None:
-    """Give the inputs and outputs another batch; what reshapes a batch of one to a fixed shape
-    keeps its first size (0)."""
+    """Give the inputs and outputs another batch; a reshape of a batch of one to a fixed shape keeps
+    its first size (0)."""
     graph.ClearField("value_info")
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     fed = {value.name for value in graph.input}
@@ -110,7 +110,7 @@ def _replace_initializers(graph: onnx.GraphProto, tensors: dict[str, onnx.Tensor
 
 
 def _float_weights(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """The shapes of all float weights: float initializers, and what ConstantOfShape makes of
+    """The shapes of all float weights: float initializers, and results of ConstantOfShape on
     integer ones."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     floats = (tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)

@@ -120,7 +120,7 @@ QUANTIZED: Mapping[str, Quantized] = {
 
 
 def put(name: str, folder: Path, *, small: bool = False) -> tuple[Path, Path]:
-    """The files of a quantized model and of its original in a folder; what is there is kept."""
+    """The files of a quantized model and of its original in a folder; existing files are kept."""
     wanted = QUANTIZED[name]
     original = ORIGINALS[wanted.original]
     source, target = folder / f"{wanted.original}.onnx", folder / f"{name}.onnx"
@@ -141,7 +141,7 @@ def _samples(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Iterator[dict[
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The tools log what they do, and set the levels of logging when they are imported."""
+    """The tools log their actions, and set the levels of logging when they are imported."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

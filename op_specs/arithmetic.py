@@ -271,7 +271,7 @@ min_.laws("""
     min(neg(x), neg(y)) == neg(max(x, y)) where is_float(x)
     min(min(x, y), y) == min(x, y)
 """)
-for _op in (max_, min_):  # what is the same for both operands moves to what it folds into
+for _op in (max_, min_):  # an operator that both operands share moves to the one that it folds into
     _op.laws(f"""
         mul({_op.name}(x, c), d) \
             == {_op.name}(mul(x, d), mul(c, d)) \

@@ -90,7 +90,7 @@ def _(node, opset: int) -> Call:
 
 
 def kernel_shape(sizes: Dims) -> dict[str, Dims]:
-    """The attribute that says what the weights do, where their sizes are known."""
+    """The attribute with the sizes of the weights' windows, where they are known."""
     return {"kernel_shape": sizes} if all(isinstance(n, int) for n in sizes) else {}
 
 
@@ -111,8 +111,8 @@ def _(node, data, margin):
 
 @conv.traits.restriction
 def _(inner, node, box):
-    """Pads become an explicit `pad` of what is cut, so that corrections at different borders have
-    one shape."""
+    """Pads become an explicit `pad` of the cut operand, so that corrections at different borders
+    have one shape."""
     x, w, *bias = node.args
     groups, rows = node.attr("group"), box[1]
     out, each = sizes(w)[0] // groups, sizes(w)[1]

@@ -118,7 +118,7 @@ def _batch_into_space(axis: int, node: Node) -> Iterator[Node]:
 
 def _space_into_batch(axis: int, node: Node) -> Iterator[Node]:
     """An image as two or four tiles: with pads of their own they are wrong at the seams, cut with
-    what their windows see they overlap."""
+    the rows that their windows see they overlap."""
     for conv in _convs(node):
         at = axis - 2
         for f in (2, 4) if at < len(conv.kernel) else ():

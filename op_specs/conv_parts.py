@@ -1,4 +1,4 @@
-"""Parts of a convolution's channels as convolutions of their own (YOLO splits what it concatenates
+"""Parts of a convolution's channels as convolutions of their own (YOLO splits its concatenations
 again): a runtime that keeps a layout of its own between convolutions has no Split in it."""
 
 from op_specs.microsoft import quick_gelu

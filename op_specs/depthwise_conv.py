@@ -1,5 +1,5 @@
-"""A convolution of each channel alone, with channels first and what follows it: only kernels for a
-GPU have it.
+"""A convolution of each channel alone, with channels first and its epilogue: only kernels for a GPU
+have it.
 
 Results of neighbouring rows see the same rows of the image, so a thread has several of them (Howard
 et al., MobileNets, 2017, section 3.1, has the operator; nothing in it is a product of matrices).
@@ -17,9 +17,9 @@ def depthwise_conv(
     xp, x, w, *others, body: Graph, strides: Ints, pads: Ints, dilations: Ints, block: Ints = (1, 256, 1)
 ):
     """(n,c,h,w), (m*c,1,i,j), tensors -> (n,m*c,h',w'): conv with a group for each channel of x,
-    and what follows it; one to three axes.
+    and its epilogue; one to three axes.
 
-    `body`: what follows, as of a `shifted_conv`. `block`, which changes nothing: how many channels
+    `body`: the epilogue, as of a `shifted_conv`. `block`, which changes nothing: how many channels
     and positions of a plane a block of the grid has, and how many rows each position has results
     in.
     """

@@ -30,7 +30,7 @@ def gemm(xp, a, b, c=None, *, alpha: float = 1.0, beta: float = 1.0, transA: int
 @gemm.importer
 def _(call: Call) -> Node:
     args = call.args
-    if call.opset < 11 and uniform_value(args[2]) == 0:  # what the exporter writes where c may not be left out
+    if call.opset < 11 and uniform_value(args[2]) == 0:  # exporters write 0 where c may not be left out
         args = args[:2]
     return gemm.term(*args, **call.attrs)
 

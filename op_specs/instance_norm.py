@@ -43,7 +43,7 @@ instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01
 group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
 group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)
 
-# What is left of the mean of what has none.
+# The rest of the mean of a term without one.
 instance_norm.laws("""
     reduce_mean(instance_norm(x, s, t, **a), axes=i, keepdims=0) \
         == expand(t, shape=(dim(x, 0), dim(x, 1))) \

@@ -1,8 +1,8 @@
-"""muGraph kernels and what only their bodies use (Mirage, OSDI'25, section 3; online softmax:
-Neptune, PLDI'26).
+"""muGraph kernels and the operators that only their bodies use (Mirage, OSDI'25, section 3; online
+softmax: Neptune, PLDI'26).
 
 A `kernel` is defined by slicing its operands, running the body for every block and iteration,
-accumulating, combining what the blocks of a cluster have, and stitching the blocks' outputs. All
+accumulating, combining the values of a cluster's blocks, and stitching the blocks' outputs. All
 blocks, and all iterations, have equal parts, so a meaning of types looks at one of each
 (`Meaning.each`).
 """
@@ -28,19 +28,20 @@ SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance":
 
 @op(lowering=Lowering.ACCUMULATE)
 def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
-    """x -> what x is over all iterations: the "sum", the "max", "rescaled" by a `running_max` m,
-    which is sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t
-    are the variance and the mean of those of one iteration (Chan, Golub and LeVeque 1979: one pass,
-    and no difference of large squares). Outside of a kernel there is one iteration, and it is x."""
+    """x -> the fold of x over all iterations: the "sum", the "max", "rescaled" by a `running_max`
+    m, which is sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and
+    m_t are the variance and the mean of those of one iteration (Chan, Golub and LeVeque 1979: one
+    pass, and no difference of large squares). Outside of a kernel there is one iteration, and it is
+    x."""
     return _folding("accumulate", xp, x, m, over, SECOND)
 
 
 @op(lowering=Lowering.COMBINE)
 def combine(xp, x, m=None, *, over: str = "sum", degree: int = 0):
-    """x -> what x is over all blocks of a cluster, in each of them: the "sum", the "max",
+    """x -> the fold of x over all blocks of a cluster, in each of them: the "sum", the "max",
     "rescaled" by a maximum m of each block, which is sum_b x_b e^(degree (m_b - max m)), or the
-    "variance" of all elements, as `accumulate` has it. Without a cluster there is one block, and
-    it is x."""
+    "variance" of all elements, as `accumulate` has it. Without a cluster there is one block, and it
+    is x."""
     return _folding("combine", xp, x, m, over, {**SECOND, "rescaled": "a maximum"})
 
 
@@ -67,11 +68,11 @@ def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: 
     (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g stand,
     -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in
     a body is the thread level. `cluster`: 1, or all blocks of the last grid dim, which then
-    exchange what the body combines.
+    exchange the values that the body combines.
 
     Free sizes: `n_by_8` is the size of a tile of `n` elements of which all but the last have 8, in
-    (n + 7) // 8 blocks or iterations (`mugraph.part`). Such a kernel has types, and code; what it
-    computes is that of the same kernel at sizes (`kernels.free.at_sizes`).
+    (n + 7) // 8 blocks or iterations (`mugraph.part`). Such a kernel has types, and code; its value
+    is that of the same kernel at sizes (`kernels.free.at_sizes`).
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap, cluster)
@@ -130,7 +131,7 @@ def _part(xp, x, axis, i, count, overlap=None):
 
 
 def _stitched(xp, parts, axis, overlap):
-    """The blocks side by side; of the last what the one before it does not have."""
+    """The blocks side by side; of the last only the part after the one before it."""
     if overlap is not None:
         whole, size = overlap
         parts = [*parts[:-1], xp.slice(parts[-1], axis, len(parts) * size - whole, size)]
@@ -196,7 +197,7 @@ def _variance(xp, variances, means):
 
 
 def _rescaled(xp, x, m, last, degree):
-    """x e^(degree (m - last)): what iteration `t` adds once the maximum is known."""
+    """x e^(degree (m - last)): the summand of iteration `t` once the maximum is known."""
     lag = xp.sub(m, last)
     return xp.mul(x, exp(xp, lag if degree == 1 else xp.mul(lag, xp.literal(degree, lag))))
 

@@ -176,7 +176,8 @@ def _(node, opset: int) -> Call:
 
 @average_pool.traits.restriction
 def _(inner, node, box):
-    """Pads stay pads: whether they count is the operator's affair. What was `extra` stays that."""
+    """Pads stay pads: whether they count is the operator's affair. The attribute `extra` is
+    kept."""
     attrs = dict(node.attrs)
     n = len(attrs["kernel"])
     around, low, high = seen(node, box, attrs["kernel"])

@@ -23,19 +23,19 @@ from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import Call, Op, op
 
 FLOATS = {"float32": 1, "float16": 10, "bfloat16": 16}
-"""ONNX's numbers of what is quantized."""
+"""ONNX's numbers of the dtypes that are quantized."""
 SMALL_DTYPES = {
     **{"uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "float8_e4m3fn": 17, "float8_e5m2": 19},
     **{"uint4": 21, "int4": 22, "float4_e2m1fn": 23, "uint2": 25, "int2": 26},
 }
-"""ONNX's numbers of what it is quantized to; from int32 (biases) it only comes back."""
+"""ONNX's numbers of the quantized dtypes; int32 (biases) is only dequantized."""
 NUMBERS = {number: name for name, number in (FLOATS | SMALL_DTYPES).items()}
 DTYPES_SINCE = {
     **dict.fromkeys(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"], 19),
     **dict.fromkeys(["uint16", "int16", "uint4", "int4"], 21),
     **{"float4_e2m1fn": 23, "uint2": 25, "int2": 25},
 }
-"""The opsets in which they begin to be quantized, or to be what it is quantized to."""
+"""The opsets from which they are quantized, or are quantized dtypes."""
 DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 """Attributes that are left out where they say nothing."""
 

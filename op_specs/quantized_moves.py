@@ -2,8 +2,8 @@
 two.
 
 A law stands here only if both sides have the same bits in single precision: elements that only
-move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. What
-is equal over the reals alone (a factor that goes into a scale, a sum that is quantized) would turn
+move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. An
+equality over the reals alone (a factor that goes into a scale, a sum that is quantized) would turn
 roundings, and is no law.
 """
 
@@ -25,7 +25,8 @@ WAYS = ("quantize", "dequantize")
 
 
 def _through(before: str, after: str, guard: str) -> None:
-    """`before` of what is quantized is `after` of it: of both ways, with a zero and without."""
+    """`before` of a quantized value is `after` of it: in both directions, with a zero and
+    without."""
     quantize.laws(each(WAYS, f"{before} == {after}  where {guard}"))
 
 

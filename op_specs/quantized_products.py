@@ -139,7 +139,7 @@ def whole(xp, x):
 
 
 def check_bytes(xp, *operands, zeros) -> None:
-    """Operands of 8 bits, and zeros of the dtypes of what they belong to."""
+    """Operands of 8 bits, and zeros of the dtypes of their operands."""
     for x in operands:
         if xp.dtype(x) not in ("int8", "uint8"):
             raise IllTyped(f"a product of quantized numbers in {xp.dtype(x)}")

@@ -11,9 +11,9 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, symbol
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.meanings.boxes import regrouped_runs
-from taso_mirage.operators.known import partly_known
 from taso_mirage.operators.ops import Call, Dims, Ints, extents, known_elements, op
 from taso_mirage.operators.slicing import cut, join, sizes, whole
+from taso_mirage.operators.static_values import partly_known
 from taso_mirage.operators.traits import Box, TraitInterval
 
 
@@ -31,7 +31,8 @@ def _(call: Call):
 
 def _wanted(call: Call) -> Dims:
     """The shape that is asked for. One size of it that only a run can tell is as good as -1: it is
-    what the others leave, or the model does not run there. A shape that the user gives is read."""
+    the quotient of the others, or the model does not run there. A shape that the user gives is
+    read."""
     if known_elements(call.arg(1)) is None and call.arg(1).op != "input":
         partly = partly_known(call.arg(1)) or []
         if partly.count(None) == 1 and -1 not in partly:
@@ -40,8 +41,7 @@ def _wanted(call: Call) -> Dims:
 
 
 def _resolve(have: Dims, want: Dims, allowzero: bool) -> Dims:
-    """The result's dims: 0 copies the operand's dim (unless `allowzero`), one -1 is what is
-    left."""
+    """The result's dims: 0 copies the operand's dim (unless `allowzero`), one -1 is the rest."""
     if not allowzero and any(n == 0 and i >= len(have) for i, n in enumerate(want)):
         raise IllTyped(f"reshape to {want} copies a dim that {have} does not have")
     shape = tuple(have[i] if n == 0 and not allowzero else n for i, n in enumerate(want))
@@ -78,7 +78,7 @@ def _written(have: Dims, want: Dims) -> Dims:
 
 @reshape.traits.restriction
 def _(inner, node, box):
-    """The smallest boxes of both shapes that hold the same elements; what is too much is cut away
+    """The smallest boxes of both shapes that hold the same elements; surplus elements are cut away
     from the result. A range that crosses rows of the operand is its first row, whole rows and its
     last row, beside each other."""
     (x,) = node.args

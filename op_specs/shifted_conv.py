@@ -14,7 +14,6 @@ from op_specs.conv_transpose import conv_transpose
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.mugraph import natural_weights
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import Ints, op
@@ -34,25 +33,27 @@ def shifted_conv(
     block: Ints = (128, 64, 16, 1),
 ):
     """(n,c,h,w), (p,j,o,i,c), tensors -> (n,o,h',w'): conv of x and the sum of the p parts of the
-    weights, whose last kernel axis comes first, and what follows it; one to three axes.
+    weights, whose last kernel axis comes first, and its epilogue; one to three axes.
 
-    `body`: what follows, element by element, from the convolution of one image and the others,
-    each (o,1,1), (1,o,1,1) or (n,o,h',w'), where an image has one of its own. `extra`: the
+    `body`: the epilogue, element by element, from the convolution of one image and the others, each
+    (o,1,1), (1,o,1,1) or (n,o,h',w'), where an image has one of its own. `extra`: the
     output_padding of a transposed convolution; empty for the other. `block`, which changes nothing:
     how many pixels and columns a block of the grid has, how much of the sum a step, and how many
-    elements of the kernel's row share what is loaded.
+    elements of the kernel's row share a load.
     """
     spatial = xp.rank(x) - 2
     if xp.rank(w) != spatial + 3 or len(block) != 4:
         raise IllTyped(f"shifted_conv of {xp.shape(x)} with {xp.shape(w)} and {len(others)} others")
-    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural_weights(spatial, bool(extra)))
+    kernel = (*range(2, spatial + 1), 0)
+    natural = (spatial + 1, 1, *kernel) if extra else (1, spatial + 1, *kernel)
+    whole = transpose(xp, reduce_sum(xp, w, axes=(0,), keepdims=0), perm=natural)
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}
     y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
     return followed(xp, y, others, body)
 
 
 def followed(xp, y, others, body: Graph):
-    """A convolution `y`, and what `body` makes of it and of other tensors."""
+    """A convolution `y`, and the result of `body` on it and on other tensors."""
     if len(body.inputs) != 1 + len(others) or len(body.outputs) != 1:
         raise IllTyped(f"{len(others)} tensors and a convolution, for a body of {len(body.inputs)}")
     values = dict(zip(body.inputs, (y, *others), strict=True))

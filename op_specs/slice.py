@@ -68,7 +68,7 @@ def _position(n, at):
 
     An int from the end, as in x[:-2], is n - 2: sizes below 2 would make a dim negative. A symbolic
     position within a dim of fixed size (a table of positions cut to the length) is taken to be
-    legal; so would be what uses it.
+    legal; so would be its users.
     """
     if isinstance(at, int) and abs(at) >= UNBOUNDED:
         return n if at > 0 else 0

@@ -1,4 +1,4 @@
-"""Sums and means over the results of products, as products with sums: what is linear commutes with
+"""Sums and means over the results of products, as products with sums: linear operators commute with
 them."""
 
 from op_specs.reductions import reduce_mean, reduce_sum

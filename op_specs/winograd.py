@@ -94,8 +94,7 @@ def _product(roots: list[Fraction]) -> list[Fraction]:
 
 
 def _matrix(xp, rows: list[list[Fraction]], like):
-    """Integers over integers, all of which a float has, so that no meaning rounds what it need
-    not."""
+    """Integers over integers, all of which a float has, so that no meaning rounds without need."""
     above, below = ([[getattr(each, part) for each in row] for row in rows] for part in ("numerator", "denominator"))
     return xp.div(*(xp.constant(Literal.of(np.array(part, xp.dtype(like)))) for part in (above, below)))
 

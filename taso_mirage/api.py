@@ -68,8 +68,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
     rules one may stand without a list around it.
 
-    With effort="quick" it is what an exporter may call on every model: it takes seconds, gives the
-    same bytes every time, prints nothing, and writes no file of a model in memory.
+    With effort="quick" an exporter may call it on every model: it takes seconds, gives the same
+    bytes every time, prints nothing, and writes no file of a model in memory.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
@@ -128,10 +128,10 @@ class Options:
     """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
 
     `elsewhere`: the model is also for other machines; else its kernels are for this GPU alone, and
-    nothing was checked or measured without their library. `command` is what a report says to
-    repeat; `began` is when the budget did, by `time.monotonic`: with the call, if left out;
-    `progress` is called with what is going on, `candidates` with every model that is tried;
-    `stop` ends the searches.
+    nothing was checked or measured without their library. Options: `command` is the command that a
+    report says to repeat; `began` is the start of the budget, by `time.monotonic`: with the call,
+    if left out; `progress` is called with the current stage, `candidates` with every model that is
+    tried; `stop` ends the searches.
     """
 
     output: str | Path | None = None
@@ -217,14 +217,14 @@ class Options:
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """The options of `optimize` by their names, with what their effort sets of those that are not
-    given. InvalidOption where one is not known, or of a wrong kind."""
+    """The options of `optimize` by their names, with the values that their effort sets for those
+    that are not given. InvalidOption where one is not known, or of a wrong kind."""
     if unknown := given.keys() - Options.__dataclass_fields__.keys():
         name = min(unknown)
         near = get_close_matches(name, Options.__dataclass_fields__, 1)
         raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
     name = given.get("effort", "default")
-    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the options say what is wrong with it
+    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the options report the error
     return Options(**{**effort.options, **given})
 
 
@@ -267,8 +267,8 @@ def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, An
 
 
 def _run(given: Any, options: Options, deadline: Deadline) -> Result:
-    """The result of a model as the user has it, with all files that were asked for, and what the
-    seconds of all that were spent on."""
+    """The result of a model as the user has it, with all files that were asked for, and the account
+    of all seconds."""
     with accounting() as account:
         result = _with_files(given, options, deadline)
         return replace(result, spending=account.spending())
@@ -297,7 +297,7 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
         options.in_place,
     )
     if options.trace is not None:
-        check_empty(Path(options.trace))
+        check_empty(Path(options.trace), (output, page, certified))
     with locked(*(each for each in (output, page, certified) if each is not None)):
         config, heard = options.config(model), (options.progress, options.stop)
         each_file = FILE * deadline.seconds if math.isfinite(deadline.seconds) else 0.0

@@ -29,9 +29,10 @@ def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
     Of a `torch.nn.Module` a module for inference comes back. `example_inputs` are a tensor, a tuple
     of arguments, or a mapping of named ones, on the device on which the module is to run. Sizes may
     differ later, and weights may change: then it compiles again. `dynamic=True` takes all sizes to
-    be free at once. `fallback="inductor"` or `"eager"` says what graphs are measured beside, and
-    run by where that is faster; `.ways` of the module says which do. With `return_result` a pair:
-    the module, and a tuple of a `Result` for each graph that PyTorch captured in it.
+    be free at once. `fallback="inductor"` or `"eager"` names the way beside which graphs are
+    measured, and by which they run where it is faster; `.ways` of the module lists the ways. With
+    `return_result` a pair: the module, and a tuple of a `Result` for each graph that PyTorch
+    captured in it.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):

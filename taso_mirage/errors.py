@@ -22,6 +22,10 @@ class InvalidOption(TasoMirageError):
     exit_code = 2
 
 
+class InputsRefused(InvalidOption):
+    """The model does not run on the inputs that an option gives, or on those of the sizes given."""
+
+
 class OutputError(TasoMirageError):
     """The result could not be written; nothing half-written is left."""
 
@@ -53,7 +57,7 @@ class RuntimeCrashed(RunFailed):
 
 
 class OutOfTime(TasoMirageError):
-    """The command's time ended before something was done; what was found before it holds."""
+    """The command's time ended before something was done; earlier results hold."""
 
 
 class IllTyped(TasoMirageError):

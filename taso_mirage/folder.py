@@ -1,7 +1,7 @@
 """A folder of models: each is optimized by itself, and one report has a row for each.
 
-What the report has of a model also tells whether something is left to do for it: the digests of all
-that was read and written.
+The report's data of a model also tell whether it is up to date: they have the digests of all files
+that were read and written.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ModelRow(TypedDict):
     model: str
     state: ModelState
     """`check failed`: a rewrite was left out, the rest is written. `interrupted`: the best until
-    then is written, and the next run does it again. `failed`: nothing is written, and what an
-    earlier run wrote stays where it is of the same files."""
+    then is written, and the next run does it again. `failed`: nothing is written, and the results
+    of an earlier run stay where they are of the same files."""
     before: float | None
     """Seconds of a run of the original."""
     after: float | None
@@ -88,8 +88,8 @@ class Folder:
     """The models below `source`, whose results go to the same paths below `output`; `options` are
     those of `optimize`, for each of them.
 
-    `rows` has what is known of each: what an earlier run did with these options, and what has not
-    changed since, is done. InvalidOption where there are no models, where the results would be
+    `rows` has the state of each: a model is done if an earlier run did it with these options and
+    nothing has changed since. InvalidOption where there are no models, where the results would be
     written over something else, or where options are wrong whatever the model.
     """
 
@@ -115,7 +115,7 @@ class Folder:
         except InvalidOption:
             if not self.output.is_dir():
                 raise
-            with locked(self.output):  # it may be what another run is writing: that is said then
+            with locked(self.output):  # another run may be writing: that is said then
                 self._look()
 
     def _asked(self) -> api.Options:
@@ -135,8 +135,8 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other run writes into the folder of the results meanwhile; what one did until then
-        counts. OutputError where one does, or where the folder cannot be made."""
+        """No other run writes into the folder of the results meanwhile; its earlier results count.
+        OutputError where one does, or where the folder cannot be made."""
         _make(self.output)
         with locked(self.output):
             if self._known() != self._earlier:
@@ -224,7 +224,7 @@ class Folder:
     def optimize(
         self, name: str, progress: Progress = quiet, stop: Stop | None = None, candidates: Candidates = unseen
     ) -> tuple[ModelRow, Result | None]:
-        """Do one model; what goes wrong with it is in its row.
+        """Do one model; an error with it is in its row.
 
         The report is written anew. OutputError where that fails.
         """
@@ -254,8 +254,9 @@ class Folder:
     def _failed(self, name: str, read: Mapping[str, str], error: Exception) -> ModelRow:
         """The row of a model that fails.
 
-        The earlier result of other files is removed. That of the same files stays, and so does any
-        where the model may be right: what is wrong is an option, the machine, or this program.
+        The earlier result of other files is removed. An earlier result of the same files stays, and
+        so does any where the model may be right: the error is in an option, the machine, or this
+        program.
         """
         said, code = f"internal error: {type(error).__name__}: {error} (please report it)"[:400], 1
         if isinstance(error, TasoMirageError):
@@ -327,12 +328,12 @@ class Folder:
     def plan(self) -> str:
         """One line on the models that are left to do, and the time that they may take."""
         count, left = len(self.rows), len(self.waiting)
-        said = f"{plural(count, 'model')}, {count - left} of them done before; {left} to do, "
+        said = f"{plural(count, 'model')}: {count - left} done before, {left} to do, "
         if math.isinf(self.budget):
-            return f"{said}without a limit of time"
+            return f"{said}without a time limit"
         total = left * self.budget
         together = f"{total:g} s" if total < MINUTES else f"{total / 60:.3g} minutes"
-        return f"{said}each in at most {self.budget:g} s (together {together})"
+        return f"{said}at most {self.budget:g} s each ({together} in total)"
 
     def said(self) -> list[str]:
         """The results of all models, as lines."""

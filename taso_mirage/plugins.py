@@ -1,4 +1,4 @@
-"""Packages of others that bring operators, rules or targets, by Python's entry points
+"""Packages of others that bring operators, rules, targets or forms, by Python's entry points
 (docs/plugins.md): imported where they are first needed."""
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from typing import Any
 
 from taso_mirage.errors import InvalidOption
 
-OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP = GROUPS = "taso_mirage.operators", "taso_mirage.rules", "taso_mirage.targets"
+OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, FORM_GROUP = GROUPS = (
+    "taso_mirage.operators",
+    "taso_mirage.rules",
+    "taso_mirage.targets",
+    "taso_mirage.forms",
+)
 CHOSEN = "TASO_MIRAGE_PLUGINS"
 """The environment variable with the names of those that are used, between commas; without it all
 are."""
@@ -58,7 +63,7 @@ class Plugin:
         return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
     def refused(self, why: str) -> InvalidOption:
-        """An error that says what to do about it."""
+        """An error with the next step."""
         return InvalidOption(
             f"{self} {why}\nMend it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
             "(none where that is empty)"

@@ -90,7 +90,7 @@ class Proof:
     """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes
     alone).
 
-    `bound` is what it covers, in words; `steps` a deterministic measure of its work.
+    `bound` is its range, in words; `steps` a deterministic measure of its work.
     """
 
     kind: str
@@ -100,8 +100,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """One numeric case: inputs rounded to `dtype`; the largest error and what was allowed, both
-    over the largest element."""
+    """One numeric case: inputs rounded to `dtype`; the largest error and the allowed one, both over
+    the largest element."""
 
     dtype: str
     draw: str
@@ -115,14 +115,14 @@ class Evidence:
     """How it is known that a rule holds, or that two programs are equal: by proofs, by tests in a
     finite field, by runs in floats.
 
-    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and what the
-    `proof` covers. `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases
+    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and the range
+    of the `proof`. `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases
     that the guard admits and that are not proved, so that the rule does not apply in them; no
     readable guard was found that says so.
 
-    Tests: so many `tests` passed, with all elements equal, and `undecided` others did not decide. A
-    wrong program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's
-    Theorem 2, for programs that are linear in each input. `measured`: the errors in floats.
+    Tests: `tests` passed, with all elements equal, and `undecided` others did not decide. A wrong
+    program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's Theorem
+    2, for programs that are linear in each input. `measured`: the errors in floats.
     """
 
     cases: int = 0

@@ -1,4 +1,4 @@
-"""Every order in which the groups of a block may go on: what each does with barriers and shared
+"""Every order in which the groups of a block may go on: the effect of each on barriers and shared
 memory is known (`gluon_blocks`), and copies are done at any time."""
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ FLYING = -1
 
 
 class Wrong(Exception):
-    """A state that must not be: the groups wait for ever, or one reads what is not there."""
+    """A state that must not be: the groups wait for ever, or one reads memory that was not
+    written."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where each group is, of each mbarrier (arrivals left, copies left, parity), what number of
-    its tiles each slot has, which turns were passed, and the copies that are on their way."""
+    """Where each group is, the state of each mbarrier (arrivals left, copies left, parity), the
+    number of the tile that each slot has, which turns were passed, and the copies that are on their
+    way."""
 
     at: tuple[int, ...]
     barriers: tuple[tuple[int, int, int], ...]
@@ -32,7 +34,7 @@ class State:
 @dataclass
 class _Step:
     """A state in the making: one group goes on from where it waits to where it next may wait, or
-    where another may see what it reads."""
+    where another may see its reads."""
 
     states: States
     at: int

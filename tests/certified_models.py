@@ -288,6 +288,29 @@ BODIES = {
             >
         }
     """,
+    "a loop without a condition that nobody reads": """
+        g (float[4] x, bool c) => (float[4] v, bool d) {
+            q = SequenceConstruct(x) \n v = ConcatFromSequence<axis = 0>(q) \n two = Constant<value_int = 2>()
+            b = If(c) <
+                then_branch = t () => (bool p) { p = Identity(c) }, else_branch = e () => (bool s) { s = Identity(c) }
+            >
+            d = If(b) <
+                then_branch = t2 () => (bool p2) { p2 = Identity(c) }, else_branch = e2 () => (bool s2) { s2 = Identity(b) }
+            >
+            r = Loop(two, , q) <
+                body = l (int64 i, bool go, seq(float[4]) s3) => (bool on, seq(float[4]) t3) {
+                    on = Identity(go) \n t3 = SequenceInsert(s3, x)
+                }
+            >
+        }
+    """,
+    "a size that is declared for an equal value": """
+        g (float[2, 3] x) => (float[3, 2, 3] y, float[3, 2, 3] z) {
+            q = SequenceConstruct(x, x, x) \n a = ConcatFromSequence<axis = 0, new_axis = 1>(q)
+            t = Sub(a, a) \n n = Neg(t) \n y = Neg(n)
+            z = ConcatFromSequence<axis = 0, new_axis = 1>(q)
+        }
+    """,
     "two sequences": """
         g (float[4, 4] x, bool c) => (seq(float[1, 4]) y, seq(float[1, 4]) k, seq(float[1, 4]) l) {
             t1 = Transpose<perm = [1, 0]>(x) \n r = Transpose<perm = [1, 0]>(t1) \n n = Neg(x)

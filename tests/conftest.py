@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[None]:
-    """Compiled libraries, named by what they are made of, are the same for all workers."""
+    """Compiled libraries, named by their sources, are the same for all workers."""
     folder = tmp_path_factory.mktemp("cache")
     (shared / "runtime").mkdir(exist_ok=True)
     (folder / "runtime").symlink_to(shared / "runtime", target_is_directory=True)
@@ -128,8 +128,8 @@ def small(shared: Path) -> Callable[..., onnx.ModelProto]:
 def exporting() -> Iterator[None]:
     """For tests that export models from PyTorch, often.
 
-    A graph that stays in eager PyTorch has the garbage collector look at everything, which takes
-    2 s late in a run: what the tests before have left is not looked at again.
+    A graph that stays in eager PyTorch has the garbage collector visit everything, which takes 2 s
+    late in a run: objects of earlier tests are not visited again.
     """
     import exporter
 
@@ -137,3 +137,15 @@ def exporting() -> Iterator[None]:
     gc.freeze()
     with exporter.read_once():
         yield
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """For tests of `torch.compile`: nothing is compiled before or after, and random numbers begin
+    with one seed."""
+    import torch
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,6 +1,7 @@
 """Convolutional models of many blocks with one wrong rewrite deep inside of them: beside
-convolutions and norms they have what `deep_mutants` does not, branches, splits, pools, padding, an
-`If` with a captured value, values that are outputs too, and operators without a definition."""
+convolutions and norms they have features that `deep_mutants` lacks: branches, splits, pools,
+padding, an `If` with a captured value, values that are outputs too, and operators without a
+definition."""
 
 from __future__ import annotations
 
@@ -191,7 +192,7 @@ def _first_alone(x: Node) -> Node:
 
 
 def image_mutants() -> dict[str, ImageChange]:
-    """Wrong rewrites of one block, or of what follows on the last."""
+    """Wrong rewrites of one block, or of the terms after the last."""
     return _wrong_windows() | _wrong_norms() | _wrong_gates() | _wrong_moves() | _wrong_heads()
 
 

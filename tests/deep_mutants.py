@@ -1,7 +1,7 @@
 """Transformers of many layers with one wrong rewrite deep inside of them, and right ones.
 
-A mutant is a name and what puts a wrong term in the place of one of a layer's terms, at any depth:
-the tests have them in a model of few numbers, and `bench/regional.py` in large ones.
+A mutant is a name and a function that puts a wrong term in the place of one of a layer's terms, at
+any depth: the tests have them in a model of few numbers, and `bench/regional.py` in large ones.
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ def _in_halves(f: Transformer, x: Node, w: Node, i: int) -> Node:
 
 @dataclass(frozen=True)
 class Planted:
-    """A model with one rewrite, and what it claims."""
+    """A model with one rewrite, and its claim."""
 
     model: Model
     claims: dict[Node, Node]

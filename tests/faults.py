@@ -3,8 +3,8 @@ STEP-th); run by tests/test_faults.py with faults.cpp.
 
     LD_PRELOAD=faults.so python faults.py FOLDER ERRNO LASTS STEP COMMAND ...
 
-Each run is a fork, so that what is imported is imported once. Prints a JSON object a line: which
-call failed, the exit code, what was said, and the files of the folder afterwards by their digests.
+Each run is a fork, so that modules are imported once. Prints a JSON object a line: which call
+failed, the exit code, the output, and the files of the folder afterwards by their digests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -> int:
-    """The exit code: of the command, with what it said in the files `out` and `err`; and the calls
+    """The exit code of the command, with its output in the files `out` and `err`; and the calls
     that it made, in `calls`."""
     number = os.fork()
     if number:

@@ -1,4 +1,4 @@
-"""Convolutions with what follows them, as the terms that a GPU's kernels are found for."""
+"""Convolutions with their epilogues, as the terms that a GPU's kernels are found for."""
 
 from __future__ import annotations
 

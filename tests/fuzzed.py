@@ -1,4 +1,4 @@
-"""Random legal typings of an equation, fingerprinted: what refutes a law, or does not."""
+"""Random legal typings of an equation, fingerprinted: they refute a law, or do not."""
 
 from __future__ import annotations
 

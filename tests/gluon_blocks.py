@@ -2,9 +2,9 @@
 in place of tiles and a thread in place of each group of warps.
 
 Copies of `cp.async` are done as late as they may be, when they are waited for, or at once (`late`).
-Barriers are what PTX says of them: an `mbarrier` has arrivals and bytes to come, and a wait is for
-the phase of a parity; `bar.sync` and `bar.arrive` are of two groups. Layouts have no meaning here.
-What each group did with barriers and shared memory is noted, in its order.
+Barriers are as in PTX: an `mbarrier` has arrivals and bytes to come, and a wait is for the phase of
+a parity; `bar.sync` and `bar.arrive` are of two groups. Layouts have no meaning here. The actions
+of each group on barriers and shared memory are noted, in its order.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Pointer:
 @dataclass
 class Block:
     """One block: its functions are those of a generated source. Without `blocks` no wait waits, so
-    that only what groups do in which order means something."""
+    that only the order of each group's actions means something."""
 
     source: str
     ids: tuple[int, int, int] = (0, 0, 0)
@@ -158,8 +158,8 @@ class Block:
         exec("\n".join(lines), self.names)
 
     def run(self, kernel: str, *arguments: Any, **constants: Any) -> None:
-        """The kernel's function, in this thread, then its groups, each in its own. Raises what one
-        of them raised first: Hang for a wait without end."""
+        """The kernel's function, in this thread, then its groups, each in its own. Raises the first
+        error of one of them: Hang for a wait without end."""
         self.own.trace, self.own.pending, self.own.copies = [], [], [[]]
         self.traces.append(self.own.trace)
         self.names[kernel](*arguments, **constants)

@@ -1,4 +1,4 @@
-"""A page that reads itself: what no page of ours may have is an assertion."""
+"""A page that reads itself: each forbidden feature of our pages is an assertion."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from taso_mirage.report.pages import rendered
 
 
 class Page(HTMLParser):
-    """Tags that do not close, ids, links, what would leave the page, and scripts: none but that of
-    the search box, which the policy of the page names by its digest."""
+    """Tags that do not close, ids, links, references that would leave the page, and scripts: none
+    but that of the search box, which the policy of the page names by its digest."""
 
     VOID = frozenset({"meta", "br", "input"})
 

@@ -1,5 +1,5 @@
 """Programs in Triton's interpreter. It runs one block after the other; a program with clusters runs
-once more for each exchange, and has what the blocks gave to it in the run before."""
+once more for each exchange, and has the values that the blocks gave to it in the run before."""
 
 from __future__ import annotations
 

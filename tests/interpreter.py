@@ -56,7 +56,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _serve() -> None:
-    """Fork for each request, and say how it ended; in what is forked, run it."""
+    """Fork for each request, and say how it ended; the fork runs it."""
     import in_turn  # noqa: F401
     import torch  # noqa: F401
     import triton.experimental.gluon

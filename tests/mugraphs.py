@@ -33,7 +33,7 @@ def kernel(
     *omap: _Ints,
     cluster: int = 1,
 ) -> Node:
-    """The kernel whose body is what `body` makes of the operands' tiles; the tiles are called as
+    """The kernel whose body is the result of `body` on the operands' tiles; the tiles are called as
     the operands."""
     tiles = [
         variable(x.attr("name") if x.op == "input" else f"t{i}", tile(x.tensor, grid, imap, fmap, loop))

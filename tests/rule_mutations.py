@@ -268,8 +268,8 @@ def _other_expressions(key: str, source: str) -> list[Expr]:
 def falsely_accepted(
     accepts: Callable[[Rule], bool], seed: int = 0, count: int = 2000, draws: int = 400
 ) -> list[tuple[Rule, str, str]]:
-    """The mutants that a verifier accepts and the oracle refutes: each with what was changed and
-    the counterexample."""
+    """The mutants that a verifier accepts and the oracle refutes: each with its change and the
+    counterexample."""
     found = []
     for rule, description in mutants(seed, count):
         if accepts(rule):

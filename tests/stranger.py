@@ -2,10 +2,10 @@
 computed in numpy.
 
 A rule claims every typing that its operators' type rules and its guard admit. Here sizes, ranks,
-dtypes, attributes and constants are drawn far from the rule's own typing; an instance is what
-`match` finds and `apply_equation` builds, and a case only where ONNX allows every term of both
-sides. Integers wrap in their own dtype; floats are real numbers, in float64, and what differs is
-looked at again in longer numbers, so that a rounding is no counterexample. A cast that narrows
+dtypes, attributes and constants are drawn far from the rule's own typing; `match` finds and
+`apply_equation` builds an instance, which is a case only where ONNX allows every term of both
+sides. Integers wrap in their own dtype; floats are real numbers, in float64, and differences are
+computed again in longer numbers, so that a rounding is no counterexample. A cast that narrows
 rounds.
 """
 
@@ -93,7 +93,7 @@ SATURATING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """One instance with inputs on which the sides differ: what the names stand for, and both
+    """One instance with inputs on which the sides differ: the values of the names, and both
     results."""
 
     types: Mapping[str, str]
@@ -153,7 +153,7 @@ def refute(
 
 @dataclass(slots=True)
 class Examined:
-    """How many instances and runs a rule had, and what refuted it."""
+    """How many instances and runs a rule had, and its refutation."""
 
     instances: int = 0
     runs: int = 0
@@ -310,7 +310,7 @@ def instances(
     plain: bool = False,
     examples: int = 16,
 ) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...], Mapping[str, Any]]]:
-    """Instances of a rule, both sides and what the names stand for; some may come twice. Where no
+    """Instances of a rule, both sides and the values of the names; some may come twice. Where no
     typing is given, those of so many `examples` are drawn from."""
     drawing = _Drawing(rule, rng, plain, examples)
     found = 0
@@ -709,7 +709,7 @@ def _set_type(tree: ast.expr, wanted: Any, types: dict[str, Tensor]) -> None:
 
 
 def _number(tree: ast.expr | None) -> int | None:
-    """The number that a literal is; None for what is none."""
+    """The number that a literal is; None for any other expression."""
     match tree:
         case ast.Constant(value=int(n)):
             return n
@@ -1050,7 +1050,7 @@ DOUBLE, LONG = _Numbers(np.float64), _Numbers(np.longdouble)
 
 
 class Undefined(Exception):
-    """ONNX does not say what comes out."""
+    """ONNX does not define the result."""
 
 
 def evaluate(outputs: Sequence[Node], env: Mapping[Node, Array], xp: _Numbers) -> dict[Node, Any]:

@@ -1,5 +1,5 @@
-"""Fused operators that hide products with large weights: what they are taken apart into, and what
-that brings to the stage of kernels."""
+"""Fused operators that hide products with large weights: their decomposition, and its use for the
+stage of kernels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from test_regions import model, w, x
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
@@ -39,7 +40,7 @@ def test_attention_is_three_products_and_what_is_left() -> None:
     """A model of two layers, one on the other, with a mask and without."""
     first = attention(x("x", 1, 5, WIDTH), "1", x("m", 1, 1, 5, 5))
     whole = model(attention(term("tanh", first), "2"))
-    made = decomposed(whole, {})
+    made = decomposed(whole, {}, CPU_GOALS)
     found = counted(made)
     assert [found[op] for op in ("packed_attention", "multi_head_attention", "matmul", "add", "slice")] == [
         0,
@@ -56,13 +57,13 @@ def test_attention_is_three_products_and_what_is_left() -> None:
 
 def test_what_has_no_kernels_stays_as_it_is() -> None:
     small = model(attention(x("x", 1, 5, 64), "", width=64))
-    assert decomposed(small, {}) is small
+    assert decomposed(small, {}, CPU_GOALS) is small
     weights = term("packed_attention", x("x", 1, 5, WIDTH), w("w", WIDTH, 3 * WIDTH), x("b", 3 * WIDTH), num_heads=2)
     given = model(weights)  # a bias of the run would be cut in every run
-    assert decomposed(given, {}) is given
+    assert decomposed(given, {}, CPU_GOALS) is given
     free = model(attention(variable("x", Tensor("float32", (1, symbol("n"), WIDTH))), ""))
-    assert decomposed(free, {}) is free
-    assert counted(decomposed(free, {"n": 5}))["multi_head_attention"] == 1
+    assert decomposed(free, {}, CPU_GOALS) is free
+    assert counted(decomposed(free, {"n": 5}, CPU_GOALS))["multi_head_attention"] == 1
 
 
 def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

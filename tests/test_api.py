@@ -1,5 +1,5 @@
-"""`taso_mirage.optimize`: takes and gives back what the user has, with the options of the command
-line."""
+"""`taso_mirage.optimize`: takes and gives back the user's kind of model, with the options of the
+command line."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def test_a_form_is_proved_and_another_order_is_not() -> None:
 
 def test_a_target_may_not_arrange_weights() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
-    ((kind, spots),) = found.items()
-    assert [len(forms(kind, spots, arranging)) for arranging in (True, False)] == [2, 1]
+    ((kind, sites),) = found.items()
+    assert [len(forms(kind, sites, arranging)) for arranging in (True, False)] == [2, 1]
 
 
 def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,18 +160,18 @@ def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None
     asked = list[object]()
     monkeypatch.setattr(module, "arranged", lambda goal, given: (asked.append(given), arranged(goal, given))[1])
     _, found = kinds(DYNAMIC.format(rows=16))
-    ((kind, spots),) = found.items()
-    other = replace(spots[0], inputs=tuple([variable(f"v{i}", x.tensor) for i, x in enumerate(spots[0].inputs)]))
-    assert len(forms(kind, [*spots] * 24, True)) == 2
+    ((kind, sites),) = found.items()
+    other = replace(sites[0], inputs=tuple([variable(f"v{i}", x.tensor) for i, x in enumerate(sites[0].inputs)]))
+    assert len(forms(kind, [*sites] * 24, True)) == 2
     assert len(asked) == 1
-    assert len(forms(kind, [*spots, other], True)) == 1
+    assert len(forms(kind, [*sites, other], True)) == 1
     assert len(asked) == 3
 
 
 def test_wrong_sums_are_not_proved() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
-    ((kind, spots),) = found.items()
-    made = arranged(kind.goal, spots[0].inputs)
+    ((kind, sites),) = found.items()
+    made = arranged(kind.goal, sites[0].inputs)
     assert made is not None
     assert _proved(kind.goal, made)
     *terms, first, second = made.terms
@@ -188,7 +188,7 @@ def prefers(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(
         alone,
         "region_seconds",
-        lambda graph, spot, *others: (2.0, seconds if any(map(is_turned, spot.inputs)) else 1.0),
+        lambda graph, site, *others: (2.0, seconds if any(map(is_turned, site.inputs)) else 1.0),
     )
 
 
@@ -268,12 +268,12 @@ def test_a_weight_that_others_read_stays_and_is_turned_once(tmp_path: Path, monk
 
 
 def test_weights_of_float8_are_turned_too() -> None:
-    """QDQ: a quantizer, and the products of what it gives with dequantized weights."""
+    """QDQ: a quantizer, and the products of its result with dequantized weights."""
     given, found = kinds(FLOAT8)
-    ((kind, spots),) = found.items()
-    _, other = forms(kind, spots, True)
+    ((kind, sites),) = found.items()
+    _, other = forms(kind, sites, True)
     assert [x.shape for x in other.kind.goal.inputs if x.dtype == "float8_e4m3fn" and x.shape] == [(16, K), (N, K)]
-    made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned(other.kind.goal)) for s in other.spots])
+    made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned(other.kind.goal)) for s in other.sites])
     held = {name: x.numpy() for name, x in made.weights.items() if name.startswith("turned")}
     np.testing.assert_array_equal(held["turned_w8"].astype(np.float32).T, arrays()["w8"].astype(np.float32))
     assert "w8" not in made.weights
@@ -291,10 +291,10 @@ def test_a_kernel_reads_arranged_weights_on_a_gpu(text: str) -> None:
     device = gpu()
     assert device is not None
     given, found = kinds(text)
-    ((kind, spots),) = found.items()
-    _, other = forms(kind, spots, True)
+    ((kind, sites),) = found.items()
+    _, other = forms(kind, sites, True)
     planned_here = planned(other.kind.goal, device.capability)
-    made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned_here) for s in other.spots])
+    made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned_here) for s in other.sites])
     dtype = np.float16 if text == FLOAT8 else np.float32
     inputs = {"x": np.random.default_rng(1).normal(size=(16, K)).astype(dtype)}
     (got,) = Session(Trusted(serialize(made)), CUDA).run(inputs)
@@ -306,13 +306,13 @@ def test_a_region_at_other_sizes_has_its_weights_turned() -> None:
     given = model(DYNAMIC.format(rows="rows"))
     found, out = free_regions(given, {"rows": 16}, 4, True)
     assert not out
-    ((kind, spots),) = found.items()
+    ((kind, sites),) = found.items()
     assert kind.free is not None
-    _, other = forms(kind, spots, True)
+    _, other = forms(kind, sites, True)
     for rows in (1, 32):
-        graph = resized(other.spots[0], {"rows": rows})
+        graph = resized(other.sites[0], {"rows": rows})
         assert [x.shape for x in graph.inputs if len(x.shape) > 1] == [(rows, K), (N, K), (N, K), (1, N), (1, N)]
-        plain = resized(spots[0], {"rows": rows})
+        plain = resized(sites[0], {"rows": rows})
         rng = np.random.default_rng(0)
         values = [drawn(x, rng) for x in plain.inputs]
         *read, _, _ = graph.inputs

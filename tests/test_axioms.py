@@ -54,7 +54,7 @@ ROUNDING = ("floor", "rint", "ceil", "sign")
 
 
 def points(axiom: Axiom, step: int) -> list[tuple[Any, ...]]:
-    """Edges and common numbers, of both signs; of what rounds, each `step`-th number in half
+    """Edges and common numbers, of both signs; for roundings, each `step`-th number in half
     precision."""
     numbers = [mp.mpf(p) for p in POINTS] + [-mp.mpf(p) for p in POINTS if p != "0"]
     numbers += [mp.mpf(float(v)) for v in np.random.default_rng(0).standard_normal(6) * 3]

@@ -46,7 +46,7 @@ def x(name: str, *shape: Dim) -> Node:
     return variable(name, Tensor("float32", shape))
 
 
-def spot(*outputs: Node) -> RegionSite:
+def site(*outputs: Node) -> RegionSite:
     inputs = dict.fromkeys(n for o in outputs for n in Graph((), (o,)) if n.op == "input")
     return RegionSite(tuple(inputs), outputs, ())
 
@@ -62,7 +62,7 @@ def model(*outputs: Node) -> Model:
     names = {n.attr("name"): n for n in Graph((), outputs) if n.op == "weight"}
     rng = np.random.default_rng(0)
     weights = {name: StoredWeight(random_array(n, rng, {})) for name, n in names.items()}
-    return standalone(Graph(spot(*outputs).inputs, outputs), {"": 20}, weights)
+    return standalone(Graph(site(*outputs).inputs, outputs), {"": 20}, weights)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def model(*outputs: Node) -> Model:
     ],
 )
 def test_the_free_dims_have_to_lead(output: Node, wanted: Batch | None) -> None:
-    assert batch_of(spot(output)) == wanted
+    assert batch_of(site(output)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_free_dims_have_to_lead(output: Node, wanted: Batch | None) -> None:
     ],
 )
 def test_samples_that_mix_are_found(output: Node, right: bool) -> None:
-    given, free = spot(output), {"n"}
+    given, free = site(output), {"n"}
     batch = batch_of(given)
     assert batch is not None
     assert independent(given, resized(given, {"n": 1}), batch, free) is right
@@ -112,8 +112,8 @@ def test_regions_that_are_equal_for_one_sample_are_told_apart() -> None:
     ):
         for sizes in ({"n": 2, "s": 3}, {"n": 1, "s": 3}):
             found, out = equal_regions(model(*outputs), sizes, 4, True)
-            spots = [spot for each in found.values() for spot in each]
-            assert [spot.inputs[0].attr("name") for spot in spots] == ["a"]
+            sites = [site for each in found.values() for site in each]
+            assert [site.inputs[0].attr("name") for site in sites] == ["a"]
             assert out == {"n", "s"}
 
 
@@ -122,23 +122,23 @@ def test_a_size_that_only_the_inside_of_a_region_has_is_seen() -> None:
     wide = term("expand", x("q", 4, 1, 8), shape=(4, S, 8))
     total = term("reduce_sum", wide, axes=(1,), keepdims=0)
     output = term("softmax", term("mul", total, x("r", 4, 8)), axis=1)
-    made = standalone(Graph((*spot(output).inputs, x("s", S)), (output, term("neg", x("s", S)))), {"": 20})
+    made = standalone(Graph((*site(output).inputs, x("s", S)), (output, term("neg", x("s", S)))), {"": 20})
     for batched in (True, False):
         found, _ = equal_regions(made, {"s": 1}, 4, batched)
-        assert not [kind for kind, spots in found.items() for each in spots if each.outputs == (output,)]
+        assert not [kind for kind, sites in found.items() for each in sites if each.outputs == (output,)]
         assert not [n for kind in found for n in kind.goal if n.op in ("expand", "reduce_sum")]
 
 
 def test_a_region_without_an_input_of_all_samples_is_left_out() -> None:
     queries = term("expand", x("latents", 1, 4, 8), shape=(N, 4, 8))
-    assert batch_of(spot(term("softmax", queries, axis=2))) is None
+    assert batch_of(site(term("softmax", queries, axis=2))) is None
 
 
 def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
     with_four = term("softmax", term("add", x("c", N, 8), x("d", N, 4, 8)), axis=2)  # N is 4, or 1
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
     found, _ = equal_regions(model(with_four, norm), {"n": 4}, 4, True)
-    assert [[each.outputs for each in spots] for spots in found.values()] == [[(norm,)]]
+    assert [[each.outputs for each in sites] for sites in found.values()] == [[(norm,)]]
 
 
 def test_what_all_samples_read_is_no_more_than_each_has() -> None:
@@ -175,12 +175,12 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
 )
 @given(dynamic(), st.sampled_from((1, 2, 3)), st.sampled_from((None, None, "softmax", "reduce_mean", "reduce_max")))
 def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int, over: str | None) -> None:
-    """At sizes that nothing was tried at, also where the last operators mix the samples; and what
-    has no batch has no free dim inside."""
+    """At untried sizes, also where the last operators mix the samples; and a region without a batch
+    has no free dim inside."""
     outputs = tuple(mixed(o, over) for o in drawn[1])
     found, _ = equal_regions(model(*outputs), {"n": searched}, 4, True)
-    for kind, spots in found.items():
-        for each in spots:
+    for kind, sites in found.items():
+        for each in sites:
             inside = resized(each, {"n": 7}) if kind.batch is not None else resized(each, {})
             rng = np.random.default_rng(searched)
             for n in (1, 4, 7) if kind.batch is not None else ():
@@ -224,8 +224,8 @@ def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
 
 
 def sums(*samples: int) -> tuple[Graph, Graph]:
-    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what
-    all samples share; and the goal for so many samples."""
+    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus a term
+    that all samples share; and the goal for so many samples."""
     dims = len(samples)
     a, b = x("a", *[1] * dims, 12, 20), x("b", 20)
     first = mugraphs.kernel(
@@ -252,7 +252,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
@@ -262,7 +262,7 @@ inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
 results = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
 results = results if isinstance(results, tuple) else (results,)
 assert [r.shape for r in results] == [o.shape for o in goal.outputs]
-print(Right(goal)(inputs, results))
+print(Float64Oracle(goal)(inputs, results))
 """
 
 

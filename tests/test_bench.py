@@ -4,11 +4,12 @@ only right results."""
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,43 @@ def test_the_shipped_library_is_that_of_the_measured_run() -> None:
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
     known = [said.get("sha256") for row in rows for said in (row, row.get("guarded", {}))]
     assert script("generate").digest(ROOT / "substitutions") in known
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of the package; None where it has none."""
+    place = ROOT.joinpath(*name.split("."))
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+
+
+def defined(file: Path) -> set[str]:
+    """The names that a module defines or imports, at any depth."""
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
+    names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
+
+
+def missing(source: str) -> Iterator[str]:
+    """The names that a script imports from the package and that are not there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "taso_mirage":
+            file = module_file(str(node.module))
+            there = {"__getattr__"} if file is None else defined(file)
+            for each in node.names:
+                name = f"{node.module}.{each.name}"
+                if file is None or not (each.name in there or "__getattr__" in there or module_file(name)):
+                    yield name
+
+
+@pytest.mark.lint("bench", "taso_mirage")
+def test_names_that_benchmarks_import_exist() -> None:
+    found = {file.name: [*missing(file.read_text())] for file in sorted((ROOT / "bench").glob("*.py"))}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_a_name_that_was_moved_is_missing() -> None:
+    source = "from taso_mirage.ir.mugraph import Lowering, moved\nfrom taso_mirage.gone import f\n"
+    assert [*missing(source)] == ["taso_mirage.ir.mugraph.moved", "taso_mirage.gone.f"]
 
 
 @pytest.mark.parametrize("name", ["kernels_h100", "end_to_end_h100"])

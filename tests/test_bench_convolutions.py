@@ -1,4 +1,4 @@
-"""The peers of the convolutions in `bench/kernels_h100.py` compute what its goals do."""
+"""The peers of the convolutions in `bench/kernels_h100.py` compute its goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of bench/quick.py and bench/budget.py, and what they count."""
+"""The models of bench/quick.py and bench/budget.py, and their counts."""
 
 from __future__ import annotations
 

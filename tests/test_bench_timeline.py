@@ -1,4 +1,4 @@
-"""The kernels that note when they do what are the generated ones, and they compile."""
+"""The kernels that note times are the generated ones, and they compile."""
 
 from __future__ import annotations
 

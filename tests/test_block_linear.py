@@ -60,7 +60,7 @@ def bytes_(name: str, *shape: int) -> Node:
 
 
 def case(shape: tuple[int, ...], n: int, bits: int, size: int, follows: str) -> tuple[WeightProduct, Graph]:
-    """A product with weights of few bits, with what is named, and its goal over inputs."""
+    """A product with weights of few bits, with the named operators, and its goal over inputs."""
     blocks = -(-shape[-1] // size)
     zeros = bytes_("zeros", n, -(-blocks * bits // 8)) if "whole" in follows else ABSENT
     form = (
@@ -261,11 +261,11 @@ def test_products_of_one_x_are_one_kernel() -> None:
         "it reads the other"
     )
     plain = model(*whole)
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = CPU_GOALS.prepared(graph, spot.inputs)
+    ((graph, (site,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
+    made = CPU_GOALS.prepared(graph, site.inputs)
     assert made is not None
     found = made.mugraphs(graph, CPU_DEVICE)
-    kernels = [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(found[i].graph)) for i in (0, -1)]
+    kernels = [EmbeddedRegion(site.inputs, site.outputs, cpu_kernel(found[i].graph)) for i in (0, -1)]
     given = {name: drawn(Graph((leaf,), ()))[0] for name, leaf in (("x", data), ("z", z))}
     runs = [session(made, True).run(None, given) for made in (plain, *(embed(plain, [each]) for each in kernels))]
     for wanted, *others in zip(*runs, strict=True):
@@ -303,16 +303,16 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     """The kernel is at least as near to the definition in float64 as the runtime's own."""
     monkeypatch.setattr(linear, "LEAST", 1)
     plain = model(product(rows, 300, 71, level=level, zeros=zeros))
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = CPU_GOALS.prepared(graph, spot.inputs)
+    ((graph, (site,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
+    made = CPU_GOALS.prepared(graph, site.inputs)
     assert made is not None
     assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
-    with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
+    with_kernel = embed(plain, [EmbeddedRegion(site.inputs, site.outputs, kernel)])
     given = {"x": np.random.default_rng(1).normal(size=(rows, 300)).astype(np.float32)}
     leaves = {n: plain.weights[n.attr("name")].numpy() for n in plain.nodes() if n.op == "weight"}
     leaves[plain.graph.inputs[0]] = given["x"]
-    (whole,) = spot.outputs
+    (whole,) = site.outputs
     wanted = interpret([whole], EXACT, {n: EXACT.load(a) for n, a in leaves.items()})[whole]
     runs = [session(plain, False), session(with_kernel, False), session(with_kernel, True)]
     own, without, ours = (np.abs(each.run(None, given)[0] - wanted).max() for each in runs)

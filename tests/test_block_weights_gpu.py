@@ -108,7 +108,7 @@ FEW = 80
 def of_blocks(graph: Graph, best: int) -> TritonProgram:
     """The first program of such products among the `best` by the model, or else the first.
 
-    What is given is verified; the search would verify all.
+    The given ones are verified; the search would verify all.
     """
     search, first = Search(graph, SearchOptions()), None
     for each in islice(search.candidates(), best):

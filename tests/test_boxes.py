@@ -51,7 +51,7 @@ def support(output: Node, values: dict[Node, Any], of: Node) -> np.ndarray:
 
 
 def moves(found: np.ndarray, shape: tuple[int, ...], a: int, b: int) -> tuple[int, ...] | None:
-    """By what the elements of `a` have moved to be those of `b`; () where there are none."""
+    """How far the elements of `a` have moved to be those of `b`; () where there are none."""
     first, second = (np.argwhere(found[k].reshape(shape)) for k in (a, b))
     if len(first) != len(second):
         return None
@@ -80,8 +80,8 @@ def assert_boxes(output: Node, values: dict[Node, Any]) -> int:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), [use for use in uses() if use.values[0].name != "winograd"])
 def test_every_operator(op: Op, i: int) -> None:
-    """All but winograd, which no model has: its sums cancel what a result does not depend on, but
-    for rounding."""
+    """All but winograd, which no model has: its sums cancel elements that a result does not depend
+    on, but for rounding."""
     use = build(op, i)
     for output in use.outputs:
         try:

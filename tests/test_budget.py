@@ -1,5 +1,5 @@
-"""The budget is the time of the command: what would not end in it does not begin, and the command
-ends with a smaller but whole answer. Clocks are made up."""
+"""The budget is the time of the command: work that would not end in it does not begin, and the
+command ends with a smaller but whole answer. Clocks are made up."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def staged_job(seconds: float, terms: int) -> Job:
 
 
 def test_a_stage_that_would_not_end_in_time_does_not_begin() -> None:
-    """By its seconds for each term, and those of what has to follow on it."""
+    """By its seconds for each term, and those of the work that has to follow it."""
     done: list[str] = []
 
     def noting(name: str) -> Callable[..., int]:
@@ -239,7 +239,7 @@ def test_an_interrupt_while_models_are_measured_keeps_the_best_found(monkeypatch
 def test_models_of_a_folder_take_no_longer_together_than_was_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first takes its reports and more; the others have what is left."""
+    """The first takes its reports and more; the others have the rest."""
     for name in "abcd":
         relus(tmp_path / "models" / f"{name}.onnx", 2)
     clock, seen = Clock(), list[tuple[float, float]]()

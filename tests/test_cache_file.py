@@ -1,5 +1,4 @@
-"""The cache as one file: what was exported is imported once; what is no such file changes
-nothing."""
+"""The cache as one file: exported entries are imported once; any other file changes nothing."""
 
 from __future__ import annotations
 
@@ -80,8 +79,8 @@ MADE = {MANIFEST: json.dumps({"format": FORMAT}), COSTS: json.dumps(ROWS[0]) + "
     [
         ({"other.txt": "x"}, "manifest.json"),
         (MADE | {MANIFEST: json.dumps({"format": 99})}, "its format is 99, this version reads 1"),
-        (MADE | {"kernels/../../outside.json": "{}"}, "which is none of a cache"),
-        (MADE | {f"cpp/{'0a' * 16}.so": "code"}, "which is none of a cache"),
+        (MADE | {"kernels/../../outside.json": "{}"}, "which does not belong to a cache"),
+        (MADE | {f"cpp/{'0a' * 16}.so": "code"}, "which does not belong to a cache"),
         (MADE | {KERNEL: "no json"}, "Expecting value"),
         (MADE | {COSTS: json.dumps(["cpu", "relu", -1.0])}, "a measurement .* is none"),
         (MADE | {COSTS: '["cpu", "relu", NaN]'}, "a measurement .* is none"),

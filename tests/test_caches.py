@@ -1,5 +1,5 @@
-"""Caches, whoever wrote to them and whenever they were cut off: what they hold is whole, one's own,
-and never more than what was lost."""
+"""Caches, whoever wrote to them and whenever they were cut off: their content is whole, one's own,
+and never more than the lost entries are missing."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ print(workers("a path").result(60)); workers.close()
 
 
 def test_pools_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    """Not even what Python itself starts a process of a pool with."""
+    """Not even Python's own start-up of a pool's process imports from there."""
     for name in ("multiprocessing", "pickle", "signal", "numpy"):
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()")
     code = """

@@ -97,7 +97,7 @@ UNKNOWN = {
     *("matmul_nbits", "gather_block_quantized", "qattention", "qgemm"),
     *("qlinear_softmax", "qlinear_where"),
 }
-"""Operators that the checker does not know: what is said of them rests on the prover."""
+"""Operators that the checker does not know: their equalities rest on the prover."""
 
 
 # ---------------------------------------------------------------- random typings

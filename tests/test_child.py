@@ -1,5 +1,5 @@
-"""ONNX Runtime in a process of its own: what crashes it, or never ends, is an error of one line,
-and the next call works."""
+"""ONNX Runtime in a process of its own: a crash, or an endless run, is an error of one line, and
+the next call works."""
 
 from __future__ import annotations
 

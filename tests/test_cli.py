@@ -118,7 +118,7 @@ def test_wrong_options_exit_2(dynamic: Path, options: Sequence[str], message: st
 
 def test_wrong_inputs_exit_2(dynamic: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((4, 9), np.float32))
-    assert "the model wants float32[batch, 8]" in one_line(
+    assert "the model expects float32[batch, 8]" in one_line(
         run("optimize", dynamic, "--inputs", tmp_path / "in.npz", check=2)
     )
 

@@ -296,7 +296,7 @@ def test_weights_whose_sum_is_a_number_keep_their_mean() -> None:
 
 
 def test_squares_less_the_square_are_the_variance() -> None:
-    """The form that cancels is no class: what is made of it is made of the squares of the
+    """The form that cancels is no class: terms over it are made of the squares of the
     differences."""
     mean, squares = (term("reduce_mean", y, axes=(1,)) for y in (X, term("mul", X, X)))
     apart = term("sub", X, mean)
@@ -481,8 +481,8 @@ def programs_of_one_size(draw: st.DrawFn) -> Node:
 
 
 def labels_say_it(output: Node) -> None:
-    """At sizes that tell the labels apart, the goal's own operators give every class what its edges
-    give it."""
+    """At sizes that tell the labels apart, the goal's own operators give every class the value of
+    its edges."""
     assume(output.args and labelled(output))
     with contextlib.suppress(Unsupported):  # what cancels, or more classes than the cap
         assert close(label(graph(output)), cap=60).statistics["wrong"] == 0

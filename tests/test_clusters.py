@@ -137,7 +137,7 @@ def test_parts_are_whole_before_they_are_combined() -> None:
 
 def test_values_of_a_block_meet_those_of_its_cluster_relative_to_one_maximum() -> None:
     """A softmax: its rows are relative to the maximum of each block, and their sum to that of all.
-    What a block stores is not."""
+    The stored value of a block is not."""
     goal = Graph((x := variable("x", Tensor("float32", (16, 1024))),), (term("softmax", x, axis=1),))
     closure = close(label(goal, "b"))
     found = [plan for plan in plans(closure, Limits(clusters=True)) if plan[0].body.cluster]

@@ -1,5 +1,6 @@
 """Where an attribute lets the runtime round activations to 8 bits, the check compares models
-without that first: what rounding would hide is refused, and what rounds less is right."""
+without that first: an error that rounding would hide is refused, and a model that rounds less is
+right."""
 
 from __future__ import annotations
 
@@ -112,8 +113,8 @@ def test_what_rounding_would_hide_is_refused(name: str) -> None:
 
 
 def test_more_rounding_of_activations_is_refused() -> None:
-    """Activations as a difference and a sum of large ones: right over the reals, but what 8 bits
-    make of these is worse."""
+    """Activations as a difference and a sum of large ones: right over the reals, but worse in 8
+    bits."""
     halves = "h = Mul (x, g) t = Mul (h, l) a = com.microsoft.MatMulNBits" + PRODUCT.split("MatMulNBits")[1].replace(
         "(h,", "(t,"
     )

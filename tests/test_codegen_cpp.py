@@ -1,5 +1,5 @@
-"""C++ of muGraphs: what it computes is float64's, at odd sizes, on threads, with logits that
-overflow; and no sanitizer complains."""
+"""C++ of muGraphs: its results are float64's, at odd sizes, on threads, with logits that overflow;
+and no sanitizer complains."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 STRICT = (*NATIVE, "-Wall", "-Wextra", "-Werror")
 QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
-"""For the operators' examples, of which some are empty; what is optimized, as kernels of models
-are, takes three times as long to compile."""
+"""For the operators' examples, of which some are empty; optimized code, as of models' kernels,
+takes three times as long to compile."""
 ODD: dict[str, Callable[..., Pair]] = {
     "rmsnorm_linear": partial(mugraphs.rmsnorm_linear, 7, 75, 57, 3, 5, gamma=True, bias=True),
     "gated_mlp": partial(mugraphs.gated_mlp, 1, 66, 201, 3, 2),
@@ -303,7 +303,7 @@ def test_every_operator_has_its_own_meaning() -> None:
 
 def weighed(x: Node, w: Node, g: Node) -> Node:
     """A row of x times g, as a vector, times a matrix, written as a sum over products; scaled by
-    what the row sums to."""
+    the sum of the row."""
     row = term("mul", x, g)
     scale = term("div", row, term("reduce_sum", term("mul", x, x), axes=(0,)))
     return term("reduce_sum", term("mul", term("reshape", scale, shape=(x.shape[0], 1)), w), axes=(0,), keepdims=0)
@@ -443,7 +443,7 @@ def test_the_header_is_the_mugraph() -> None:
 
 
 def loops(graph: Graph) -> str:
-    """The first kernel's function without its head: what it computes."""
+    """The first kernel's function without its head: its computation."""
     source = generate_cpp(graph)
     lines = source[source.index("// grid") : source.index('extern "C" size_t')].splitlines()
     return "\n".join(lines[next(i for i, line in enumerate(lines) if line == "  {") :])
@@ -535,7 +535,7 @@ def vector_times_matrix(dtype: str) -> Pair:
 
 
 def found_for_a_cpu(dtype: str) -> Pair:
-    """The search's own: split over what is summed, and combined."""
+    """The search's own: split over the summed label, and combined."""
     g = new_graph()
     x, w = g.new_input((1, 512), dtype, "X"), g.new_input((512, 96), dtype, "W")
     g.mark_output(g.matmul(g.rms_norm(x, g.new_input((512,), dtype, "G"), 1e-6), w))

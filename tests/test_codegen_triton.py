@@ -123,8 +123,7 @@ def threads() -> tuple[Graph, Graph]:
 
 
 def turned_differences() -> tuple[Graph, Graph]:
-    """e to the power of a difference is a power of 2, but not of what became of the difference
-    since."""
+    """e to the power of a difference is a power of 2, but not of the changed difference."""
     x, y = mugraphs.leaf("X", "float16", 6, 5, 5), mugraphs.leaf("Y", "float16", 6, 1, 5)
 
     def body(x: Node, y: Node) -> Node:
@@ -587,8 +586,8 @@ def test_any_name_of_an_input_is_legal(name: str) -> None:
 
 @pytest.mark.parametrize(("lowest", "maxima"), [(-1e30, 1), (None, 2)])
 def test_one_maximum_runs_for_all_that_is_relative_to_it(lowest: float | None, maxima: int) -> None:
-    """Where no element is -inf, which is no start for what runs, the maximum of all iterations is
-    that as well."""
+    """Where no element is -inf, which is no start for a running maximum, the maximum of all
+    iterations is that as well."""
     x = mugraphs.leaf("X", "float16", 4, 32)
 
     def body(x: Node) -> tuple[Node, ...]:
@@ -938,7 +937,7 @@ def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> 
     """A program compiled by another process is used before and after this process has compiled
     ahead of time.
 
-    What Triton's cache goes by has settings in it, and one that was set later than the tuner's
+    The key of Triton's cache has settings in it, and one that was set later than the tuner's
     processes were started made this process compile all that they had compiled.
     """
     pytest.importorskip("torch")

@@ -44,7 +44,7 @@ Rewritten = tuple[Model, list[RewriteStep]]
 
 
 class Start:
-    """An imported model, and what every transformation of it begins with."""
+    """An imported model, and the data with which every transformation of it begins."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.model = from_ir(from_proto(proto))
@@ -159,8 +159,8 @@ def collected() -> list[Any]:
 
 
 class Case:
-    """A node test case, and what is the same for all transformations: its imports, and what the
-    original computes."""
+    """A node test case, and the data common to all transformations: its imports, and the original's
+    results."""
 
     def __init__(self, given: Any) -> None:
         self.given, self.model, self.name = given, given.model, given.name
@@ -288,13 +288,13 @@ def _judge_structure(outcome: Outcome, before: onnx.ModelProto, after: onnx.Mode
 
 
 def structural_difference(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str | None]:
-    """The stage that was reached, and what differs at the last one; None if nothing does.
+    """The stage that was reached, and the differences at the last one; None if there are none.
 
     An output's tree of (domain, operator, output number, operands) is compared, so that names,
-    order, dead nodes and shared subterms do not matter. What is known before the model runs
-    (weights, constants, sizes, and what is computed from them alone) is one leaf, as it may be
-    folded. First as it is, then without the operators that are `NEUTRAL` somewhere. What is not
-    compared here, values, is judged by the results.
+    order, dead nodes and shared subterms do not matter. A value known before the model runs
+    (weights, constants, sizes, and terms computed from them alone) is one leaf, as it may be
+    folded. First as it is, then without the operators that are `NEUTRAL` somewhere. Values, which
+    are not compared here, are judged by the results.
     """
     if [o.name for o in before.graph.output] != [o.name for o in after.graph.output]:
         return "structure", "the outputs' names differ"
@@ -563,8 +563,8 @@ WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest
     ],
 )
 def test_node_cases(shared: Path, chunk: int, whole: bool) -> None:
-    """A chunk of the cases by every transformation: they share the import and what the original
-    computes."""
+    """A chunk of the cases by every transformation: they share the import and the original's
+    results."""
     examined = outcomes(shared, chunk, asked(chunk, whole))
     wrong = [f"{name}: {line}" for name, found in examined.items() for o in found for line in o.wrong]
     if wrong:

@@ -170,10 +170,10 @@ def test_quotients_of_free_sizes_have_elements_where_a_goal_is_compared() -> Non
     found, left_out = free_regions.free_regions(model, {"h": 64, "w": 64}, 1, False)
     assert [kind.free is not None for kind in found] == [True]
     assert not left_out
-    (spots,) = found.values()
-    assert free_regions.fitting_sizes(spots[0], {"h": 2, "w": 3}) == {"h": 8, "w": 12}
-    assert free_regions.fitting_sizes(spots[0], {"h": 7, "w": 30}) == {"h": 14, "w": 60}
-    assert free_regions.fitting_sizes(spots[0], {"h": 0, "w": 30}) is None
+    (sites,) = found.values()
+    assert free_regions.fitting_sizes(sites[0], {"h": 2, "w": 3}) == {"h": 8, "w": 12}
+    assert free_regions.fitting_sizes(sites[0], {"h": 7, "w": 30}) == {"h": 14, "w": 60}
+    assert free_regions.fitting_sizes(sites[0], {"h": 0, "w": 30}) is None
 
 
 def test_an_axis_without_elements_is_unsupported() -> None:

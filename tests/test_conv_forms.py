@@ -19,7 +19,7 @@ from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.verdicts import FailureKind, failed
 

@@ -1,5 +1,5 @@
-"""Convolutions as kernels: what they compute is the convolution, in the field and at float32; where
-a model has them; how their weights are prepared."""
+"""Convolutions as kernels: they compute the convolution, in the field and at float32; where a model
+has them; how their weights are prepared."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def conv(data: Node, kernel: Node, bias: Node = ABSENT, **others: Any) -> Node:
 def case(
     shape: tuple[int, ...], channels: int, pads: tuple[int, ...], follows: str, sides: tuple[int, int] = (3, 3)
 ) -> tuple[Convolution, Graph]:
-    """A convolution, followed by what is named, and its goal over inputs."""
+    """A convolution, followed by the named operators, and its goal over inputs."""
     n, c, height, width = shape
     group = 3 if "groups" in follows else 1
     data, kernel = x("x", *shape), x("w", channels, c // group, *sides)
@@ -233,8 +233,8 @@ def error(graph: Graph, given: Any) -> float:
 def test_tiles_round_nearly_as_the_direct_sum_does(
     sides: tuple[int, int], pads: tuple[int, ...], points: tuple[Any, ...], much: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four times the direct sum is what the check of models allows, and 64 roundings; 12 are enough
-    for these numbers.
+    """The check of models allows four times the direct sum, and 64 roundings; 12 are enough for
+    these numbers.
 
     How the direct sum rounds depends on the processor's products: its error is between 2.8e-7 and
     4.5e-7 for the kernel of 1 by 7. With other points, which are usual, so many times as much.
@@ -451,9 +451,9 @@ def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() 
     kernel = w("w", 9, 8, 3, 3)
     goal = term("relu", conv(batch, kernel))
     plain = model(goal)
-    ((graph, (spot,)),) = fragments(plain, {"n": 2}, prepared=CPU_GOALS).items()
+    ((graph, (site,)),) = fragments(plain, {"n": 2}, prepared=CPU_GOALS).items()
     (best, *_) = mugraphs(graph)
-    fused = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
+    fused = embed(plain, [EmbeddedRegion(site.inputs, site.outputs, cpu_kernel(best.graph))], {"n": 2})
     ours, wanted = session(fused, True), session(plain, False)
     for n in (2, 3, 2):
         feed = dict(random_inputs(plain, n, {"n": n}))

@@ -1,5 +1,5 @@
-"""Convolutions as kernels for a GPU: what they compute is the convolution, in the field, in numbers
-and in Triton's interpreter; how a model has them; and the stage, without a GPU."""
+"""Convolutions as kernels for a GPU: they compute the convolution, in the field, in numbers and in
+Triton's interpreter; how a model has them; and the stage, without a GPU."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def mugraph(made: ChannelsLastConvolution, goal: Graph, form: Form) -> Graph:
 
 
 def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and what that is."""
+    """A program with something else in one place, and that change."""
     for what, old, new in (
         ("a row further", r"% 7 \* 2 - 1\n", "% 7 * 2\n"),
         ("beyond the image", r"& \(wide >= 0\)", ""),
@@ -404,7 +404,8 @@ def _exact(model: Model, inputs: dict[str, Any]) -> Any:
 
 
 def test_what_a_model_says_elsewhere_stays() -> None:
-    """Double precision, weights of the run, what is read twice: no sum or relu goes with it."""
+    """Double precision, weights of the run, values that are read twice: no sum or relu goes with
+    it."""
     model = block(dtype="float64")
     assert with_convolutions(model).model.graph == model.graph
     x, w = variable("x", Tensor("float16", (1, 8, 5, 5))), variable("w", Tensor("float16", (8, 4, 3, 3)))
@@ -529,7 +530,7 @@ def test_a_free_number_of_images_is_measured_at_several() -> None:
 @pytest.mark.parametrize("batch", [2, "batch"])
 @pytest.mark.parametrize("variant", [0, 1])
 def test_they_run_on_the_gpu(batch: int | str, variant: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With both of the runtime's layouts; nothing but the choice of what to keep is made up."""
+    """With both of the runtime's layouts; nothing but the choice of the kept kernels is made up."""
     fresh_cache(monkeypatch, tmp_path)
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])

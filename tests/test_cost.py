@@ -1,5 +1,5 @@
-"""The cost: fusion contexts measured on the runtime, what it runs as one, the cache, the fallback,
-and measuring somewhere else."""
+"""The cost: fusion contexts measured on the runtime, the terms that it runs as one, the cache, the
+fallback, and measuring somewhere else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from taso_mirage.search.rulesets import rules
 
 
 class Here(Executor):
-    """Runs what is submitted at once, and counts it by name."""
+    """Runs each submitted call at once, and counts it by name."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -214,7 +214,7 @@ def test_the_roofline_of_what_is_late_is_on_the_scale_of_what_was_measured(slow:
 
 
 def test_costs_ahead_ask_the_runtime_what_it_runs_as_one_and_measure_nothing() -> None:
-    """Nobody is asked of what is always, or never, so."""
+    """Nobody is asked about constant facts."""
     sure = PredictedCost(CONTEXT, Correction((0.0,) * 6, {}, {"relu(conv)": 1.0, "tanh(relu(conv))": 0.0}))
     unsure = replace(sure.correction, joined={"relu(conv)": 0.9, "tanh(relu(conv))": 0.1})
     conv = convolved(image())
@@ -271,8 +271,8 @@ def test_states_measured_once_are_not_measured_again() -> None:
 
 
 def test_beside_other_processes_operators_are_measured_by_the_other_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times of two clocks do not add up, so they have keys of their own; what measures elsewhere is
-    not looked at."""
+    """Times of two clocks do not add up, so they have keys of their own; an executor that measures
+    elsewhere is not concerned."""
     node = term("tanh", x(64, 64))
     quiet = measured()
     monkeypatch.setattr(costs, "observed_load", lambda fresh: Load(0.4, 2))

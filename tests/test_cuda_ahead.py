@@ -122,7 +122,7 @@ def test_a_back_end_multiplies_there_until_it_is_closed(monkeypatch: pytest.Monk
 
 
 class Played:
-    """A back end that says what is done with it, and whose start waits until it may."""
+    """A back end that notes its calls, and whose start waits until it may."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -227,7 +227,7 @@ def test_what_was_let_through_is_in_the_data_and_on_the_page() -> None:
         **{"step": 1.0, "steps": 1.0, "elements": 64, "size": 64},
     }
     shown = page(result, (), Path("m.onnx"), (), (), {})
-    assert "let through right.0" in shown
+    assert "accepted right.0" in shown
     assert result_data(optimized(RIGHT), Path("m.onnx"), ())["let_through"] is None
 
 
@@ -299,8 +299,8 @@ def test_bert_with_a_softmax_that_rounds_otherwise(bert: Path, after: str, allow
 
 
 def test_an_equal_form_that_the_runtime_computes_in_integers_is_let_through() -> None:
-    """ONNX Runtime has a quantized softmax, which is a step off now and then; of what several
-    operators read in uint8 alone."""
+    """ONNX Runtime has a quantized softmax, which is a step off now and then; for values that
+    several operators read in uint8 alone."""
     signed = "dequantize(quantize(x, s, z, dtype='int8', **a), s, z, **b)"
     unsigned = "dequantize(quantize(x, s, {z}, dtype='uint8', **a), s, {z}, **b)".format(
         z="cast(add(cast(z, to='int32'), 128), to='uint8')"

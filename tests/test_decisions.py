@@ -1,4 +1,4 @@
-"""The float64 reference takes from the runtime what it decided before the run, and nothing else."""
+"""The float64 reference takes from the runtime its decisions before the run, and nothing else."""
 
 from __future__ import annotations
 

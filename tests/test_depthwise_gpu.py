@@ -1,6 +1,6 @@
-"""Convolutions of each channel alone, in single precision, as kernels for a GPU: what they compute
-is the convolution and what follows, in the field, in numbers and in Triton's interpreter; how a
-model has them; and the stage, without a GPU."""
+"""Convolutions of each channel alone, in single precision, as kernels for a GPU: they compute the
+convolution and its epilogue, in the field, in numbers and in Triton's interpreter; how a model has
+them; and the stage, without a GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Right
+from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
@@ -101,7 +101,7 @@ def program(goal: Goal, block: Block) -> Any:
 
 
 def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and what that is."""
+    """A program with something else in one place, and that change."""
     for what, old, new in (
         ("a row further", r"top_x = top - 1", "top_x = top"),
         ("above the image", r"\(top_x \+ 0 >= 0\) & ", ""),
@@ -166,7 +166,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
-    """With what follows, at these sizes, and as the evidence has it."""
+    """With the epilogue, at these sizes, and as the evidence has it."""
     (made, goal), block = FORMS[name]
     small, leaves = made.small()
     for mine, wanted in ((small.mugraph(block), leaves), (made.mugraph(block), goal)):
@@ -246,12 +246,12 @@ def test_what_has_no_form_says_why() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_result_is_compared_with_float64(name: str) -> None:
-    """PyTorch's convolution, and what follows by its definition."""
+    """PyTorch's convolution, and the epilogue by its definition."""
     (made, goal), _ = FORMS[name]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*x.shape, generator=generator) for x in goal.inputs]
     for rounds in (False, True):  # such kernels never round
-        right = Right(Graph(goal.inputs, (made.node,)), rounds)
+        right = Float64Oracle(Graph(goal.inputs, (made.node,)), rounds)
         before = [each.clone() for each in inputs]
         right.prepare(inputs)
         assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
@@ -283,7 +283,7 @@ def test_blocks_cover_planes_of_any_size() -> None:
 
 def model(batch: int | str = 2) -> Model:
     """An inverted residual block as of MobileNet: a product, a convolution of each channel with a
-    clip behind each, and the sum with what came in; then one with two results of each channel."""
+    clip behind each, and the sum with the input; then one with two results of each channel."""
     rng = np.random.default_rng(0)
     weights: dict[str, StoredWeight] = {}
     x = variable("x", Tensor("float32", (symbol(batch) if isinstance(batch, str) else batch, 4, 7, 8)))
@@ -332,7 +332,7 @@ def test_only_groups_of_one_channel_are_such() -> None:
 
 
 def test_tall_kernels_are_such() -> None:
-    """Each position has results in few rows, as what is written for one more is as long."""
+    """Each position has results in few rows, as the code for one more is as long."""
     x, w = variable("x", Tensor("float32", (1, 4, 90, 3))), weight("w", Tensor("float32", (4, 1, 70, 1)))
     conv = term("conv", x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=4)
     arrays = {"w": StoredWeight(np.ones((4, 1, 70, 1), np.float32))}
@@ -413,7 +413,7 @@ def test_more_images_are_measured_at_one_number() -> None:
 @pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
 @pytest.mark.parametrize("batch", [2, "batch"])
 def test_they_run_on_the_gpu(batch: int | str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing but the choice of what to keep is made up."""
+    """Nothing but the choice of the kept kernels is made up."""
     fresh_cache(monkeypatch, tmp_path)
     measured = alone.in_child
     monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])

@@ -46,7 +46,7 @@ def texts(node: ast.AST) -> list[str]:
 
 
 def told(node: ast.AST) -> bool:
-    """Whether an expression is what something is called."""
+    """Whether an expression is the name of something."""
     return (isinstance(node, ast.Attribute) and node.attr in TOLD) or (isinstance(node, ast.Name) and node.id == "op")
 
 
@@ -185,7 +185,7 @@ def test_a_product_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_least_sum_loops() -> None:
     """The product of matrices in which sums are minima and products are sums: in a loop a minimum
-    is the maximum of what is negated."""
+    is the maximum of the negated values."""
     found = superoptimize(LEAST, best=24)
     looped = [k for each in found for k in kernels(each.graph.outputs) if k.attr("loop") > 1]
     assert looped

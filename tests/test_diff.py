@@ -1,4 +1,4 @@
-"""`taso-mirage diff`: what differs in structure, equal numbers by the check's criterion, and clear
+"""`taso-mirage diff`: differences in structure, equal numbers by the check's criterion, and clear
 words where models do not correspond."""
 
 from __future__ import annotations

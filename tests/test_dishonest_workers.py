@@ -1,5 +1,5 @@
-"""Workers of a scheduler that die, hang, or give what is no measurement: the search goes on by
-predicted costs, and the result is checked as always."""
+"""Workers of a scheduler that die, hang, or give no measurement: the search goes on by predicted
+costs, and the result is checked as always."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every way in: no command with any of its options, and nothing that opens a model, runs code that
-the model carries, unless its user says so. What is there is found by introspection, so that what is
-new has to be listed here."""
+the model carries, unless its user says so. Functions are found by introspection, so that new ones
+have to be listed here."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def code(canary: Path) -> onnx.ModelProto:
 
 
 def plan(embedded: bool) -> onnx.ModelProto:
-    """A model whose node holds what a runtime compiled for a device, or names a file with it."""
+    """A model whose node holds a runtime's compiled code for a device, or names a file with it."""
     held: dict[str, Any] = {"embed_mode": int(embedded), "main_context": 1, "source": "TensorrtExecutionProvider"}
     held["ep_cache_context"] = b"ftrt" * 8 if embedded else "plan.engine"
     node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", **held)
@@ -113,7 +113,7 @@ def plan(embedded: bool) -> onnx.ModelProto:
 
 @dataclass
 class Place:
-    """A folder with such models and what goes with them, and what a compiler was asked for."""
+    """A folder with such models and their files, and the calls of a compiler."""
 
     folder: Path
 
@@ -400,8 +400,8 @@ Opening = Callable[[Any], object]
 
 
 def opening() -> dict[str, tuple[bool, Opening]]:
-    """Everything that opens what it is given in a runtime, by module and name, and whether it is
-    given a Model."""
+    """Everything that opens its argument in a runtime, by module and name, and whether it is given
+    a Model."""
     providers = ["CPUExecutionProvider"]
     return {
         "session.Session": (False, lambda source: Session(source).run(INPUTS)),

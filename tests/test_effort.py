@@ -1,4 +1,4 @@
-"""How much an optimization does for a result: what `--effort` sets, that options given beside it
+"""The effort of an optimization: the options that `--effort` sets, that options given beside it
 count, and that the quick one gives the same bytes and measures nothing."""
 
 from __future__ import annotations

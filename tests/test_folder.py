@@ -1,5 +1,5 @@
-"""A folder of models: one report, one failing model does not stop the others, and what is done is
-not done again."""
+"""A folder of models: one report, one failing model does not stop the others, and finished models
+are not done again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
 def test_every_model_is_done_though_one_fails(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run("optimize", models, "-o", out, *QUICK, check=3)
-    assert "4 models, 0 of them done before; 4 to do, each in at most 5 s" in done.stderr
+    assert "4 models: 0 done before, 4 to do, at most 5 s each" in done.stderr
     found = rows(out)
     assert {name: row["state"] for name, row in found.items()} == {
         "a.onnx": "faster",
@@ -148,7 +148,7 @@ def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Pa
     asked.clear()
     done = run(*command, "--portable", check=3)
     assert len(asked) == 5  # with other options nothing is done
-    assert "5 models, 0 of them done before" in done.stderr
+    assert "5 models: 0 done before" in done.stderr
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -388,5 +388,5 @@ def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
         "c.onnx": "waiting",
     }
     done = run("optimize", source, "-o", out, "--no-measure")
-    assert "3 models, 1 of them done before; 2 to do" in done.stderr
+    assert "3 models: 1 done before, 2 to do" in done.stderr
     assert {row["state"] for row in rows(out).values()} == {"faster"}

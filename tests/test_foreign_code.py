@@ -1,5 +1,5 @@
 """Code that a model carries does not run unless it is trusted: in commands, in the Python
-interface, in what is generated from it."""
+interface, in generated code."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_rules_names_are_no_paths(tmp_path: Path) -> None:
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of what is neither a list nor a table in a value of JSON."""
+    """The places of values in JSON that are neither a list nor a table."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield place

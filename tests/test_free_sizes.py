@@ -1,5 +1,5 @@
 """Kernels whose sizes a run gives: they compute the goal at every size, on one session, with whole
-tiles and with what is left."""
+tiles and with the rest."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_a_kernel_that_is_slower_at_larger_sizes_is_for_the_sizes_found(
     fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
 
-    def slower(graph: Graph, spot: object, kernel: PlannedNode, *more: object) -> tuple[float, float]:
+    def slower(graph: Graph, site: object, kernel: PlannedNode, *more: object) -> tuple[float, float]:
         return (1.0, 2.0) if kernel.free and graph.inputs[0].shape[0] == 16 else (2.0, 1.0)
 
     monkeypatch.setattr(alone, "region_seconds", slower)
@@ -411,8 +411,8 @@ def test_a_sum_over_no_element_is_refused() -> None:
 
 
 def kind_of(n: int, output: Node, *inputs: Node) -> EqualRegions | None:
-    spot = RegionSite(inputs, (output,), ())
-    return free_kind(spot, resized(spot, {"n": instance(n)}), {"n": n}, {}, CPU_GOALS)
+    site = RegionSite(inputs, (output,), ())
+    return free_kind(site, resized(site, {"n": instance(n)}), {"n": n}, {}, CPU_GOALS)
 
 
 def test_a_region_has_a_kernel_for_all_sizes_only_if_its_labels_hang_on_none() -> None:

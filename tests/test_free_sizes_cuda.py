@@ -1,5 +1,5 @@
 """Triton programs whose sizes a run gives: one source for all sizes, which computes the goal at
-each of them, with whole tiles and with what is left."""
+each of them, with whole tiles and with the rest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def self_attention(b: Dim, s: Dim) -> Graph:
 
 
 def one_query(b: Dim, k: Dim) -> Graph:
-    """A token and what came before it: sums wait for the end of the loop."""
+    """A token and the tokens before it: sums wait for the end of the loop."""
     q, keys, v = x("q", b, 4, 1, 16), x("k", b, 4, k, 16), x("v", b, 4, k, 16)
     scores = term("matmul", q, term("transpose", keys, perm=(0, 1, 3, 2)))
     return Graph((q, keys, v), (term("matmul", term("softmax", scores, axis=3), v),))
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Goal, FreeSizes, tuple[int, ...]]] = {
     "pooled": (pooled, FreeSizes(((N, S, 24),), ((N, 24),)), (2, 64)),
 }
 SIZES = (1, 1), (3, 2), (1, 15), (1, 16), (2, 17), (1, 130)
-"""Ones, what is left of a tile and one more, whole tiles, and several."""
+"""Ones, the rest of a tile and one more, whole tiles, and several."""
 FORMS = 2
 """Programs of a case that are run: different grids, loops, or numbers of kernels first."""
 
@@ -191,7 +191,7 @@ def interpret(given: object, folder: Path) -> list[list[str]]:
 
 
 MORE = ("self_attention", "norm", "gated", "activation")
-"""Cases of the slow test: they have what others have too."""
+"""Cases of the slow test: others have the same features."""
 
 
 @pytest.fixture(scope="module")
@@ -325,8 +325,8 @@ def test_regions_of_a_model_run_at_every_size(
     regions: dict[EqualRegions, list[RegionSite]], records: list[Record], tmp_path: Path
 ) -> None:
     given = []
-    for i, ((spot, *_), record) in enumerate(zip(regions.values(), records, strict=True)):
-        goals = [to_json(resized(spot, {"batch": b, "sequence": s})) for b, s in SIZES]
+    for i, ((site, *_), record) in enumerate(zip(regions.values(), records, strict=True)):
+        goals = [to_json(resized(site, {"batch": b, "sequence": s})) for b, s in SIZES]
         parts = [record, *record["before"]]
         given.append([f"region{i}", [_program(part).source for part in parts], goals])
     errors = [float(error) for *_, error in interpret(given, tmp_path)]
@@ -371,9 +371,9 @@ def test_lanes_with_free_sizes_become_one_record() -> None:
     h = x("h", n, s, 16)
     norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
     outputs = term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0))
-    spot = RegionSite((h, norm.args[1]), outputs, ())
+    site = RegionSite((h, norm.args[1]), outputs, ())
     sizes = {"n": 2, "s": 16}
-    kind = free_kind(spot, resized(spot, sizes), sizes, {})
+    kind = free_kind(site, resized(site, sizes), sizes, {})
     assert kind is not None
     assert kind.free is not None
     parts = fused_goals(label(kind.goal))

@@ -1,5 +1,5 @@
-"""A scalar function is one record: what is declared here, and nowhere else, is typed,
-fingerprinted, proved, searched and compiled."""
+"""A scalar function is one record: declared here, and nowhere else, it is typed, fingerprinted,
+proved, searched and compiled."""
 
 from __future__ import annotations
 

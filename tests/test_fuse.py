@@ -106,7 +106,9 @@ def test_a_kernel_that_gains_nothing_is_left_out(result: Result, monkeypatch: py
     monkeypatch.setattr(comparisons, "interleaved", clock([1.0]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
-    assert "2 different parts of the model could be one, and none makes the model measurably faster" in found.notes[-1]
+    assert (
+        "2 different regions of the model can be fused, but none makes the model measurably faster" in found.notes[-1]
+    )
 
 
 def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +168,7 @@ def test_an_interrupt_keeps_what_was_found_before(result: Result) -> None:
 
 
 def test_an_interrupt_between_stages_ends_those_to_come() -> None:
-    """While the model is measured, say: what was found is kept."""
+    """While the model is measured, say: the results so far are kept."""
     stop = Stop()
     assert not stop.began
     stop.budget = first = Budget(1.0)
@@ -239,8 +241,8 @@ def test_where_a_trial_takes_long_all_kernels_are_tried_at_once(
 
 
 def test_no_model_is_tried_that_the_command_has_no_time_for(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison of whole models, and the check of what it keeps, would take longer than the
-    command has."""
+    """A comparison of whole models, and the check of its choice, would take longer than the command
+    has."""
     monkeypatch.setattr(comparisons, "interleaved", lambda *args, **named: pytest.fail("it was tried in the model"))
     monkeypatch.setattr(child(), "deadline", Deadline(60.0))
     found = fused(result, CONFIG, "cached", trying=50.0)

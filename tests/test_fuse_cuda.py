@@ -46,7 +46,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets import lowering
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100, Gpu
-from taso_mirage.targets.cuda.lowering import SHIPPED, CudaLowering, Right, everywhere
+from taso_mirage.targets.cuda.lowering import SHIPPED, CudaLowering, Float64Oracle, everywhere
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
@@ -102,7 +102,7 @@ import torch
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
 from taso_mirage.torch import fallback
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
 
 fallback.compiled_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
@@ -330,7 +330,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.targets.cuda.lowering import Right, launcher
+from taso_mirage.targets.cuda.lowering import Float64Oracle, launcher
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
@@ -338,7 +338,7 @@ for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
     goal = from_json(goal)
     inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
     results = launcher(record, [x.shape for x in inputs])(*inputs)
-    assert Right(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
+    assert Float64Oracle(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
     print(i)
 """
 
@@ -366,7 +366,7 @@ def test_results_are_compared_with_the_goal_in_float64(dtype: str, off: float, r
     goal = Graph((x, y), (term("mul", term("exp", x), y), term("add", x, y)))
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(30, 40)).astype(dtype) for _ in range(2))
-    check, inputs = Right(goal), (OnGpu(a), OnGpu(b))
+    check, inputs = Float64Oracle(goal), (OnGpu(a), OnGpu(b))
     wide = a.astype(np.float64), b.astype(np.float64)
     product, total = np.exp(wide[0]) * wide[1], wide[0] + wide[1]
     assert check(inputs, (OnGpu((product * (1 + off)).astype(dtype)), OnGpu(total.astype(dtype)))) == right
@@ -375,13 +375,12 @@ def test_results_are_compared_with_the_goal_in_float64(dtype: str, off: float, r
 
 
 def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner itself, with a clock that says how long what it launches takes: two warps are the
-    best."""
+    """The tuner itself, with a clock that gives the time of each launch: two warps are the best."""
     seen: list[TritonProgram] = []
 
     def seconds(module: Any, program: TritonProgram, sets: Any, check: Any, enough: float) -> float:
         seen.append(program)
-        return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
+        return 1.0 if isinstance(check, Float64Oracle) and program.launches[0].schedule.warps == 2 else 2.0
 
     monkeypatch.setattr(cuda.tune, "gpu_and_versions", lambda: "a stand-in for an H100")
     monkeypatch.setattr(cuda.tune._Bench, "_compiled", lambda self, programs, which: [(i, True) for i in which])

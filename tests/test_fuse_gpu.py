@@ -1,4 +1,4 @@
-"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of what to keep is
+"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of the kept kernels is
 made up, so that every kernel runs."""
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
 
 def test_eight_threads_replay_their_captured_graphs(found: Result) -> None:
     """A session each, which is how graphs may be used, beside one that all share and that captures
-    nothing; what was captured before is replayed on new inputs in its place."""
+    nothing; graphs captured before are replayed on new inputs in their place."""
     content = serialize(found.model)
     shared, turn, all_there = opened(content), Lock(), Barrier(8)
     wanted = [run(content, feed(i))[0] for i in range(8)]
@@ -211,11 +211,11 @@ def test_ptx_alone_runs_too() -> None:
     """A GPU that is newer than all cubins has its driver compile the PTX when the session is
     created."""
     model = plain().original
-    graph, (spot,) = next(iter(fragments(model, {}).items()))
+    graph, (site,) = next(iter(fragments(model, {}).items()))
     program = codegen.program(Search(graph, SearchOptions(), H100).run(1, 100.0)[0].graph)
     made = compiled(program, cuda.PORTABLE)
     kernel = cuda_kernel(program, [i.with_ptx(c.ptx) for i, c in zip(images(made), made, strict=True)])
-    content = serialize(embed(model, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)]))
+    content = serialize(embed(model, [EmbeddedRegion(site.inputs, site.outputs, kernel)]))
     (got,) = Session(Trusted(content), CUDA).run(feed(0))
     np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
 
@@ -236,7 +236,7 @@ def test_goals_are_right_on_the_gpu_in_float64(found: Result) -> None:
 
     for goal in fragments(found.original, {}):
         inputs = [torch.randn([int(n) for n in x.shape], device="cuda") for x in goal.inputs]
-        right = cuda.Right(Graph(goal.inputs, goal.outputs))
+        right = cuda.Float64Oracle(Graph(goal.inputs, goal.outputs))
         results = [torch.from_numpy(value).cuda() for value in _computed(goal, inputs)]
         assert right(inputs, results)
         assert not right(inputs, [r * 1.001 for r in results])

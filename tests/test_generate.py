@@ -1,5 +1,5 @@
-"""The enumeration of a family: against brute force (tests/oracle.py), its counts, what it finds and
-does not find, and small families."""
+"""The enumeration of a family: against brute force (tests/oracle.py), its counts, its equations and
+those that it must not have, and small families."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def classes_of(table: Table) -> set[frozenset[Term]]:
 
 @cache
 def full(name: str) -> Table:
-    """A shipped family as far as it is asked what is found in it."""
+    """A shipped family up to the operators whose equations are asked for."""
     return grown(load_family(name), 3 if name == "taso" else 4)
 
 

@@ -47,8 +47,8 @@ that stands still."""
 SIZES = (1, 2, 5)
 """The sizes of the dynamic dim; the search is told 3."""
 SANE = 1e3
-"""Where a value of the evaluation in float64 is larger, rounding may turn what is compared, and
-only the field decides."""
+"""Where a value of the evaluation in float64 is larger, rounding may turn a comparison, and only
+the field decides."""
 CLOSE = 1e-3
 
 
@@ -122,8 +122,8 @@ TWO = ("add", "sub", "mul", "div", "max", "min", "matmul", "concat")
 
 
 def _grow(draw: Any, pool: list[Node], steps: int) -> None:
-    """More terms over those that are there, each with a chance of one that was just made; what does
-    not fit is left out."""
+    """More terms over those that are there, each with a chance of one that was just made; a term
+    that does not fit is left out."""
     for _ in range(steps):
         first, second = (draw(st.sampled_from(pool[-draw(st.integers(1, len(pool))) :])) for _ in range(2))
         try:
@@ -164,7 +164,7 @@ def planted(draw: Any) -> tuple[int | None, SearchState]:
 
 @st.composite
 def images(draw: Any) -> tuple[None, SearchState]:
-    """Convolutions, pools and what is between them."""
+    """Convolutions, pools and the terms between them."""
     pool: list[Node] = [x(1, 4, 5, 5), x(1, 4, 5, 5, name="y"), w(4, 1, 1, name="s"), constant(0.5, F)]
     _grow(draw, pool, draw(st.integers(3, 12)))
     outputs = _outputs(pool)
@@ -308,8 +308,8 @@ def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, cont
 
 
 def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) -> None:
-    """ONNX Runtime's outputs of what was found against the original's evaluation in float64, as far
-    as that can be told."""
+    """ONNX Runtime's outputs of the found graph against the original's evaluation in float64, as
+    far as that can be told."""
     rng = np.random.default_rng(1)
     leaves = [n for n in topological((*outputs, *done)) if n.op == "weight"]
     weights = {n.attr("name"): StoredWeight(random_array(n, rng, {})) for n in leaves}

@@ -1,5 +1,5 @@
-"""Files that are none, or that are other people's: outputs, weights, reports, and what guards
-compute."""
+"""Files that are none, or that are other people's: outputs, weights, reports, and the values of
+guards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files of text that are none, and outputs of the commands beside `optimize`: what they read and
-write is checked as its files are."""
+"""Files of text that are none, and outputs of the commands beside `optimize`: their files are
+checked as its files are."""
 
 from __future__ import annotations
 

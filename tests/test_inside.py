@@ -1,5 +1,5 @@
-"""Inside of nodes: bodies of If, Loop and Scan are optimized like any model, on what goes into them
-when the whole model runs, and what comes out is the same on every branch and for every number of
+"""Inside of nodes: bodies of If, Loop and Scan are optimized like any model, on their inputs when
+the whole model runs, and the results are the same on every branch and for every number of
 iterations."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, *feeds: Mapping[str, Any]) -> None:
-    """The checker takes what was written, and it computes the same."""
+    """The checker takes the written model, and it computes the same."""
     onnx.checker.check_model(after, full_check=True)
     for each in feeds:
         for a, b in zip(run(before, each), run(after, each), strict=True):

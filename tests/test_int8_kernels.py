@@ -1,5 +1,5 @@
 """Products of integers, and of floats with weights in 8 bits, as searched kernels for a GPU: every
-bit in Triton's interpreter, tensor cores of integers in what is compiled, and wrong ones refused.
+bit in Triton's interpreter, tensor cores of integers in the compiled code, and wrong ones refused.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ def integer_examples(op_name: str, dtype: str) -> list[Node]:
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_the_runtime_computes_all_other_integers_as_they_are_defined(dtype: str) -> None:
-    """The list of kernels that round is complete: what is not in it gives numpy's bits on extreme
-    integers, and what is in it does not."""
+    """The list of kernels that round is complete: a kernel that is not in it gives numpy's bits on
+    extreme integers, and one that is in it does not."""
     rounded, compared = set(), set()
     for name, op in load_specs().items():
         if (

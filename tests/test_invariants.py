@@ -1,5 +1,5 @@
-"""Invariants of loops: what no iteration changes is computed before the loop, for every number of
-iterations, and what could fail where the loop does not run stays inside."""
+"""Invariants of loops: terms that no iteration changes are computed before the loop, for every
+number of iterations, and terms that could fail where the loop does not run stay inside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taso_mirage.operators.ops import term
 
 
 def lightened(before: onnx.ModelProto) -> onnx.ModelProto:
-    """The model after what moves has moved."""
+    """The model after the invariants have moved."""
     model = from_memory(before)
     outputs = model.graph.outputs
     for old, new in invariants.without_invariants(model):

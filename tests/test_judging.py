@@ -1,5 +1,5 @@
-"""`substitutions verify FILE` judges a stranger's rules as they are stated: what is false in some
-case is refused, what is true is not."""
+"""`substitutions verify FILE` judges a stranger's rules as they are stated: a rule that is false in
+some case is refused, a true one is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commandline import run
 from rule_mutations import falsely_accepted
 
 from taso_mirage.errors import SyntaxProblem
-from taso_mirage.prove.rules.enumerated import enumerated
+from taso_mirage.prove.rules.enumeration import enumerated
 from taso_mirage.prove.rules.examine import apart_somewhere
 from taso_mirage.prove.rules.hostile import RuleStatement
 from taso_mirage.prove.rules.recheck import law_rules, verdict_of
@@ -187,7 +187,7 @@ def test_the_command_says_why_and_under_which_guard_a_rule_holds(tmp_path: Path)
     done = run("substitutions", "verify", file, "--workers", 1, "--typings", 300, check=5)
     assert "mine.relu_to_relu is wrong as it is stated" in done.stdout
     assert "inputs:" in done.stdout
-    assert "a >= 0" in done.stdout.partition("on what was drawn it holds under")[2]
+    assert "a >= 0" in done.stdout.partition("on the drawn typings it holds under")[2]
     assert "1 of 2 rules failed" in done.stderr
     assert "cases:" in run("substitutions", "verify", file, "--rule", "mine.right", "--typings", 60).stdout
 

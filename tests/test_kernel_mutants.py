@@ -1,5 +1,5 @@
-"""Mutants of verified muGraphs: every one that differs from the goal is refused, and what is
-accepted is equal in float64."""
+"""Mutants of verified muGraphs: every one that differs from the goal is refused, and an accepted
+one is equal in float64."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def test_the_file_of_measurements_is_small() -> None:
 
 
 def test_first_schedules_are_those_that_programs_are_generated_with() -> None:
-    """Warps and stages of what was measured with guessed ones; a few differ in what a tile of
-    labels that are no power of two has in flight."""
+    """Warps and stages of measured programs with guessed ones; a few differ in the bytes that a
+    tile of labels that are no power of two has in flight."""
     _, measured = trials()
     for there, work, (warps, stages) in measured.kernels:
         some = there & measured.guessed

@@ -40,7 +40,7 @@ def apart(*shape: int) -> np.ndarray:
 
 
 def assert_right(found: list[FoundMuGraph], values: dict[Node, np.ndarray]) -> None:
-    """At the goal's own sizes every muGraph gives what float64 gives, computed in float32."""
+    """At the goal's own sizes every muGraph gives float64's results, computed in float32."""
     for each in found:
         single = {n: v.astype(np.float32) for n, v in values.items()}
         wanted = interpret(each.goal.outputs, EXACT, {n: v.astype(float) for n, v in single.items()})

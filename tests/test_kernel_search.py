@@ -1,5 +1,5 @@
 """The kernel search end to end: the best known structures are found, by their canonical form, and
-what restricts it does."""
+restrictions hold."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def projected() -> KernelGraph:
 
 
 def read(graph: Graph) -> list[set[str]]:
-    """The operands of each kernel, `:` for what another kernel stored."""
+    """The operands of each kernel, `:` for a value that another kernel stored."""
     return [{name for name, *_ in operands} for operands, _ in form(graph)]
 
 
@@ -240,8 +240,8 @@ def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
 
 
 def test_every_exponential_is_stabilised() -> None:
-    """exp of what is not a difference from a maximum overflows in half precision where the goal
-    does not."""
+    """exp of a value that is not a difference from a maximum overflows in half precision where the
+    goal does not."""
     for graph in search(attention(), best=30):
         for kernel in kernels(graph):
             body = topological(kernel.attr("body").outputs)

@@ -4,6 +4,7 @@ sizes."""
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from taso_mirage.kernels.survey import survey
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.verdicts import Evidence
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
@@ -154,6 +156,30 @@ def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
     assert "kernel of " in done.stdout
     assert "tests in the field" in done.stdout
     assert "not measured" in done.stdout
+
+
+def test_one_region_is_shown_with_its_schedule_predicted_seconds_and_program(model: Path) -> None:
+    (row,) = kernels(model, "--budget", 20, "--show", 1)["regions"]
+    done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20", "--show", "1"], catch_exceptions=False)
+    assert len(row["launches"]) == len(row["kernels"])
+    assert all(0 < each["seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
+    assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
+    compile(row["source"], "source", "exec")
+    assert all(f"def {each['name']}(" in row["source"] for each in row["launches"])
+    (text,) = re.findall(r"(?ms)^def mugraph\(.*?^    return [^\n]*$", done.stdout)
+    assert parse_graph(text) == from_json(row["mugraph"])
+    assert re.search(r"schedule: warps=\d+, stages=\d+", done.stdout)
+    assert re.search(r"predicted: \d+\.\d us; \d+ blocks on a processor, \d+ waves", done.stdout)
+    assert row["source"] in done.stdout
+
+
+def test_a_region_that_is_not_shown_is_not_searched(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["kernels", str(MINI), "--budget", "0", "--show", "2"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "1. " in done.stdout
+    assert done.stdout.count("no muGraph: not searched") == len(kernel_regions(normal(load(MINI), {}), {})) - 1
+    with pytest.raises(InvalidOption, match=r"--show 99: the model has \d+ regions"):
+        CliRunner().invoke(app, ["kernels", str(MINI), "--budget", "0", "--show", "99"], catch_exceptions=False)
 
 
 def test_programs_and_the_page_are_written(model: Path, tmp_path: Path) -> None:
@@ -352,7 +378,7 @@ def test_an_example_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.parametrize("name", [*PAPER, "beyond"])
 def test_an_example_runs_as_a_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python models/workloads/NAME.py` finds what it needs beside itself."""
+    """`python models/workloads/NAME.py` finds its imports beside itself."""
     import runpy
 
     folder = MINI.parent / "workloads"

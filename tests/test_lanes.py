@@ -100,7 +100,7 @@ def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
 
 
 def test_no_two_lanes_compute_the_same_product() -> None:
-    """The first product is a result too, and what the second one is made of."""
+    """The first product is a result too, and an operand of the second one."""
     first = term("sigmoid", term("matmul", x("x", ROWS, WIDTH), w("w0", WIDTH, 24)))
     second = term("sigmoid", term("matmul", first, w("w1", 24, 16)))
     for goal in fragments(model(first, second), {}, 4):
@@ -209,8 +209,8 @@ def test_a_damaged_lane_is_searched_again(plain: Result, tmp_path: Path) -> None
 
 
 def test_every_back_end_joins_lanes() -> None:
-    """One without any that run beside each other too: what asks for lanes need not ask which back
-    end it has."""
+    """One without any that run beside each other too: code that asks for lanes need not ask which
+    back end it has."""
     assert (CpuLowering.lanes, GPU.lanes) == (1, 4)
     goal = only(model(*projections()), 4)
     parts = fused_goals(label(goal))

@@ -113,7 +113,7 @@ def test_keys_that_are_values_are_read_once_where_their_tiles_are_one() -> None:
 
 
 def test_the_model_counts_one_tensor_once() -> None:
-    """A block that has all columns holds what it would hold if the values cost nothing."""
+    """A block that has all columns holds as much as if the values cost nothing."""
     _, plans = found(latent)
     for each, _, _ in first_bodies(plans):
         tiles, kernel = each.plan[0].tiles, each.plan[0].kernel

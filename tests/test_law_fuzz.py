@@ -1,5 +1,4 @@
-"""Rules and laws in ONNX Runtime: a part of them each day, planted faults, and what was found
-once."""
+"""Rules and laws in ONNX Runtime: a part of them each day, planted faults, and earlier errors."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.operators.ops import get
-from taso_mirage.prove.rules.admitted import admitted
 from taso_mirage.prove.rules.cases import Instance
+from taso_mirage.prove.rules.onnx_types import admitted
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.library import Rule, parse_rules
 from taso_mirage.rewriting.text import parse_type

@@ -1,5 +1,5 @@
-"""Products with a weight as kernels: what they compute, which products of a model they are for, and
-how their weights lie."""
+"""Products with a weight as kernels: their results, which products of a model they are for, and how
+their weights lie."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CASES = (
 
 
 def case(shape: tuple[int, ...], n: int, follows: str) -> tuple[WeightProduct, Graph]:
-    """A product, followed by what is named, and its goal over inputs."""
+    """A product, followed by the named operators, and its goal over inputs."""
     data, weights = x("x", *shape), x("w", shape[-1], n)
     bias = x("b", n) if "bias" in follows else ABSENT
     z = x("z", *shape[:-1], n) if "sum" in follows else ABSENT
@@ -118,8 +118,8 @@ def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_result
     "value", [65504.0, 65536.0, 1e30, np.inf, np.nan, 2.0**-24, 2.0**-25, 0.0, 3.0e-38, 1.0 + 2.0**-10, 1.0 + 2.0**-11]
 )
 def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
-    """A weight alone is what the product with one gives: largest, smallest, beyond the format, no
-    number."""
+    """A weight alone is the result of the product with one: largest, smallest, beyond the format,
+    NaN."""
     made, goal = case((1, 1), 1, "")
     (found,) = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(
         np.ones((1, 1), np.float32), np.full((1, 1), value, np.float32)
@@ -228,12 +228,12 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     monkeypatch.setattr(linear, "LEAST", 1)
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
-    ((graph, (spot,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
-    made = CPU_GOALS.prepared(graph, spot.inputs)
+    ((graph, (site,)),) = fragments(plain, {}, prepared=CPU_GOALS).items()
+    made = CPU_GOALS.prepared(graph, site.inputs)
     assert made is not None
     assert CPU_GOALS.prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
-    with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
+    with_kernel = embed(plain, [EmbeddedRegion(site.inputs, site.outputs, kernel)])
     wanted = session(plain, False)
     for each in (session(with_kernel, True), session(with_kernel, False)):
         for seed in range(3):

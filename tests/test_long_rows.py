@@ -318,7 +318,7 @@ def test_a_mean_over_what_a_run_gives_counts_it() -> None:
 
 
 def test_merged_variances_need_their_means() -> None:
-    """The variance of a batch norm without what the means of samples add to it."""
+    """The variance of a batch norm without the part of the samples' means."""
     goal = batch_norm(6, 5, 4)
     h, gamma, beta = goal.inputs
     mean = term("reduce_mean", h, axes=(0, 2), keepdims=0)

@@ -1,5 +1,5 @@
-"""Proofs about integers hold for their machine's integers: what wraps is never taken for a number,
-and casts keep what they keep."""
+"""Proofs about integers hold for their machine's integers: a wrapped value is never taken for a
+number, and casts keep their range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching, passes and search grow no faster than a model: counts of what was looked at, which hold
+"""Matching, passes and search grow no faster than a model: counts of visited terms, which hold
 whatever the clock says."""
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_many_layers_are_searched_as_few(equations: tuple[Equation, ...]) -> Non
 
 
 def test_the_borders_of_equal_layers_have_less_patience_and_no_contest(equations: tuple[Equation, ...]) -> None:
-    """A part of one place is little of what many equal ones cost together."""
+    """A part of one place costs little beside many equal ones together."""
     patience: dict[int, set[int]] = {}
     asked: list[int] = []
     outputs, eager = layers(48), pass_order(rules())[1]

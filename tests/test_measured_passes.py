@@ -1,5 +1,5 @@
 """Passes into the runtime's own operators, which are left out where they were measured to be slower
-than what they replace. Clocks are made up."""
+than the operators that they replace. Clocks are made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the minute: a row has what a fresh process did, and figures of one run."""
+"""The benchmark of the minute: a row has the results of a fresh process, and figures of one run."""
 
 from __future__ import annotations
 

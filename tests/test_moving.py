@@ -1,4 +1,4 @@
-"""Changes of layout that move towards the outputs until they meet: what TensorFlow computes with
+"""Changes of layout that move towards the outputs until they meet: TensorFlow's operators with
 channels last, between convolutions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""muGraphs: kernels as ordinary terms, what is refused and why, text and JSON, and verification
+"""muGraphs: kernels as ordinary terms, refusals and their reasons, text and JSON, and verification
 against the goal."""
 
 from __future__ import annotations

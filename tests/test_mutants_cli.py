@@ -166,7 +166,7 @@ def test_no_more_are_made_than_there_is_time_for(model: Path) -> None:
 
 
 def test_convolutions_of_each_other_beside_each_other() -> None:
-    """The second is an operand of the first: it stays what it is."""
+    """The second is an operand of the first: it is unchanged."""
     x = image(1, 4, 6, 6)
     inner = conv(x, kernel(4, 4, 3, 3, name="u"))
     output = term("concat", conv(inner, kernel(4, 4, 3, 3, name="v")), inner, axis=1)

@@ -1,5 +1,5 @@
-"""Mutants in `optimize_model`: what pays is taken, corrected, explained, and kept on disk by its
-structure."""
+"""Mutants in `optimize_model`: those that pay are taken, corrected, explained, and kept on disk by
+their structure."""
 
 from __future__ import annotations
 

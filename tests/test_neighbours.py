@@ -1,5 +1,5 @@
-"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They
-compute what they computed apart, bit by bit, at every number of rows; wrong ones are refused."""
+"""Kernels of neighbouring regions as one: a norm, products with weights, a gate, a sum. They give
+the same bits as apart, at every number of rows; wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import WeightProducts
 from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.kernels.free import with_free_names
 from taso_mirage.kernels.free_regions import free_regions
@@ -42,7 +41,7 @@ GATES = {"silu": lambda y: term("mul", y, term("sigmoid", y)), "gelu": lambda y:
 
 
 def layer(rows: Any, size: int = 32, level: int = 0, norm: str = "rms_norm", gate: str = "silu") -> list[Node]:
-    """A gated layer: what is added to a norm of it behind two products, their gate and a third."""
+    """A gated layer: a summand of a norm of it behind two products, their gate and a third."""
     data = variable("x", Tensor("float32", (rows, WIDTH)))
     scale = [w("g", WIDTH), *([w("c", WIDTH)] if norm == "layer_norm" else [])]
     seen = term(norm, data, *scale, axis=1, epsilon=1e-5)
@@ -57,8 +56,8 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
     """The model's regions with a kernel each, the first that is found; products have another one
     for up to `most` rows."""
     backend, made = CpuLowering(), []
-    for kind, spots in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
-        goal = CPU_GOALS.prepared(kind.goal, spots[0].inputs)
+    for kind, sites in free_regions(plain, sizes, 1, False, CPU_GOALS)[0].items():
+        goal = CPU_GOALS.prepared(kind.goal, sites[0].inputs)
         if goal is None:
             found = Search(kind.goal, SearchOptions(), CPU_DEVICE, 0, kind.free).run(1, 60.0)
         else:
@@ -74,7 +73,7 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
             assert first != last
             record["before"] = [{"mugraph": to_json(first), "most": most}]
         operators = tuple([n.op for n in kind.goal if n.args])
-        made.append(Fused(operators, tuple(spots), record, backend.kernel(record), 0.0, goal and type(goal)))
+        made.append(Fused(operators, tuple(sites), record, backend.kernel(record), 0.0, goal))
     return made
 
 
@@ -107,7 +106,7 @@ def test_one_kernel_has_the_bits_of_several(
     plain = model(*layer(rows, size, level, norm, gate))
     apart = kinds(plain, {})
     whole = joined(plain, apart)
-    assert [kind.prepares for kind in whole] == [WeightProducts]
+    assert [kind.prepares is not None and kind.prepares.joins for kind in whole] == [True]
     assert len(apart) > 2
     given = {"x": np.random.default_rng(1).normal(size=(rows, WIDTH)).astype(np.float32)}
     several, one = placed(plain, apart), placed(plain, whole)

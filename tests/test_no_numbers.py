@@ -1,5 +1,5 @@
-"""Sequences, optional values and texts pass through whole models untouched, and what is around them
-is optimized and checked."""
+"""Sequences, optional values and texts pass through whole models untouched, and the terms around
+them are optimized and checked."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taso_mirage.prove.bounded import prove_bounded
-from taso_mirage.prove.rules.enumerated import enumerated
+from taso_mirage.prove.rules.enumeration import enumerated
 from taso_mirage.prove.rules.examine import refuted
 from taso_mirage.prove.rules.fuzz import Typing
 from taso_mirage.prove.rules.hostile import RuleStatement

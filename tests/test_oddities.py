@@ -226,7 +226,7 @@ def test_a_program_is_asked_by_its_function(growing: Path) -> None:
 
 
 def test_what_is_stored_is_counted() -> None:
-    """Weights, and what kernels have in metadata and functions."""
+    """Weights, and the metadata and functions of kernels."""
     made = tied()
     assert growth.stored_bytes(made) == 2 * 4 * 64 * 64
     made.header.metadata_props["taso_mirage.cpp.k"] = "x" * 1000

@@ -1,5 +1,5 @@
-"""Operators before there was one of their name: written as what the runtime makes one of, and read
-from what exporters write, so that no rewrite beside them takes them apart."""
+"""Operators before there was one of their name: written as nodes of which the runtime makes one,
+and read from exporters' files, so that no rewrite beside them takes them apart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NORMS = {
         {"SimplifiedLayerNormalization", "RMSNormalization"},
     ),
 }
-"""A term, its ONNX operator, and what the runtime makes of it."""
+"""A term, its ONNX operator, and the runtime's node for it."""
 
 
 def written(root: Node, opset: int) -> tuple[Model, bytes]:

@@ -1,5 +1,5 @@
 """The border to ONNX loses nothing: names, header, bodies, functions, exotic types, files; and it
-refuses what is damaged."""
+refuses damaged files."""
 
 from __future__ import annotations
 

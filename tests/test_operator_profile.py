@@ -1,5 +1,5 @@
-"""The measured times by operator: what ONNX Runtime's profiler says of whole models, and that a
-page says where they are from."""
+"""The measured times by operator: from ONNX Runtime's profiler of whole models, and that a page
+says where they are from."""
 
 from __future__ import annotations
 

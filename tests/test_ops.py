@@ -190,8 +190,8 @@ def test_the_field_is_the_reals_on_integers(op: Op, i: int) -> None:
 
 
 def _assert_residues(xp: Field, found: Residues, exact: Any) -> None:
-    """Residues of what floats hold exactly; a quotient such as 1/3 is compared through its residue
-    times 3."""
+    """Residues of numbers that floats hold exactly; a quotient such as 1/3 is compared through its
+    residue times 3."""
     scale = 2520.0**2  # every denominator that the small integers of the examples can give
     scaled = np.asarray(exact, np.float64) * scale
     whole = np.abs(scaled - np.round(scaled)) < 1e-3

@@ -216,7 +216,7 @@ def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one that had begun is the last; what it leaves open is as predicted."""
+    """The one that had begun is the last; an open comparison is as predicted."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, True, Stop())
     monkeypatch.setattr(choice, "PROMISING", 0.0)
@@ -224,7 +224,7 @@ def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_beside_other_processes_cpu_time_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the wall all would be slower. What is written is for the threads that users have."""
+    """By the wall all would be slower. The written model is for the threads that users have."""
     seen: list[Target] = []
 
     def clock(sessions: list[Session], *_: object) -> list[list[float]]:
@@ -291,7 +291,7 @@ def test_of_states_that_cost_the_same_noise_chooses_none() -> None:
 def test_of_candidates_that_take_as_long_the_one_is_taken_that_is_predicted_to_be_faster(
     order: tuple[float, float],
 ) -> None:
-    """Whichever was measured to be faster, by what may be luck."""
+    """Whichever was measured to be faster, possibly by luck."""
     a = x(8, 8)
     first, second = (ModelCandidate(str(cost), model((a,), (term("relu", a),)), (), cost, CPU) for cost in order)
     choosing = object.__new__(choice.Choosing)
@@ -785,7 +785,8 @@ def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPat
 )
 def test_results_that_underflow_are_compared_with_float64(dtype: str, scale: float, against: str) -> None:
     """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was
-    less off was refused. What is further off than the original, or of another sign, is not right.
+    less off was refused. A result that is further off than the original, or of another sign, is not
+    right.
     """
     exact = np.linspace(0.5, 1, 20) * scale
     old, near, far, turned = ((exact * factor).astype(dtype) for factor in (1.5, 1.1, 2.6, -1.5))
@@ -814,8 +815,8 @@ def test_roundings_move_a_reference_where_they_turn_a_decision() -> None:
     ],
 )
 def test_where_rounding_turned_the_original_either_way_is_right(old: float, moved: float, right: list[float]) -> None:
-    """A quantized model: what lies between two steps may become either, but a rewrite does not turn
-    what the original did not."""
+    """A quantized model: a value between two steps may become either, but a rewrite does not turn
+    values that the original did not."""
     asked = model((x(4),), (term("round", x(4)),))
     original, exact = np.array([old, 1, 3, 6], np.float32), np.array([0.0, 1, 3, 6])
     case = check.CheckCase("c", {}, [original], [exact], lambda ways: [moved])

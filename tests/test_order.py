@@ -1,4 +1,4 @@
-"""Kernels of regions and their trials in the model: the best first, and what was made is tried,
+"""Kernels of regions and their trials in the model: the best first, and made kernels are tried,
 whatever the time. A clock that the works turn stands for time."""
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def kernel(name: str, saved: float) -> Fused:
 
 @dataclass
 class Planted:
-    """A model in which kernels save what they promise, but for `bad` ones, which make it slower.
+    """A model in which kernels save as much as they promise, but for `bad` ones, which make it
+    slower.
 
     A region takes `region` seconds, or those that it is given, and is `late` then; a trial takes
     `trial`.

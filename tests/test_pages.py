@@ -44,7 +44,7 @@ TEMPLATES = sorted((PACKAGE / "report" / "templates").iterdir())
 
 
 def evil(place: str) -> str:
-    """A name that closes what it may stand in, opens what runs, and is a template itself."""
+    """A name that closes its surroundings, opens a script, and is a template itself."""
     closing = "".join(f"</{tag}>" for tag in ("title", "style", "pre", "text", "svg", "td"))
     return f"""{closing}<script>{place}</script>'"><img src=x onerror='{place}'>{{{{ 7 * 7 }}}}{{% raw %}}&lt;\udcff"""
 

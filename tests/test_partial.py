@@ -212,7 +212,7 @@ def test_a_correction_as_large_as_the_original_is_refused() -> None:
 def test_summands_that_move_apart_need_all_elements() -> None:
     """x5 + x6, x6 + x5, x7 + x4: two points agree, the third does not.
 
-    What is restricted to points is never proof alone.
+    A comparison that is restricted to points is never proof alone.
     """
     x = image(12)
     apart = term("add", part(x, 0, 5, 9), part(x, 0, 6, 2, -1))
@@ -373,7 +373,7 @@ def test_a_corrected_mutant_equals_its_original(chunk: int) -> None:
 
 
 def outcome(seed: int) -> str:
-    """A random program and a mutant of it: the region is exact, and what is corrected is the
+    """A random program and a mutant of it: the region is exact, and the corrected mutant is the
     original."""
     draw = np.random.default_rng(seed)
     original = program(draw)

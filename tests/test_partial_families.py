@@ -1,5 +1,5 @@
-"""Every family of mutants: its region is found, its correction makes it whole, and what should be
-right everywhere is."""
+"""Every family of mutants: its region is found, its correction makes it whole, and a mutant that
+should be right everywhere is."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_parallel_convolutions_with_a_bias() -> None:
 
 
 def test_groups_and_back() -> None:
-    """Dense, then grouped again: what one family makes another undoes."""
+    """Dense, then grouped again: one family undoes the change of another."""
     output = conv(image(2, 4, 6, 6), W, group=2)
     found = [m.graph for m in mutants_of(graph(output), 2) if m.families == ("fewer groups", "more groups")]
     (back,) = [each for each in found if each.outputs[0].attr("group") == 2]

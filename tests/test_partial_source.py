@@ -93,7 +93,7 @@ def test_it_stops_when_it_is_late() -> None:
 
 
 def evenly() -> tuple[list[Graph], Callable[[Graph], float]]:
-    """Costs that are all the same, and of what they were asked."""
+    """Costs that are all the same, and the terms that they were asked for."""
     asked: list[Graph] = []
 
     def even(each: Graph) -> float:

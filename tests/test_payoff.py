@@ -1,5 +1,5 @@
-"""Kinds of rewrites: which rest on each other, what a model is without some, and that those which
-do not pay are found and left out. Clocks are made up."""
+"""Kinds of rewrites: which rest on each other, the model without some, and that those which do not
+pay are found and left out. Clocks are made up."""
 
 from __future__ import annotations
 

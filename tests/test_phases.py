@@ -14,7 +14,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 from taso_mirage.search.weights import fold_weights
 
 DENSE = {"dilations": (1, 1), "pads": (1, 2, 0, 1)}

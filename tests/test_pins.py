@@ -1,5 +1,5 @@
 """Guards that the fuzz alone does not find: wrong rules that once passed 512 typings and their
-proofs, and what stops them now."""
+proofs, and the tests that stop them now."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 
 
 def folder_of(place: Path, location: str) -> Path:
-    """A folder with a model whose weight lies in a file, beside another one with what is secret."""
+    """A folder with a model whose weight lies in a file, beside another one with a secret."""
     tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[4])
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
@@ -64,7 +64,7 @@ def folder_of(place: Path, location: str) -> Path:
 
 
 def put_link(path: Path, to: Path) -> None:
-    """A link in the place of what is there."""
+    """A link in the place of a file."""
     path.rename(path.with_name("away"))
     path.symlink_to(to)
 
@@ -131,7 +131,7 @@ def test_what_is_replaced_at_any_moment_is_not_read(what: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("size", [4, 1 << 19])
 def test_weights_are_those_that_were_there_when_the_model_was_read(size: int, tmp_path: Path) -> None:
-    """In memory where the file is small, else mapped; and what is written has them."""
+    """In memory where the file is small, else mapped; and the written model has them."""
     proto = onnx.load(MINI)
     proto.graph.initializer.append(numpy_helper.from_array(np.arange(size, dtype=np.float32), "more"))
     proto.graph.node.append(helper.make_node("Identity", ["more"], ["kept"]))

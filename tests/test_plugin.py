@@ -45,7 +45,7 @@ pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
 
 def rmsnorm_linear() -> tuple[Graph, Graph]:
-    """A muGraph of one kernel from the search, and what it computes, in half precision."""
+    """A muGraph of one kernel from the search, and its goal, in half precision."""
     graph = new_graph()
     x, w = graph.new_input(dims=(2, 64), name="X"), graph.new_input(dims=(64, 96), name="W")
     graph.mark_output(graph.matmul(graph.rms_norm(x), w))

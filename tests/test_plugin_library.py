@@ -1,6 +1,6 @@
-"""The exported library: it builds without warnings, and does what TensorRT asks of a plugin.
+"""The exported library: it builds without warnings, and has TensorRT's interface of a plugin.
 
-What that needs is not in any wheel:
+The tools for that are not in any wheel:
 
 TENSORRT_INCLUDE       folders with TensorRT's public headers, of one version each (8.6, 10 or 11),
 with : between them TENSORRT_LEAN_RUNTIME  a folder where tensorrt-lean-cu13-bindings and -libs are
@@ -116,7 +116,7 @@ LAUNCHES = {
         "launch kernel_1 2 1 1 threads 32 shared 0 at 2+0 1+0 null null",
     ],
 }
-"""By the plugin's number: what the first run gives the driver.
+"""By the plugin's number: the calls of the first run to the driver.
 
 Its tensors are allocations 0, 1..., then the workspace.
 """

@@ -1,5 +1,5 @@
-"""Packages of others: the template builds, installs and works; what is wrong is refused with what
-to do about it."""
+"""Packages of others: the template builds, installs and works; a wrong one is refused with the next
+step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ import pytest
 
 from taso_mirage import plugins
 from taso_mirage.errors import InvalidModel, InvalidOption
-from taso_mirage.plugins import CHOSEN, OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, Plugin
+from taso_mirage.kernels.codegen import discovery
+from taso_mirage.kernels.codegen.cpu.prepared import CpuProgram
+from taso_mirage.kernels.form import Form
+from taso_mirage.plugins import CHOSEN, FORM_GROUP, OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, Plugin
 from taso_mirage.prove.rules import recheck
 from taso_mirage.search.plugin_rules import plugin_rules
 from taso_mirage.targets.cpu.target import CPU
@@ -129,6 +132,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Installed:
         made = Plugin(group, name, "strange 2.0", EntryPoint(name, "odd", group))
         monkeypatch.setattr(plugins, "plugins", lambda asked: (made,) if asked == group else ())
         monkeypatch.setattr("taso_mirage.search.plugin_rules.plugins", plugins.plugins)
+        monkeypatch.setattr(discovery, "plugins", plugins.plugins)
 
     return install
 
@@ -271,3 +275,38 @@ def test_files_of_rules_that_are_none_are_refused(installed: Installed, tmp_path
     installed(RULE_GROUP, "odd", planted_rules(tmp_path, kind))
     with pytest.raises(InvalidOption, match=r"the plug-in 'odd' of strange 2\.0"):
         plugin_rules()
+
+
+class _NoProgram:
+    read = members = print
+
+    @property
+    def program(self) -> str:
+        raise ZeroDivisionError
+
+
+def a_form(op: str) -> Form:
+    return Form(CpuProgram(op, lambda node: pytest.fail("not asked")), lambda goal: None, lambda *_: [])
+
+
+def test_a_form_is_found_after_those_of_the_package(installed: Installed) -> None:
+    ours = discovery.discovered()
+    mine = a_form("cumsum")
+    installed(FORM_GROUP, "odd", mine)
+    assert discovery.discovered.__wrapped__() == (*ours, mine)
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (None, "names no form"),
+        (_NoProgram(), "names no form"),
+        (SimpleNamespace(read=print, members=print, program=SimpleNamespace(op=3)), "names no form"),
+        (a_form("mine"), "has kernels for 'mine', which is no operator"),
+        (a_form("linear"), "has kernels for the operator linear, which another form has"),
+    ],
+)
+def test_what_is_no_form_is_refused(installed: Installed, gives: object, said: str) -> None:
+    installed(FORM_GROUP, "odd", gives)
+    with pytest.raises(InvalidOption, match=f"the plug-in 'odd' of strange 2.0 {said}"):
+        discovery.discovered.__wrapped__()

@@ -1,4 +1,4 @@
-"""Progress: one bar that is the share of the budget, and one line of what is going on."""
+"""Progress: one bar that is the share of the budget, and one line on the current stage."""
 
 from __future__ import annotations
 

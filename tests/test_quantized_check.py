@@ -29,7 +29,7 @@ RNG = np.random.default_rng(7)
 
 @dataclass(frozen=True)
 class Graph:
-    """A quantized graph in ONNX's text, with its initializers, and what is changed in it."""
+    """A quantized graph in ONNX's text, with its initializers, and the change in it."""
 
     inputs: str
     outputs: str

@@ -1,5 +1,5 @@
 """Laws of quantized operators keep every bit: in our arithmetic of single precision, and in the
-runtime's. What is equal over the reals alone, and what is wrong, is told."""
+runtime's. Equalities over the reals alone, and wrong ones, are told."""
 
 from __future__ import annotations
 

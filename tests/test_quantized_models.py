@@ -1,5 +1,5 @@
-"""The quantized models of `models/quantized.py` in their small forms: what they are made of, and
-that they compute what their float32 originals do, but for the rounding."""
+"""The quantized models of `models/quantized.py` in their small forms: their structure, and that
+they compute their float32 originals, but for the rounding."""
 
 from __future__ import annotations
 

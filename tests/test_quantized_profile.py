@@ -1,5 +1,6 @@
-"""`inspect --profile`: what of a quantized model runs in integers, what does not and why, told by
-the runtime's own model; and activations in int8 as uint8, which mends most of it."""
+"""`inspect --profile`: the nodes of a quantized model that run in integers, the others and the
+reasons, told by the runtime's own model; and activations in int8 as uint8, which mends most of
+it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from taso_mirage.rewriting.text import law_typing, laws, parse_equation
 from taso_mirage.search.config import Config
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 
 HEAD = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>'
 CHANNELS = 8
@@ -54,7 +55,7 @@ def quantized(body: str, shape: str = f"1,{CHANNELS},6,6", **more: Any) -> onnx.
 
 
 def around(zero: str, *nodes: str, scale: str = "s") -> str:
-    """Nodes from `d` to `r`, with what quantizes around them."""
+    """Nodes from `d` to `r`, with the quantizers around them."""
     return f"""
         q = QuantizeLinear (x, s, {zero}) d = DequantizeLinear (q, s, {zero})
         {" ".join(nodes)}

@@ -172,7 +172,7 @@ does not bound them."""
 @pytest.mark.parametrize("name", [each.name for each in TRAINED])
 def test_optimize_gets_through_a_trained_model(name: str, tmp_path: Path) -> None:
     """Done in its time, with exit code 0: nothing was asked of the user, no rewrite failed the
-    check, and what was changed passed it."""
+    check, and the changes passed it."""
     assert main([str(tmp_path), name]) == 0
     bench = script("real")
     options = argparse.Namespace(folder=tmp_path, budget=10.0, limit=300.0, kernels="off", peers=False)

@@ -14,7 +14,7 @@ from taso_mirage.ir.terms import Graph, Tensor, constant, variable, weight
 from taso_mirage.measure import cuts
 from taso_mirage.measure.check import Difference, compare
 from taso_mirage.measure.patches import patches
-from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
 from taso_mirage.measure.session import open_in_child

@@ -78,17 +78,17 @@ def items(node: Node) -> tuple[Node, ...]:
 
 @pytest.mark.parametrize("op", ["skip_layer_norm", "skip_rms_norm"])
 def test_a_norm_with_its_sum_is_a_region_where_it_is_one_operator(op: str) -> None:
-    _, ((goal, (spot,)),) = found(skip_norm(op))
-    assert (operators(goal), len(spot.inputs)) == ([op], 4 + ("layer" in op))
+    _, ((goal, (site,)),) = found(skip_norm(op))
+    assert (operators(goal), len(site.inputs)) == ([op], 4 + ("layer" in op))
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
     assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
 
 
 @pytest.mark.parametrize("op", ["skip_layer_norm_sum", "skip_rms_norm_sum"])
 def test_both_results_of_one_operator_are_results_of_its_region(op: str) -> None:
-    made, ((goal, (spot,)),) = found(*items(skip_norm(op)))
+    made, ((goal, (site,)),) = found(*items(skip_norm(op)))
     assert operators(goal) == [op, "item", "item"]
-    assert spot.outputs == made.graph.outputs
+    assert site.outputs == made.graph.outputs
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
     assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
     (region,) = kernel_regions(made, {})
@@ -99,10 +99,10 @@ def test_both_results_of_one_operator_are_results_of_its_region(op: str) -> None
 def test_a_kernel_of_several_results_takes_their_place_in_the_model() -> None:
     normal, total = items(skip_norm("skip_layer_norm_sum"))
     linear = term("matmul", normal, w("w", WIDTH, WIDTH))
-    made, ((goal, (spot,)),) = found(term("add", linear, total))
+    made, ((goal, (site,)),) = found(term("add", linear, total))
     assert operators(goal) == ["skip_layer_norm_sum", "item", "item"]  # the linear layer has too many rows for a region
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
-    fused = embed(made, [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(best.graph))])
+    fused = embed(made, [EmbeddedRegion(site.inputs, site.outputs, cpu_kernel(best.graph))])
     assert "skip_layer_norm_sum" not in [n.op for n in fused.nodes()]
     inputs = random_inputs(made, 0)
     ours, wanted = (InferenceSession(serialize(each)).run(None, inputs) for each in (fused, made))
@@ -170,7 +170,7 @@ def test_attention_of_the_runtime_with_a_mask_and_no_bias_is_a_region() -> None:
 
 
 def test_attention_with_a_mask_that_is_known_is_a_region_of_as_many_rows_as_there_are() -> None:
-    """A mask is no linear layer's weight, though it is known, and what is summed runs along it."""
+    """A mask is no linear layer's weight, though it is known, and the sum runs along it."""
     q, k, v = (x(name, 1, 70, 64) for name in "qkv")
     made = term("multi_head_attention", q, k, v, None, w("mask", 1, 1, 70, 70), num_heads=2)
     assert [operators(goal) for goal, _ in found(made)[1]] == [["multi_head_attention"]]

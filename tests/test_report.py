@@ -1,4 +1,4 @@
-"""Changes, their explanation, and the page: what was rewritten where, by what proof, and nothing
+"""Changes, their explanation, and the page: each rewrite with its place and its proof, and nothing
 from a model unescaped."""
 
 from __future__ import annotations
@@ -229,12 +229,12 @@ def change(seconds: tuple[float, float], measured: tuple[float, float] | None, c
 
 
 def test_what_was_measured_counts_before_what_was_predicted() -> None:
-    """A change that is predicted to win most and wins little is not what leads."""
+    """A change that is predicted to win most and wins little does not lead."""
     small = change((9e-6, 1e-6), (6.8e-6, 6.5e-6), 7)
     large = change((5e-6, 4e-6), (61e-6, 46e-6), 7)
     assert small.gain == pytest.approx(7 * 0.3e-6)
     assert large.gain == pytest.approx(7 * 15e-6)
-    assert "98% of what the changes win one by one" in html.most_of_it([small, large])
+    assert "98% of the changes' gains one by one" in html.most_of_it([small, large])
 
 
 def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None:
@@ -243,7 +243,7 @@ def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None
     less = one_by_one([change((20e-6, 10e-6), None, 7)], timed)
     assert less.startswith("One by one the changes win 70 us, the whole model 350 us: the runtime gains more")
     more = one_by_one([change((200e-6, 50e-6), None, 7)], timed)
-    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: what neighbours share")
+    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: costs that neighbours share")
     assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 
@@ -290,9 +290,9 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
     assert not re.search(r"https?:|@import|url\((?!#arrow)", content)
     assert content.count('<details class="fold change"') == len(found["changes"])
     assert page.tags.count("figure") >= 2 * len(found["changes"]) + 2
-    for section in ("Time", "What changed", "The model", "Roofline", "Equations", "Operators", "Check", "Search"):
+    for section in ("Time", "Changes", "The model", "Roofline", "Equations", "Operators", "Check", "Search"):
         assert f"<h2>{section}</h2>" in content
-    assert "<h2>To repeat it</h2>" in content
+    assert "<h2>Reproduce</h2>" in content
     assert "its peaks are not known" in text
     for name in found["equations"]:
         assert name in text
@@ -397,7 +397,7 @@ def test_graphs_are_drawn_for_a_page() -> None:
 @needs_browser
 def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
-    assert "<h2>To repeat it</h2>" in done.stdout
+    assert "<h2>Reproduce</h2>" in done.stdout
     assert "CONSOLE" not in done.stderr
     shot = (tmp_path / "shot.png").read_bytes()
     assert values_of(shot) > 100

@@ -83,7 +83,7 @@ SIZES = ((3, 4), (6, 8), (5, 7), (2, 3), (1, 1), (9, 2), (17, 13))
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("attrs", MODES, ids=lambda attrs: "-".join(map(str, attrs.values())))
 def test_every_mode_is_what_the_runtime_computes(attrs: dict[str, Any], coordinates: str) -> None:
-    """By sizes and by scales; what is not taken stays as it is, of exact type."""
+    """By sizes and by scales; an operator that is not taken stays as it is, of exact type."""
     read_as = []
     for h, w in SIZES:
         for by_sizes in (True, False):

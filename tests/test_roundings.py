@@ -1,5 +1,5 @@
-"""Bounds inside and outside of what rounds have one form in proofs: what is proved is equal in
-exact numbers, and what is equal by its bounds is proved."""
+"""Bounds inside and outside of roundings have one form in proofs: a proved equality holds in exact
+numbers, and terms that are equal by their bounds are proved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRID = [Fraction(n, 24) for n in range(-24 * 7, 24 * 7 + 1)]
 
 @dataclass(frozen=True)
 class Step:
-    """One operator on what was computed so far, with a number where it takes one."""
+    """One operator on the values computed so far, with a number where it takes one."""
 
     op: str
     number: Fraction = Fraction(0)

@@ -1,5 +1,5 @@
 """Kernels inside models: they run in ONNX Runtime on its own threads, match the functions of their
-names, and refuse what does not fit."""
+names, and refuse operands that do not fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 4e-3}
 
 
 def model_of(pair: Pair) -> tuple[Model, EmbeddedRegion]:
-    """relu of what a muGraph computes, and the muGraph's region in it."""
+    """relu of a muGraph's result, and the muGraph's region in it."""
     graph, goal = pair
     around = Graph(goal.inputs, tuple(term("relu", o) for o in goal.outputs))
     return standalone(around, {"": 20}), EmbeddedRegion.of(goal, goal.inputs, cpu_kernel(graph))

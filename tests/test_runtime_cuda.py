@@ -52,7 +52,7 @@ SPLIT = triton.program(mugraphs.attention_split_safe()[0])
 
 
 def split_images(program: TritonProgram = SPLIT) -> list[KernelImage]:
-    """Stand-ins for what Triton would compile: launches of both kinds, for two architectures and as
+    """Stand-ins for Triton's compiled code: launches of both kinds, for two architectures and as
     PTX."""
     found = []
     for capability in (80, 90):
@@ -553,7 +553,7 @@ def test_clusters_that_cannot_be_are_refused(driver: Path, tmp_path: Path, old: 
 
 def free_kernel() -> PlannedNode:
     """A program for up to 100 elements of the free dims, in tiles of 1 and 4, and one for more, in
-    tiles of 1 and 16, whose first kernel gives the second one what it reads."""
+    tiles of 1 and 16, whose first kernel gives the second one its operand."""
     n, s = symbol("n0"), symbol("n1")
     x = variable("x", Tensor("float16", (n, s, 8)))
 
@@ -665,7 +665,7 @@ def lanes_kernel() -> PlannedNode:
 
 
 def test_kernels_that_share_no_memory_run_beside_each_other(driver: Path, tmp_path: Path) -> None:
-    """The second lane waits for what was on the stream before, and what comes later for both; its
+    """The second lane waits for earlier work on the stream, and later work waits for both; its
     first kernel overlaps with nothing."""
     found = launched(driver, tmp_path, lanes_kernel(), kernel_0=6, kernel_1=4, kernel_2=6, kernel_3=4, ARGUMENTS=4)
     shown = [
@@ -764,7 +764,7 @@ def test_what_triton_compiles_makes_a_plan(driver: Path, tmp_path: Path) -> None
 
 def test_a_result_that_no_kernel_writes_has_no_plan() -> None:
     graph = mugraphs.ntrans()[0]
-    with pytest.raises(Unsupported, match="each must be what a kernel writes, once"):
+    with pytest.raises(Unsupported, match="each must be written by a kernel, once"):
         cuda_kernel(triton.program(Graph(graph.inputs, (graph.outputs[0], graph.inputs[0]))), [])
 
 

@@ -138,7 +138,7 @@ def agree(found: Any, wanted: Any, name: str) -> None:
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
     """A model of every use of the runtime's own operators that this runtime implements on a CPU:
-    what rewrites may make."""
+    the operators that rewrites may make."""
     place, wanted = tmp_path_factory.mktemp("fused"), {}
     for op in load_specs().values():
         for i in range(len(op.examples) if op.domain else 0):
@@ -186,8 +186,8 @@ MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, Arrays]]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Any]]:
-    """A folder with an optimized model (chosen by a roofline, so that whatever is fused is in it),
-    its name, and what the original gives."""
+    """A folder with an optimized model (chosen by a roofline, so that every fused operator is in
+    it), its name, and the original's results."""
     model, inputs = MODELS[request.param]()
     place = tmp_path_factory.mktemp("written")
     original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

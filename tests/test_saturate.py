@@ -62,7 +62,7 @@ def saturated(
 
 
 def assert_close(outputs: tuple[Node, ...], after: tuple[Node, ...]) -> None:
-    """Equal on random inputs in float64, but for what folding rounds to the dtype."""
+    """Equal on random inputs in float64, but for the rounding of folded constants to the dtype."""
     rng = np.random.default_rng(0)
     leaves = [n for n in topological([*outputs, *after]) if n.op in ("input", "weight")]
     env = {n: EXACT.load(random_array(n, rng, {})) for n in leaves}
@@ -391,13 +391,13 @@ def test_random_graphs_keep_type_and_fingerprint(drawn: tuple[tuple[Node, ...], 
 
 
 SCALED = {each.name for each in rules().equations if re.search(r"value\(\w\) > 0", str(each.where))}
-"""Laws of positive scales of what depends on the order."""
+"""Laws of positive scales of functions that depend on the order."""
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_every_class_holds_equal_terms(drawn: tuple[tuple[Node, ...], tuple[Node, ...]]) -> None:
-    """Not only the graph chosen: what stands for a class equals every e-node of it."""
+    """Not only the graph chosen: the term that stands for a class equals every e-node of it."""
     rng = np.random.default_rng(0)
     growth = saturate._Growth(drawn[1], rules().equations, COST, CONTEXT, COST(drawn[1]) * 0.2)
     growth.run(4, lambda: len(growth.graph) > 150)

@@ -13,7 +13,7 @@ from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 @dataclass
 class Planted:
-    """A clock, works that turn it, and what was gained by when."""
+    """A clock, works that turn it, and the gains by their times."""
 
     budget: float
     now: float = 0.0
@@ -79,7 +79,8 @@ def test_with_half_the_time_the_best_was_done() -> None:
 
 
 def test_what_works_took_corrects_what_is_expected_of_others_of_their_sort() -> None:
-    """Four times slower than expected, they come after what was expected to gain half as much."""
+    """Four times slower than expected, they come after works that were expected to gain half as
+    much."""
 
     def works(planted: Planted) -> list[ScheduledWork]:
         slow = [planted.work(f"slow {i}", 8.0, 1.0, took=8.0, sort="slow") for i in range(4)]

@@ -1,6 +1,6 @@
 """JSON schemas: those that ship are made from the types of today, hold for every file that ships,
-and refuse what the readers refuse; `optimize --json` prints lines of its schema, and nothing
-else."""
+and refuse the values that the readers refuse; `optimize --json` prints lines of its schema, and
+nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sets of sizes with weights: what `--shape` says, the cost and the choice by the weighted sum, the
-check and the report of each."""
+"""Sets of sizes with weights: the option `--shape`, the cost and the choice by the weighted sum,
+the check and the report of each."""
 
 from __future__ import annotations
 

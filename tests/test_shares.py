@@ -78,7 +78,7 @@ def test_what_others_leave_is_for_the_kernels() -> None:
 
 
 def test_kernels_of_a_large_model_keep_no_time_for_loads_and_comparisons() -> None:
-    """They are checked on what their regions read, in the model that was compared."""
+    """The kernels are checked on the inputs of their regions, in the model that was compared."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)
@@ -118,7 +118,8 @@ def test_a_search_looks_first_at_what_costs_most_in_all_its_places() -> None:
 
 
 def test_a_search_leaves_what_a_model_that_is_slow_to_load_needs() -> None:
-    """Loads of 8 s: without time for a first kernel the search has what the rest does not need."""
+    """Loads of 8 s: without time for a first kernel the search has the time that the rest does not
+    need."""
     made = job(60.0, 22.0, 8.0)
     made.checking, made.regions = 9.0, 5.0
     left = made.deadline.left() - search_seconds(made)

@@ -1,6 +1,6 @@
-"""Convolutions in single precision as kernels for a GPU: what they compute is the convolution and
-what follows, in the field, in numbers and in Triton's interpreter; how a model has them; and the
-stage, without a GPU."""
+"""Convolutions in single precision as kernels for a GPU: they compute the convolution and its
+epilogue, in the field, in numbers and in Triton's interpreter; how a model has them; and the stage,
+without a GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from taso_mirage.pipeline.fuse import alone, fused, stage
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Right
+from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
@@ -131,7 +131,7 @@ def program(made: ShiftedConvolution, goal: Graph, block: Block, precision: str 
 
 
 def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and what that is."""
+    """A program with something else in one place, and that change."""
     for what, old, new in (
         ("a row further", r"top - 1 \+ tap", "top + tap"),
         ("above the image", r"\(row_x >= 0\) & ", ""),
@@ -202,7 +202,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
-    """With what follows, at these sizes, and as the evidence has it."""
+    """With the epilogue, at these sizes, and as the evidence has it."""
     (made, goal), block = FORMS[name]
     small, leaves = made.small()
     for mine, wanted in ((small.mugraph(BLOCK), leaves), (made.mugraph(block), goal)):
@@ -281,12 +281,12 @@ def test_what_has_no_form_says_why() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_result_is_compared_with_float64(name: str) -> None:
-    """PyTorch's convolution, and what follows by its definition; weights are given as a model has
+    """PyTorch's convolution, and the epilogue by its definition; weights are given as a model has
     them."""
     (made, goal), _ = FORMS[name]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*x.shape, generator=generator) for x in goal.inputs]
-    right = Right(Graph(goal.inputs, (made.node,)))
+    right = Float64Oracle(Graph(goal.inputs, (made.node,)))
     right.prepare(inputs)
     high, low = inputs[1]
     assert np.array_equal(nearest_tf32(high.numpy()), high.numpy())
@@ -295,7 +295,7 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
     wanted = torch.from_numpy(meaning.interpret(goal.outputs, EXACT, values)[goal.outputs[0]]).float()
     assert right(inputs, [wanted])
     assert not right(inputs, [wanted * 1.0001])
-    rounding = Right(Graph(goal.inputs, (made.node,)), rounds=True)
+    rounding = Float64Oracle(Graph(goal.inputs, (made.node,)), rounds=True)
     assert not rounding(inputs, [wanted * 1.001])
     values[goal.inputs[0]] = nearest_tf32(inputs[0].numpy()).astype(np.float64)
     values[goal.inputs[1]][1] = 0
@@ -313,7 +313,7 @@ def test_what_is_convolved_may_be_added_too() -> None:
     inputs = [torch.randn(*each.shape, generator=torch.Generator().manual_seed(0)) for each in (x, w)]
     natural = inputs[1].sum(0).permute(1, 3, 2, 0)
     wanted = torch.nn.functional.conv2d(inputs[0], natural, padding=1) + inputs[0]
-    assert Right(Graph((x, w), (node,)))(inputs, [wanted])
+    assert Float64Oracle(Graph((x, w), (node,)))(inputs, [wanted])
 
 
 # ---------------------------------------------------------------- how a model has them
@@ -563,7 +563,8 @@ def test_more_images_are_measured_at_one_number() -> None:
 def test_they_run_on_the_gpu(
     batch: int | str, target: Any, stays: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing but the choice of what to keep is made up; with weights that stay where they can."""
+    """Nothing but the choice of the kept kernels is made up; with weights that stay where they
+    can."""
     fresh_cache(monkeypatch, tmp_path)
     forms = triton.program_forms
     monkeypatch.setattr(triton, "program_forms", lambda *args: forms(*args)[-1:] if stays else forms(*args)[:1])

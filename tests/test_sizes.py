@@ -1,5 +1,5 @@
-"""Sizes and scalars that are found: by names, by what has to agree, by trial runs; and what is said
-of them."""
+"""Sizes and scalars that are found: by names, by the sizes that have to agree, by trial runs; and
+the remarks on them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_decoder_with_a_cache_runs_at_once_and_every_dim_moves() -> None:
 
 
 def joined(second: str, *dims: str | int) -> onnx.ModelProto:
-    """A product with 24 rows, of what lies in a grid or comes from a recurrent operator."""
+    """A product with 24 rows, of values that lie in a grid or come from a recurrent operator."""
     weights = {"s": [-1, 60], "w": np.ones((60, 24), np.float32), "a": np.ones((1, 12, 9), np.float32)}
     nodes = [
         h.make_node("Reshape", ["x", "s"], ["r"])

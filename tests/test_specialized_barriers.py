@@ -1,6 +1,5 @@
-"""Warps with roles wait for each other: that they never wait for ever, and never read what is not
-there, in every order that is possible; that what they compute is attention; and that the compiler
-kept it.
+"""Specialized warps wait for each other: they never wait for ever, and never read memory that was
+not written, in every possible order; they compute attention; and the compiler kept it.
 
 A kernel that hangs takes its process with it, so this is seen before any GPU: the generated Gluon
 runs as Python (`gluon_blocks`), and all orders of its groups are gone through (`barrier_states`).

@@ -1,5 +1,5 @@
-"""Convolutions whose weights stay in shared memory: what the generated Gluon computes, as Python
-(`gluon_blocks`), is the convolution and what follows; that the compiler takes it; and where there
+"""Convolutions whose weights stay in shared memory: the generated Gluon, as Python
+(`gluon_blocks`), computes the convolution and its epilogue; the compiler takes it; and where there
 is no such form."""
 
 from __future__ import annotations

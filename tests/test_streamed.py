@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 from taso_mirage.onnx_io import load, save
-from taso_mirage.onnx_io.serialized import as_onnx
-from taso_mirage.onnx_io.streamed import save_inside
+from taso_mirage.onnx_io.serialization import as_onnx
+from taso_mirage.onnx_io.streaming import save_inside
 
 ROOT = Path(__file__).parent.parent
 DTYPES = ("float32", "float16", "float64", "int8", "uint8", "int64", "bool", "bfloat16")

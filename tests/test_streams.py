@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_as_nothing(folder: Path, closed: str) -> None:
-    """The files that are written get nothing of what is printed, though their descriptors are the
+    """The files that are written get nothing of the printed text, though their descriptors are the
     lowest ones that are free."""
     shell(f"{PROGRAM} optimize m.onnx {QUICK} -o open.onnx", folder)
     done = shell(f"{PROGRAM} optimize m.onnx {QUICK} -o out.onnx --certificate c.json {closed}", folder)
@@ -73,6 +73,6 @@ def test_a_full_disk_is_told(folder: Path) -> None:
         done = shell(f"{PROGRAM} {command} >/dev/full", folder)
         assert done.returncode == 4
         (said,) = done.stderr.splitlines()
-        assert said.startswith("taso-mirage: what was to be printed could not be written (No space left on device)")
+        assert said.startswith("taso-mirage: the output could not be printed (No space left on device)")
     assert (folder / "out.onnx").exists()
     assert shell(f"{PROGRAM} optimize m.onnx {QUICK} 2>/dev/full", folder).returncode == 0

@@ -1,5 +1,5 @@
-"""Work that an equation removes: sums, means and pools of what is linear, and results that are one
-number. Each rewrite is proved, and gives what ONNX Runtime gives of the original."""
+"""Work that an equation removes: sums, means and pools of linear terms, and results that are one
+number. Each rewrite is proved, and gives ONNX Runtime's results of the original."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tensor maps of kernels whose warps have roles: what the host encodes is what the code was
-compiled for, it is encoded anew where a tensor has moved, and what cannot be is refused."""
+"""Tensor maps of kernels with specialized warps: the host encodes the map for which the code was
+compiled, it is encoded anew where a tensor has moved, and an impossible one is refused."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_lines_of_maps_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize(("rows", "blocks"), [(8, True), (5, True), (0, False)])
 def test_sizes_of_a_run_are_sizes_of_its_maps(driver: Path, tmp_path: Path, rows: int, blocks: bool) -> None:
-    """A map of three dims, whose outermost a run counts; what is outside of it is NaN."""
+    """A map of three dims, whose outermost a run counts; elements outside of it are NaN."""
     made = image(TensorMap(0, ("n0*2", 4, 16), (64, 16, 1), (2, 4, 16), 32, nan=True))  # type: ignore[arg-type]
     lines = ["taso_mirage 1 cuda", "input float16 n0 2 64", "output float16 n0", "kernel n0 1 1 i0 o0 n0", made.line]
     kernel = PlannedNode("cuda", "kernel", (), (), sealed(lines), "", (made.content,))
@@ -328,7 +328,7 @@ def test_a_map_that_a_run_makes_too_large_is_refused(driver: Path, tmp_path: Pat
 
 
 def test_other_gpus_run_the_same_plan_without_maps(driver: Path, tmp_path: Path) -> None:
-    """Images of one kernel differ in what they take."""
+    """Images of one kernel differ in their arguments."""
     made = form(False, 64)
     plain = triton.program(mugraphs.attention_roles(512, 2, 4)[0])
     assert [(x.grid, x.buffers) for x in plain.launches] == [(x.grid, x.buffers) for x in made.program.launches]

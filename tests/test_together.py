@@ -27,7 +27,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.cost import CostCache
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.together import all_at_once, laws_together
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 
 SAME = {"strides": (1, 1), "dilations": (1, 1)}
 
@@ -107,7 +107,7 @@ def test_only_where_the_runtime_keeps_a_blocked_layout(target: Target, there: bo
 def test_the_candidate_is_measured_checked_and_runs_at_other_batches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The clock says that what has a Resize is twice as fast."""
+    """The clock says that a model with a Resize is twice as fast."""
 
     def interleaved(sessions: Sequence[Any], *_: Any, **__: Any) -> list[list[float]]:
         return [[1e-3 if resized(each) else 2e-3] * 9 for each in sessions]

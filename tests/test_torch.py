@@ -12,7 +12,7 @@ import textwrap
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
 from taso_mirage.torch import program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.equal import check_equal  # noqa: E402
+from taso_mirage.torch.comparison import check_equal  # noqa: E402
 from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
 from taso_mirage.torch.norms import may_change  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
@@ -43,18 +43,10 @@ from taso_mirage.torch.race import slower  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[CapturedGraph]]:
@@ -186,7 +178,7 @@ def test_results_share_no_memory_with_constants_inputs_or_each_other() -> None:
 
 
 class Counted(torch.nn.Module):
-    """Remembers what it was given, in a buffer, and counts in another one."""
+    """Remembers its arguments, in a buffer, and counts in another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +244,7 @@ def test_batch_norm_in_training_at_other_sizes() -> None:
 
 
 def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exporter takes minutes for a large model: what such norms change is seen before."""
+    """The exporter takes minutes for a large model: the changes by such norms are seen before."""
     exported: list[Any] = []
     monkeypatch.setattr(program, "to_onnx", lambda *given: (exported.append(given), to_onnx(*given))[1])
     ours, graphs = compiled(torch.nn.Sequential(LINEAR, torch.nn.BatchNorm1d(8)))
@@ -610,7 +602,7 @@ def test_a_wrong_result_is_found_and_eager_runs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_results_that_are_rounding_alone_are_compared_with_float64() -> None:
-    """The mean of what was normalized, over what it is divided by: noise of the largest 1e-7."""
+    """The mean of normalized values, over their divisor: noise of the largest 1e-7."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
     ours, graphs = compiled(model)
     x = torch.randn(1000, 8)
@@ -630,6 +622,21 @@ def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
             check_equal([wrong], [noise], lambda: [exact])
     with pytest.raises(Unsupported, match="result 0 differs"):
         check_equal([ours], [noise], lambda: None)
+
+
+def test_a_size_that_the_runtime_refuses_runs_in_eager_pytorch() -> None:
+    """ONNX Runtime pads no empty batch circularly; at other sizes it runs the graph."""
+
+    def padded(x: Any) -> Any:
+        return torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular").tanh()
+
+    ours, graphs = compiled(padded)
+    with torch.no_grad():
+        empty, full = torch.ones(0, 3, 8, 8), torch.rand(2, 3, 8, 8)
+        with pytest.warns(UserWarning, match="runs in eager PyTorch: its model does not run: .* the given inputs 1"):
+            same(ours(empty), padded(empty))
+        same(ours(full), padded(full))
+    assert [way.by for graph in graphs for way in graph.ways] == ["eager", "ours"]
 
 
 def test_training_is_one_clear_error() -> None:
@@ -693,8 +700,8 @@ def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
 
 @pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> None:
-    """In a process that sees the entry points of pyproject.toml as an installed package's. What is
-    found compiles in every other test here; where it `runs`, in that process too."""
+    """In a process that sees the entry points of pyproject.toml as an installed package's. The
+    found function compiles in every other test here; where it `runs`, in that process too."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
     folder = tmp_path / "named_here-1.dist-info"
     folder.mkdir()
@@ -746,7 +753,7 @@ def test_a_weight_is_no_tensor_that_has_fewer_samples(monkeypatch: pytest.Monkey
 
 def test_a_graph_that_is_refused_later_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight is changed in place, so it is compiled anew; that is refused, and eager PyTorch
-    draws what was drawn for it."""
+    draws the numbers drawn for it."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
     ours, graphs = compiled(model)
     x = torch.randn(4, 8)

@@ -1,5 +1,5 @@
-"""Calls of sessions on the memory of tensors: in the order of streams, from several threads. A GPU
-is played by what records."""
+"""Calls of sessions on the memory of tensors: in the order of streams, from several threads. A
+recorder plays the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript")
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import calls as of_sessions  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.captured import CapturedWhereFaster  # noqa: E402
+from taso_mirage.torch.cuda_graphs import CapturedWhereFaster  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
 import taso_mirage  # noqa: E402
-from taso_mirage.torch import captured  # noqa: E402
-from taso_mirage.torch.captured import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster, recorded  # noqa: E402
+from taso_mirage.torch import cuda_graphs  # noqa: E402
+from taso_mirage.torch.cuda_graphs import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster, recorded  # noqa: E402
 
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[Any, float]:
     """Seconds by call."""
     known: dict[Any, float] = {}
-    monkeypatch.setattr(captured, "_seconds", lambda call, held: known[call])
+    monkeypatch.setattr(cuda_graphs, "_seconds", lambda call, held: known[call])
     return known
 
 
@@ -56,7 +56,7 @@ def remembered(graph: Graph, times: dict[Any, float], seconds: float) -> Callabl
 def test_what_would_be_copied_for_long_is_not_captured(
     times: dict[Any, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured, "COPIED", 24)
+    monkeypatch.setattr(cuda_graphs, "COPIED", 24)
     graph, times[twice] = Graph(), 2.0
     calls = CapturedWhereFaster(twice, remembered(graph, times, 1.0))
     for size in (3, 3, 2, 2):  # three numbers and as many results are 24 bytes
@@ -117,7 +117,7 @@ def test_what_differs_or_cannot_be_captured_runs_plainly(scale: float | None, ti
 
 
 def counted(times: dict[Any, float]) -> tuple[CapturedWhereFaster, Iterator[int]]:
-    """Calls that are faster captured, and what counts the graphs."""
+    """Calls that are faster captured, and the counter of graphs."""
     times[twice], made = 2.0, count()
 
     def capture(held: Sequence[Any]) -> CapturedRun:

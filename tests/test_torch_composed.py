@@ -31,24 +31,18 @@ from taso_mirage.measure.target import CPU, CUDA  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.torch import backend, composed, fallback, program, race  # noqa: E402
+from taso_mirage.torch import backend, fallback, inductor_calls, program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
-from taso_mirage.torch.composed import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
+from taso_mirage.torch.inductor_calls import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 HERE = torch.device("cpu")
 ROWS = 5
 F = torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 # ---------------------------------------------------------------- a model with a kernel
@@ -87,7 +81,7 @@ def kerneled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     types = tuple(n.tensor for n in total.args), (total.tensor, activated.tensor)
     region = EmbeddedRegion(total.args, (total, activated), PlannedNode("cuda", "kernel_0f", *types, "", "", (b"",)))
     launched = Launched(goal_of(region.outputs, region.inputs))
-    monkeypatch.setattr(composed, "launch_maker", lambda target: launched.maker)
+    monkeypatch.setattr(inductor_calls, "launch_maker", lambda target: launched.maker)
     return before, embed(before, [region]), launched
 
 
@@ -228,7 +222,7 @@ def test_nothing_is_rounded_that_was_not(
     rounded: tuple[str, ...], of_products: int, of_convolutions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product written as a convolution, and the other way round, with a kernel and without."""
-    monkeypatch.setattr(composed, "rounded_now", lambda operators: operators.intersection(rounded))
+    monkeypatch.setattr(inductor_calls, "rounded_now", lambda operators: operators.intersection(rounded))
     x, w, k = (variable(n, Tensor("float32", s)) for n, s in (("x", (2, 4, 6)), ("w", (5, 4)), ("k", (5, 4, 1))))
     attrs: dict[str, Any] = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}
     product, convolution = of(term("matmul", w, x)), of(term("conv", x, k, **attrs))
@@ -333,7 +327,7 @@ def test_another_one_does_not_run(monkeypatch: pytest.MonkeyPatch, why: str) -> 
     if why == "wrong":
         choice.wrong, choice.left = 0.01, [None]
     if why == "refused":
-        monkeypatch.setattr(composed, "TorchMeaning", lambda device: Refusing(device))
+        monkeypatch.setattr(inductor_calls, "TorchMeaning", lambda device: Refusing(device))
         choice.left = [None]
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

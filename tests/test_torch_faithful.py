@@ -4,7 +4,7 @@ differ at numbers that it did not have."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -19,7 +19,7 @@ from taso_mirage.torch.export import _exportable  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 functional = torch.nn.functional
 LOGS = torch.tensor([-100.0, -200.0, 100.0, 200.0, -20.0, -50.0, -inf, 0.0])
@@ -60,13 +60,6 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     ),
     "remainder of a whole number": (lambda x, y: x % 2.5 + y, WHOLE % 1000, WHOLE % 3),
 }
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,4 +1,5 @@
-"""Graphs beside Inductor: what it computes faster runs by its code, whole, with eager's semantics.
+"""Graphs beside Inductor: a graph that it computes faster runs by its code, whole, with eager's
+semantics.
 
 Inductor is played by eager PyTorch, and races are decided by hand, but for the last tests.
 """
@@ -28,7 +29,7 @@ from taso_mirage.torch.modules import Optimized  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 X = torch.linspace(-2, 2, 32).reshape(4, 8)
 F = torch.nn.functional
@@ -37,7 +38,7 @@ BY_INDUCTOR = r"a graph of \d+ operations runs by Inductor: it takes 1\.50 times
 
 
 class Played:
-    """Inductor, played by eager PyTorch; `answers` are what the races with it give, in their
+    """Inductor, played by eager PyTorch; `answers` are the results of the races with it, in their
     order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +65,6 @@ class Played:
 @pytest.fixture(autouse=True)
 def long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls are long enough to be looked at, and ours are faster than eager PyTorch."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
     monkeypatch.setattr(program, "slower", lambda *_: None)
     monkeypatch.setattr(race, "SHORT", 0.0)
 

@@ -1,5 +1,5 @@
-"""Terms over tensors of PyTorch: every operator, on every example of its specification, gives what
-the float64 reference gives."""
+"""Terms over tensors of PyTorch: every operator, on every example of its specification, gives the
+float64 reference's results."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -22,24 +22,16 @@ from test_torch import QUICK, compiled, same  # noqa: E402
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import fallback, pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
+from taso_mirage.torch.comparison import in_float64  # noqa: E402
 from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
-from taso_mirage.torch.equal import in_float64  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 functional = torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 torch.manual_seed(0)

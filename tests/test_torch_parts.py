@@ -19,17 +19,17 @@ from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.passes import multiplies_alike  # noqa: E402
 from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
 from taso_mirage.targets.cuda.target import CUDA, CUDA_TF32  # noqa: E402
-from taso_mirage.torch import captured, program, sessions  # noqa: E402
+from taso_mirage.torch import cuda_graphs, program, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.equal import check_equal  # noqa: E402
+from taso_mirage.torch.comparison import check_equal  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.parts import MOST, PrecisionPart, parts_of, rounded_now, rounding_operators  # noqa: E402
 from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 N = torch.nn
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
@@ -39,15 +39,13 @@ TORCH_SETTINGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.back
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+def settings_kept() -> Iterator[None]:
+    """The settings of PyTorch that a test changes are put back."""
     before, older = [each.fp32_precision for each in TORCH_SETTINGS], torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cudnn.allow_tf32 = older
     for each, value in zip(TORCH_SETTINGS, before, strict=True):
         each.fp32_precision = value
-    torch._dynamo.reset()
 
 
 class Classifier(N.Module):
@@ -65,7 +63,7 @@ class Classifier(N.Module):
 
 
 class Patches(N.Module):
-    """One convolution, then products; what comes between is used twice."""
+    """One convolution, then products; the value between is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,8 +181,8 @@ def chained(model: ir.Model, folder: Any) -> BoundCalls:
 def test_parts_run_as_one(name: str, faster: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts run as eager does, at every size, captured and not: the results of one part lie
     where the next one reads them, and results of earlier calls stay as they are."""
-    seconds = lambda call, held: float(isinstance(call, captured.CapturedRun) != faster)  # noqa: E731
-    monkeypatch.setattr(captured, "_seconds", seconds)
+    seconds = lambda call, held: float(isinstance(call, cuda_graphs.CapturedRun) != faster)  # noqa: E731
+    monkeypatch.setattr(cuda_graphs, "_seconds", seconds)
     build, x, _ = MODELS[name]
     module = build().eval()
     calls = chained(exported(module, x, frozenset({0})), tmp_path)

@@ -1,10 +1,9 @@
-"""A graph that differs from one before by sizes or values of weights: what was found is applied
-again, and nothing is searched."""
+"""A graph that differs from one before by sizes or values of weights: the earlier rewrites are
+applied again, and nothing is searched."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,17 +20,9 @@ from taso_mirage.torch.precedent import PRECEDENTS, Precedent, precedent_of  # n
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
-    pytest.mark.usefixtures("exporting"),
+    pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
 OPTIONS = {"measure": False, "budget": 2.0}
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -4,23 +4,34 @@ its size has a bound."""
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+from mugraphs import kernel
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
+from taso_mirage.ir.model import TurnedWeight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
+from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import trace
+from taso_mirage.pipeline import stages, trace
+from taso_mirage.pipeline.stage import Job, Stage
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
+from taso_mirage.report.trace_files import TraceFiles
 from taso_mirage.rewriting.text import parse_graph, parse_graphs, show_graph
 
 QUICK: Mapping[str, Any] = {"effort": "quick", "budget": 20.0}
@@ -144,6 +155,43 @@ def test_beyond_the_bound_only_changes_are_written(tmp_path: Path, monkeypatch: 
     assert graphs[rows(tmp_path / "parts")[-1]["file"]] == result.model.graph
 
 
+def test_without_whole_graphs_every_rule_of_the_search_has_its_change(
+    layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "WHOLE", 0)
+    result = traced(onnx.load(layer), tmp_path)
+    files = texts(tmp_path)
+    rules = [row for row in rows(tmp_path) if row["rule"]]
+    assert rules
+    for row in rules:
+        before, after = parse_graphs(files[row["file"]]).values()
+        assert before.inputs == after.inputs
+        assert before.outputs != after.outputs
+    assert {each for row in rules for each in row["rule"].split(" + ")} >= set(result.equations)
+    assert parsed(tmp_path)[rows(tmp_path)[-1]["file"]] == result.model.graph
+
+
+def test_the_programs_of_kernels_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program is written once, by the stage that puts its kernel into the model."""
+    x = variable("x", Tensor("float32", (64, 64)))
+    goal = Graph((x,), (term("tanh", x),))
+    planned = cpu_kernel(Graph((x,), (kernel([(x, (0,), -1)], lambda x: term("tanh", x), (4,), 1, (0,)),)))
+
+    def with_kernel(job: Job, result: Result, original: Session) -> Result:
+        region = EmbeddedRegion.of(goal, result.model.graph.inputs, planned)
+        return replace(result, model=embed(result.model, [region]), changed=True)
+
+    stage = Stage("kernels", with_kernel, ("result", "original"), ("result",))
+    monkeypatch.setattr(stages, "KERNELS", (stage,))
+    traced(chain(1), tmp_path)
+    found = texts(tmp_path)
+    assert found[f"12-kernels/{planned.entry}.cpp"] == planned.source
+    assert sum(name.endswith(".cpp") for name in found) == 1
+    assert "taso_mirage::CpuKernel0" in found["12-kernels.txt"]
+    assert "tanh" in found["11-check.txt"]
+    assert parsed(tmp_path)
+
+
 NODES = """
     <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
     g (float[2, 4] x, bool c, int64 n) => (float[2, 4] y, float[2, 4] z, float[2, 4] u, float[2, 4] d) {
@@ -205,9 +253,42 @@ def test_a_folder_with_files_is_refused_before_the_work(layer: Path, tmp_path: P
     with pytest.raises(InvalidOption, match="is not empty; name another one"):
         traced(layer, tmp_path, output=tmp_path.parent / "out.onnx")
     assert not (tmp_path.parent / "out.onnx").exists()
+    with pytest.raises(InvalidOption, match="is the path of a file and of a folder to write"):
+        traced(layer, tmp_path / "new", output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_weight_in_another_order_was_computed(tmp_path: Path) -> None:
+    leaves = [weight(name, Tensor("float32", (2, 3))) for name in ("a", "b")]
+    array = np.arange(6, dtype=np.float32)
+    given = {"a": TurnedWeight(array.reshape(3, 2).T), "b": ir.tensor(array.reshape(2, 3))}
+    model = standalone(Graph((), (term("add", *leaves),)), {"": 17}).with_graph((term("add", *leaves),), given)
+    files = TraceFiles(tmp_path)
+    files.text(model, model.graph.outputs, given, {})
+    files.flush()
+    first, second = [line.split("\t") for line in (tmp_path / "weights.tsv").read_text().splitlines()[1:]]
+    assert (first[0], first[-1], second[0], second[-1]) == ("a", "computed", "b", "the model")
+    assert first[3] == hashlib.sha256(b"float32 (2, 3) " + array.reshape(3, 2).T.tobytes()).hexdigest()
 
 
 # ---------------------------------------------------------------- texts
+
+
+def test_kernels_in_a_model_are_named_by_their_functions(tmp_path: Path) -> None:
+    """Equal kernels have equal texts, and other programs others."""
+    x = variable("x", Tensor("float32", (6, 5)))
+    goal = Graph((x,), (term("exp", term("neg", x)),))
+    made = []
+    for i, blocks in enumerate((2, 3, 3)):
+        planned = cpu_kernel(
+            Graph((x,), (kernel([(x, (0,), -1)], lambda x: term("exp", term("neg", x)), (blocks,), 1, (0,)),))
+        )
+        model = embed(standalone(goal, {"": 17}), [EmbeddedRegion.of(goal, (x,), planned)])
+        text = TraceFiles(tmp_path / str(i)).text(model, model.graph.outputs, model.weights, model.names)
+        (node,) = parse_graph(text).outputs
+        assert node.attr("call").operator == "taso_mirage::CpuKernel0"
+        made.append(text)
+    assert made[0] != made[1] == made[2]
 
 
 def test_identifiers_are_distinct_and_follow_names() -> None:
@@ -262,7 +343,7 @@ def test_a_content_that_is_none_is_refused(call: str) -> None:
 
 
 def test_a_model_as_it_was_read_has_nodes_that_do_not_read_back() -> None:
-    """The ONNX node itself is no value; the trace prints what it does."""
+    """The ONNX node itself is no value; the trace prints its content."""
     model = from_memory(onnx.parser.parse_model(NODES))
     with pytest.raises(SyntaxProblem):
         parse_graph(show_graph(model.graph))

@@ -270,8 +270,8 @@ turned_conv.laws("""
 
 
 @turned_conv.traits.domain("gain")
-def _(spot):
-    return spot.rng.choice((2, 5))
+def _(site):
+    return site.rng.choice((2, 5))
 '''
 
 

@@ -93,7 +93,7 @@ def test_large_kernels_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_free_sizes_are_measured_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ones always; what had no turn at later ones says nothing."""
+    """The first ones always; a program without a turn at later ones has no time there."""
     given: list[list[float]] = []
     monkeypatch.setattr(tune, "compiled", lambda graphs, *rest: [SimpleNamespace(graph=graph) for graph in graphs])
     monkeypatch.setattr(tune, "different", list)

@@ -29,7 +29,7 @@ FREE = {
     "StringSplit": "the most parts of a text",
     "Unique": "the elements that differ",
 }
-"""Operators whose results have a size that depends on values, and what it counts."""
+"""Operators whose results have a size that depends on values, and the counted elements."""
 
 
 def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -45,7 +45,7 @@ def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 
 def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without what it says of its results: no rank, no dtype."""
+    """The model without the declared types of its results: no rank, no dtype."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for info in copy.graph.output:
@@ -390,3 +390,35 @@ def test_a_range_of_floats_up_to_a_size() -> None:
     assert str(model.graph.outputs[0].type) == "float32[m]"
     for m in (1, 7):
         same(proto, x=some(2, m))
+
+
+ENDLESS = """
+    r = Loop(two, , q) <
+        body = l (int64 i, bool go, seq(float[4]) s) => (bool on, seq(float[4]) t) {
+            on = Identity(go) \n t = SequenceInsert(s, x)
+        }
+    >
+"""
+
+
+def test_a_node_that_the_inference_refuses_costs_its_own_types_alone() -> None:
+    """ONNX allows a Loop without a condition, the library does not."""
+    before = "q = SequenceConstruct(x) \n two = Constant<value_int = 2>() \n z = Constant<value_int = 0>()"
+    model = read(
+        parse(f"g (float[4] x) => (float[4] y) {{ {before} {ENDLESS} a = SequenceAt(q, z) \n y = Hardmax(a) }}")
+    )
+    (y,) = model.graph.outputs
+    assert y.args[0].tensor.dtype == "float32"
+
+
+@pytest.mark.parametrize("declared", ["a", "b", "c"])
+def test_equal_values_have_the_types_that_one_of_them_declares(declared: str) -> None:
+    """Two nodes do the same, and an Identity passes on what one gives: the file says the sizes of
+    one of the three values."""
+    nodes = "a = ConcatFromSequence<axis = 0>(q) \n b = ConcatFromSequence<axis = 0>(q) \n c = Identity(b)"
+    used = "y = Sub(a, b) \n w = Neg(c)"
+    told = f"<float[6, 3] {declared}>"
+    border = "(float[2, 3] x) => (float[m, n] y, float[m, n] w)"
+    model = read(parse(f"g {border} {told} {{ q = SequenceConstruct(x, x, x) \n {nodes} \n {used} }}"))
+    assert [n.type for n in model.graph.outputs] == [Tensor("float32", (6, 3))] * 2
+    assert [n.op for n in model.graph.outputs] == ["sub", "neg"]

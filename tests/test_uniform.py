@@ -47,7 +47,7 @@ def test_numbers_that_are_expanded_are_computed_once() -> None:
     ids=lambda node: node.op,
 )
 def test_others_stay(node: Node) -> None:
-    """Sums have another number, and what is not known or not one number has none."""
+    """Sums have another number, and a value that is not known or not one number has none."""
     assert fold_constants(node) is node
 
 

@@ -1,4 +1,4 @@
-"""Reshapes at the border of a kernel: dims of what is loaded are cut, and dims of what is stored
+"""Reshapes at the border of a kernel: dims of loaded tensors are cut, and dims of stored ones
 joined, by offsets alone."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def x(name: str, *shape: int) -> Node:
 
 
 def goal(batch: int, groups: int, each: int, keys: int, width: int) -> Graph:
-    """Attention of one new token: heads are cut from what the linear layer before gives, and joined
-    for the one after."""
+    """Attention of one new token: heads are cut from the results of the linear layer before, and
+    joined for the one after."""
     heads, shape = groups * each, (batch, groups, each, keys, width)
     q = x("q", batch, 1, heads * width)
     k, v = (x(name, batch, groups, keys, width) for name in "kv")
@@ -84,7 +84,7 @@ def cut() -> tuple[Graph, Graph]:
 
 
 def looped() -> tuple[Graph, Graph]:
-    """The loop cuts the dim that is taken apart; what reads it whole has it as it is."""
+    """The loop cuts the dim that is taken apart; a reader of the whole has it as it is."""
     a, w = x("a", 4, 96), x("w", 16, 4)
 
     def body(t: Node, u: Node) -> tuple[Node, ...]:
@@ -107,7 +107,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.kernels.codegen.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Right, _program
+from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
@@ -116,7 +116,7 @@ goal = from_json(given[0])
 inputs = [torch.randn([int(n) for n in x.shape]).half() for x in goal.inputs]
 for i, record in enumerate(given[1]):
     results = load(_program(record).source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
-    print(Right(goal)(inputs, results if isinstance(results, tuple) else (results,)))
+    print(Float64Oracle(goal)(inputs, results if isinstance(results, tuple) else (results,)))
 """
 
 

@@ -1,5 +1,5 @@
-"""The wheel and the sdist: what is in them, and that the wheel works away from the checkout, with
-its own operators and substitutions."""
+"""The wheel and the sdist: their content, and that the wheel works away from the checkout, with its
+own operators and substitutions."""
 
 from __future__ import annotations
 

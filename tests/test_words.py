@@ -48,7 +48,7 @@ def result(layer: Path) -> Result:
 
 
 def first_fact(result: Result) -> tuple[str, str]:
-    """How the page's first fact looks, and what it says."""
+    """How the page's first fact looks, and its text."""
     content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
     Page(content)
     (found,) = re.findall(r'<p class="headline (\w+)">([^<]*)</p>', content)
@@ -106,9 +106,13 @@ def test_a_kernels_gain_says_against_what() -> None:
 @pytest.mark.parametrize(
     ("kinds", "ended", "said"),
     [
-        (0, "", "no kernels: no part of the model can be one"),
-        (1, "", "no kernels: one part of the model could be one, and none makes the model measurably faster"),
-        (4, "", "no kernels: 4 different parts of the model could be one, and none makes the model measurably faster"),
+        (0, "", "no kernels: no region of the model can be fused"),
+        (1, "", "no kernels: one region of the model can be fused, but none makes the model measurably faster"),
+        (
+            4,
+            "",
+            "no kernels: 4 different regions of the model can be fused, but none makes the model measurably faster",
+        ),
         (4, "the time was over", "no kernels: the time was over"),
     ],
 )
@@ -157,13 +161,13 @@ def python_files() -> list[Path]:
     return [file for folder in CODE for file in sorted((HOME / folder).rglob("*.py"))]
 
 
-@pytest.mark.lint
+@pytest.mark.lint(*CODE)
 def test_results_depend_on_operands() -> None:
     riddle = re.compile("hangs? " + "on")
     assert [str(file) for file in python_files() if riddle.search(file.read_text())] == []
 
 
-@pytest.mark.lint
+@pytest.mark.lint(*CODE)
 def test_a_docstring_begins_with_its_subject() -> None:
     files = python_files()
     wrong = [

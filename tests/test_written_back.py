@@ -43,7 +43,7 @@ def read(text: str) -> Any:
 
 
 def both(text: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """The result of a model in the runtime, and that of what is written of what was read."""
+    """The result of a model in the runtime, and that of the model written back."""
     written = serialize(read(text))
     given = parser.parse_model(text).SerializeToString()
     found = [onnxruntime.InferenceSession(each).run(None, inputs)[0] for each in (given, written)]
@@ -52,7 +52,7 @@ def both(text: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("opset", [11, 15, 17])
 def test_a_norm_in_half_precision_is_written_at_every_opset(opset: int) -> None:
-    """Tools of the runtime fuse it into models of opsets that do not have it; what it computes in
+    """Tools of the runtime fuse it into models of opsets that do not have it; its computation in
     single precision stays so."""
     text, rng = NORM.format(opset=opset, side=32), np.random.default_rng(0)
     assert [n.op for n in read(text).nodes() if n.args] == ["layer_norm"]
@@ -116,7 +116,7 @@ def test_what_cannot_be_written_stays_as_it_was(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("value", [symbol("n"), (1, 2 * symbol("n"))])
 def test_an_attribute_that_a_run_gives_is_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what writes any operator."""
+    """By the writer of any operator."""
     relu = get("relu")
     node = relu.term(variable("x", Tensor("float32", (2,))))
     assert relu.to_onnx(node, 17).op_type == "Relu"

@@ -33,7 +33,7 @@ def put(known: Known, folder: Path) -> tuple[Path, bool]:
 
 
 def exported(source: Export) -> onnx.ModelProto:
-    """Run an export's builder; what it needs and is not installed is named."""
+    """Run an export's builder; a needed package that is not installed is named."""
     absent = missing(source.packages)
     if absent:
         raise Unavailable(f"this model needs {' and '.join(absent)}: pip install {' '.join(source.packages)}")

@@ -17,7 +17,7 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 
 
 class Unavailable(Exception):
-    """A model could not be fetched or built; the text says why, and what to do."""
+    """A model could not be fetched or built; the text says why, and names the next step."""
 
 
 def fetch(member: Member, folder: Path) -> bytes:

@@ -40,7 +40,7 @@ class Member:
 class Export:
     """A model with seeded random weights, written by one of PyTorch's two exporters.
 
-    `builder` is "module:function" below `models.real`; `packages` are what it imports.
+    `builder` is "module:function" below `models.real`; `packages` are its imports.
     """
 
     builder: str

@@ -26,7 +26,7 @@ TOKENS = {0: "batch", 1: "sequence"}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model class, the sizes of its small and its real form, and what every form has."""
+    """A model class, the sizes of its small and its real form, and the options of every form."""
 
     model: str
     config: str

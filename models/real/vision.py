@@ -14,7 +14,7 @@ BATCH = {0: "batch"}
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 TEXT = {**SIZES, "vocab_size": 256, "max_position_embeddings": 32}
 
-# model, configuration, small sizes, side of the small and of the real image, what is read
+# model, configuration, small sizes, side of the small and of the real image, inputs
 Row = tuple[str, str, Mapping[str, Any], int, int, str]
 IMAGES: Mapping[str, Row] = {
     "dinov2": (

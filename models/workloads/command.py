@@ -18,7 +18,7 @@ from taso_mirage.rewriting.text import show_graph
 def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = None) -> list[FoundMuGraph]:
     """Run an example; the keyword arguments of its builder are options.
 
-    The result is what was found, the best first.
+    The result is the list of muGraphs, the best first.
     """
     options = _parser(build).parse_args(arguments)
     sizes = {name: getattr(options, name) for name in inspect.signature(build).parameters}

@@ -1,5 +1,5 @@
-"""Numbers of one dtype as those of another: what a machine's integers are as whole numbers, and
-what floats have the digits for."""
+"""Numbers of one dtype as those of another: a machine's integers as whole numbers, and floats
+rounded to their digits."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def has(wide: str, narrow: str) -> bool:
 
 
 def own(a: Atom) -> str:
-    """The dtype of which an atom is surely a number: what it reads, or what a function gave; "" if
-    that is not known."""
+    """The dtype of which an atom is surely a number: that of the tensor it reads, or of the
+    function's result; "" if it is not known."""
     if a[0] in ("read", "table"):
         return str(a[2] if a[0] == "read" else a[1])
     if a[0] == "max" and a[1] != REAL:
@@ -83,7 +83,7 @@ def of_sizes(p: Poly) -> bool:
 
 def exact(dtype: str, p: Poly) -> Poly:
     """The element of an integer type as a whole number: p is that modulo 2**n. Sizes, positions and
-    what is computed from them alone fit 32 bits."""
+    values computed from them alone fit 32 bits."""
 
     def one(q: Poly) -> Poly:
         low, high = bits(dtype)
@@ -121,7 +121,7 @@ MAKERS["place"] = place
 
 def rounded(to: str, dtype: str, p: Poly) -> Poly:
     """A number of one type as one of another: itself where that has it; else floats round, integers
-    keep their low bits, and what was a float is cut to a whole number."""
+    keep their low bits, and a float is cut to a whole number."""
     if to in INTS and dtype in INTS:
         wider = bits(to)[1] - bits(to)[0] > bits(dtype)[1] - bits(dtype)[0]
         return exact(dtype, p) if wider else p

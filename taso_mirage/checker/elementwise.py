@@ -80,7 +80,7 @@ def of_bits(name: str, commutes: bool = False) -> Callable[..., Tensor]:
     """A function of the bits of integers."""
 
     def one(*ts: Tensor, **attributes: Any) -> Tensor:
-        need(all(t.dtype in INTS for t in ts), "bits of what is no integer")
+        need(all(t.dtype in INTS for t in ts), "bits of a value that is no integer")
         tag = " ".join([name, ts[0].dtype, *map(str, attributes.values())])
         return ts[0].over(lambda *ps: called(tag, *(sorted(ps, key=key) if commutes else ps)), *ts[1:])
 

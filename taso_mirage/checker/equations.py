@@ -229,7 +229,7 @@ FEW = 12
 
 
 def summands(p: Poly) -> Poly:
-    """p with sums over few positions as so many terms."""
+    """p with sums over few positions written as terms, one for each position."""
     found = []
     for (b, f), c in [(opened(t), c) for t, c in p.terms]:
         few = sorted((v for v in b if (constant(v[2]) or FEW) < FEW), key=key)

@@ -259,7 +259,7 @@ def named(bound: Bound, powers: Powers) -> Term:
 
 
 def rebuilt(atom: Atom, by: Mapping[Atom, Poly] | None) -> Poly:
-    """The atom with polynomials for variables; with None, simplified by what is known now."""
+    """The atom with polynomials for variables; with None, simplified by the known facts."""
     if atom[0] in ("var", "size") or (by is not None and (atom in by or variables(atom).isdisjoint(by))):
         return just(*atom) if by is None else by.get(atom, just(*atom))
     parts = [substituted(part, by) if isinstance(part, Poly) else part for part in atom[1:]]
@@ -300,8 +300,8 @@ def remembered(p: Poly) -> bool:
 
 
 def least(p: Poly) -> bool:
-    """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at
-    least 0. A whole number above -1 is not below 0."""
+    """Whether p >= 0 with variables at the end of their range, and sizes as 1 + n with n at least
+    0. A whole number above -1 is not below 0."""
     whole = all(c.denominator == 1 for _, c in p.terms)
     for _ in range(4):
         ends = [at_end(t, c) for t, c in p.terms]
@@ -379,8 +379,8 @@ def divided(p: Poly, d: Poly) -> Poly | None:
 
 
 def apart(p: Poly, d: Poly, towards_zero: bool = False) -> tuple[Poly, Poly]:
-    """p as d * whole + rest, by the multiples of d among its terms; what is left of a coefficient
-    is not negative, or towards 0."""
+    """p as d * whole + rest, by the multiples of d among its terms; the rest of a coefficient is
+    not negative, or towards 0."""
     n, whole, rest = constant(d), [], []
     for t, c in p.terms:
         if n:
@@ -398,9 +398,9 @@ TURNS = 4
 
 
 def floor(p: Poly, d: Poly) -> Poly:
-    """p // d: whole multiples come out, and what is left may be below d."""
+    """p // d: whole multiples come out, and the rest may be below d."""
     facts = WORK.get().facts
-    need(holds(d - 1, facts), "a division by what may not be positive")
+    need(holds(d - 1, facts), "a division by a term that may not be positive")
     if d == ONE:
         return p
     whole, rest = apart(p, d)

@@ -1,5 +1,5 @@
-"""Functions of normal forms: in each case of the conditions in them, and what is known of them
-beyond that equal operands give equal results."""
+"""Functions of normal forms: in each case of the conditions in them, with facts about them beyond
+that equal operands give equal results."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def lone(p: Poly) -> Atom | None:
 
 def greatest(dtype: str, values: Poly) -> Poly:
     """The largest of a formal sum of values: a sum over bound variables stands for a bag, in which
-    it does not matter how often a value is. What is added to all of them comes out."""
+    it does not matter how often a value is. A summand of all of them comes out."""
 
     def one(q: Poly) -> Poly:
         if all(c > 0 for _, c in q.terms):
@@ -184,7 +184,7 @@ def content(members: list[Atom]) -> Number:
 
 
 def of_wholes(dtype: str, bag: Poly, members: list[Atom]) -> Poly | None:
-    """The largest of whole numbers of an integer type, if that is what all are."""
+    """The largest of whole numbers of an integer type, if all are whole."""
     tag, sign = dtype.lstrip("-1"), -1 if dtype[0] == "-" else 1
     values = {a[1]: value_of(tag, a[1]) for a in members}
     if None in values.values() or not any((a := lone(p)) is not None and a[0] == "call" for p in values):
@@ -246,8 +246,8 @@ def valued(dtype: str, p: Poly) -> Poly:
 
 
 def of_some(bag: Poly) -> Poly:
-    """A bag over bound variables that do not leave it empty: what they do not change is in it
-    once."""
+    """A bag over bound variables that do not leave it empty: members that they do not change are in
+    it once."""
     found = []
     for (b, f), c in bag.terms:
         value = next((a for a, _ in f if a[0] == "val"), None)

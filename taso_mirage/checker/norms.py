@@ -29,7 +29,7 @@ def standard(x: Tensor, axes: Sequence[int], epsilon: float, centre: bool = True
 
 
 def wide(x: Tensor, fn: Callable[[Tensor], Tensor], stash_type: int) -> Tensor:
-    """A function in single precision of what has fewer digits."""
+    """A function in single precision of a number that has fewer digits."""
     need(stash_type in (0, 1), "no norm of that type")
     if stash_type == 0 or x.dtype not in ("float16", "bfloat16"):
         return fn(x)

@@ -1,4 +1,5 @@
-"""Products: matrices, index letters, and what is summed or compared over windows of an image."""
+"""Products: matrices, index letters, and terms that are summed or compared over windows of an
+image."""
 
 from __future__ import annotations
 
@@ -189,7 +190,7 @@ def conv_transpose(
 
 def max_pool(x: Tensor, *, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
     need(all(p < k for p, k in zip(pads, kernel * 2, strict=True)), "windows of padding only")
-    need(x.dtype in (*FLOATS, *INTS), "a pool of what is no number")
+    need(x.dtype in (*FLOATS, *INTS), "a pool of values that are no numbers")
     top, some = bag(x.dtype, 1), not any(pads) or set(dilations) == {1}
 
     def how(i: Any, at: Any, k: Any, where: Poly) -> Poly:

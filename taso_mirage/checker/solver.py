@@ -93,8 +93,8 @@ class Reals:
 
 
 class Integers(Reals):
-    """Polynomials over the integers of a machine, modulo 2**n; what has other digits is any of
-    them."""
+    """Polynomials over the integers of a machine, modulo 2**n; a value with other digits may be any
+    of them."""
 
     def __init__(self, z3: Any, solver: Any, dtype: str) -> None:
         super().__init__(z3, solver)

@@ -49,7 +49,7 @@ class Tensor:
     read: Callable[..., Poly]
 
     def at(self, *index: Poly) -> Poly:
-        """The element, broadcast over what comes before, and where the size is 1."""
+        """The element, broadcast over the axes before, and where the size is 1."""
         spend()
         last = index[len(index) - len(self.shape) :]
         return self.read(*(ZERO if n == ONE else i for n, i in zip(self.shape, last, strict=True)))

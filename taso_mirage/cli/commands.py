@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -68,12 +69,19 @@ def inspect(
             "time of conversions.",
         ),
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels", help="Show the fused kernels that the file carries: their places, plans and programs."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the operators of MODEL.onnx with their shapes, flops and bytes, and the nodes that are
     opaque, with the reason."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io.files import load_as_data
+    from taso_mirage.onnx_io.kernels import carried_kernels
     from taso_mirage.report import inspection, quantized
     from taso_mirage.search.config import Config, representative
 
@@ -82,12 +90,16 @@ def inspect(
     found = inspection.inspection(loaded, representative(loaded, config))
     if profile:
         found["profile"] = quantized.runtime_profile(loaded, model, config)
+    carried = carried_kernels(loaded.header) if kernels else []
     if as_json:
-        say(json.dumps(found, indent=2))
+        listed = [{**asdict(each), "target": each.target} for each in carried]
+        say(json.dumps(found | ({"kernels": listed} if kernels else {}), indent=2))
         return
     inspection.show_inspection(found, model)
     if profile:
         quantized.show_profile(found["profile"])
+    if kernels:
+        say_lines(inspection.show_kernels(carried))
 
 
 @app.command()
@@ -159,7 +171,7 @@ def main(began: float | None = None) -> None:
     signal.signal(signal.SIGINT, interrupt.give_up)
     interrupt.end_cleanly()
     sys.unraisablehook = interrupt.unraisable
-    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log of a model is not escaped
+    logging.getLogger().addHandler(logging.NullHandler())  # libraries' messages about a model are not escaped
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     reuse_memory()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE = 5.0
-"""Seconds in which a program that is to end puts away what it was at."""
+"""Seconds in which a program that is to end completes its current step."""
 
 
 class Ended(BaseException):
@@ -33,7 +33,7 @@ class Ended(BaseException):
 
 
 class CtrlC(BaseException):
-    """Ctrl-C, and what is to be said of it where that is more than usual.
+    """Ctrl-C, and its message where that is more than usual.
 
     Not an Exception, so that no fallback swallows it.
     """
@@ -101,7 +101,7 @@ def die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-FOUND = "what was found so far"
+FOUND = "the results so far"
 _postponed = threading.Event()
 """Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
 
@@ -130,8 +130,8 @@ def unraisable(dropped: sys.UnraisableHookArgs) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(keeping: str = "the best found so far, measured and checked", begun: bool = False) -> Iterator[Stop]:
-    """The first Ctrl-C after the start of the search ends it and keeps what was found; the next
+def interruptible(keeping: str = "the best result so far, measured and checked", begun: bool = False) -> Iterator[Stop]:
+    """The first Ctrl-C after the start of the search ends it and keeps the results so far; the next
     ends the program with nothing written. `begun`: the search starts at once."""
     from taso_mirage.search.config import Stop
 
@@ -154,5 +154,5 @@ def interruptible(keeping: str = "the best found so far, measured and checked", 
 
 
 def stop_later(stop: Stop) -> None:
-    """From here on a Ctrl-C is only noted: what is being written is written."""
+    """From here on a Ctrl-C is only noted: a file in progress is written."""
     signal.signal(signal.SIGINT, lambda number, frame: stop())

@@ -15,7 +15,7 @@ import typer
 from taso_mirage.cli.interrupt import FOUND, interruptible
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
-from taso_mirage.system.terminal import plural, say
+from taso_mirage.system.terminal import plural, say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
@@ -46,6 +46,16 @@ def kernels_command(
         Path | None,
         typer.Option("--report", metavar="OUT.html", help="Write an HTML page with the regions and their muGraphs."),
     ] = None,
+    show: Annotated[
+        int | None,
+        typer.Option(
+            "--show",
+            min=1,
+            metavar="N",
+            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the predicted seconds and "
+            "the program.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the regions of MODEL.onnx that fused kernels can replace, and search for the best
@@ -55,7 +65,7 @@ def kernels_command(
     its online form.
     """
     from taso_mirage.kernels.regions import kernel_regions
-    from taso_mirage.kernels.survey import survey
+    from taso_mirage.kernels.survey import Surveyed, survey
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.files import data_files
@@ -71,32 +81,74 @@ def kernels_command(
     if output is not None:
         check_folder(output)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
-    found: list[Surveyed] = []
     kept = () if checkpoint is None else (checkpoint,)
     with locked(*kept), Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop:
         known = {} if checkpoint is None else _known(checkpoint)
         stages("find regions", 0, 0)
         wanted = kernel_regions(normal(loaded, sizes), sizes)
-        stages("search", 0, len(wanted))
-        for each in survey(wanted, budget, known, lambda: stop.asked):
-            found.append(each)
-            stages("search", len(found), len(wanted))
+        searched = list(range(len(wanted))) if show is None else [_number(show, len(wanted)) - 1]
+        found = [Surveyed(region, None, "not searched", 0.0, 0.0, {}) for region in wanted]
+        stages("search", 0, len(searched))
+        for done, each in enumerate(survey([wanted[i] for i in searched], budget, known, lambda: stop.asked)):
+            found[searched[done]] = each
+            stages("search", done + 1, len(searched))
             if checkpoint is not None:
                 _keep(checkpoint, known, found)
     programs = {} if output is None else _programs(found, output)
     if page is not None:
         write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
-    _say(model, sizes, found, programs, as_json)
+    _say(model, sizes, found, programs, show, as_json)
+    if show is not None and not as_json:
+        _show(found[show - 1])
+
+
+def _number(show: int, count: int) -> int:
+    """The number of a region. Raises InvalidOption where the model has no such region."""
+    if show > count:
+        raise InvalidOption(f"--show {show}: the model has {plural(count, 'region')}; leave --show out for the list")
+    return show
+
+
+def _show(each: Surveyed) -> None:
+    """Print the muGraph of a region, its kernels and their program."""
+    from taso_mirage.report.kernel_details import details_lines
+
+    if each.found is None:
+        return
+    say("")
+    try:
+        say_lines(details_lines(each.found))
+    except TasoMirageError as error:
+        say(f"no program: {error}")
+
+
+def _details(each: Surveyed) -> dict[str, Any]:
+    """The kernels of a region and their program, for JSON; why there is none under "problem"."""
+    from taso_mirage.report.kernel_details import details_data
+
+    if each.found is None:
+        return {}
+    try:
+        return details_data(each.found)
+    except TasoMirageError as error:
+        return {"problem": f"no program: {error}"}
 
 
 def _say(
-    model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], as_json: bool
+    model: Path,
+    sizes: Mapping[str, int],
+    found: Sequence[Surveyed],
+    programs: Mapping[int, str],
+    show: int | None,
+    as_json: bool,
 ) -> None:
     """Print the regions that were found, as lines or as JSON."""
     from taso_mirage.kernels.survey import survey_data
 
     if as_json:
         rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
+        if show is not None:
+            rows[show - 1] |= _details(found[show - 1])
         say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
         return
     for line in _lines(model, sizes, found, programs):
@@ -181,7 +233,7 @@ def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
                 written[i] = str(path)
             except TasoMirageError as error:
                 written[i] = f"no program: {error}"
-            except Exception as error:  # a bug; it must not cost the report of what was found
+            except Exception as error:  # a bug; it must not cost the report of the results
                 written[i] = f"no program, internal error, please report it: {type(error).__name__}: {error}"
     return written
 

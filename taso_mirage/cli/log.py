@@ -77,7 +77,7 @@ class CandidateLine(TypedDict):
 
 
 class WarningLine(TypedDict):
-    """A note on the result: what its user should know."""
+    """A note on the result for its user."""
 
     event: Literal["warning"]
     model: str
@@ -91,7 +91,7 @@ class ResultLine(ResultData):
 
 
 class ErrorLine(TypedDict):
-    """Why a model was not done, or what of it failed the check; the same text is on stderr."""
+    """The reason why a model was not done, or failed the check; the same text is on stderr."""
 
     event: Literal["error"]
     model: str
@@ -149,7 +149,7 @@ class Log:
         _print(said)
 
     def result(self, data: ResultData) -> None:
-        """The notes as warnings, what failed the check as an error, and the result."""
+        """The notes as warnings, the failure of the check as an error, and the result."""
         for note in data["notes"]:
             _print({"event": "warning", "model": self.model, "message": note})
         if data["failure"] is not None:

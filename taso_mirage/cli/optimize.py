@@ -101,7 +101,7 @@ _Mutants = Annotated[
     ),
 ]
 _Alpha = Annotated[
-    float, typer.Option(min=1, help="Cost of the states that the search expands, at most, relative to the best state.")
+    float, typer.Option(min=1, help="Largest cost, relative to the best state, of a state that the search expands.")
 ]
 _Measure = Annotated[
     bool | None,
@@ -219,7 +219,7 @@ def optimize(
     del options["context"], options["model"], options["as_json"], options["timing"]
     options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
-    options = {name: each for name, each in options.items() if each is not None}  # the effort says what these are
+    options = {name: each for name, each in options.items() if each is not None}  # the effort sets these
     log = _log(model) if as_json else None
     with nullcontext() if log is None else log.failing():
         (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, timing)

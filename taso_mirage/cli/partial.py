@@ -148,7 +148,8 @@ def _term(about: _About, config: Config, cache: CostCache) -> Weighted:
 @dataclass(frozen=True)
 class _Listed:
     """The costly parts with the seconds of one place, the dearest first; `total`: seconds of all
-    operators, each alone. `estimated`: so many operators were not measured, because it was late."""
+    operators, each alone. `estimated`: the number of operators that were not measured for lack of
+    time."""
 
     about: _About
     parts: Sequence[tuple[CostlyPart, float]]

@@ -41,7 +41,7 @@ class Proposed:
 
 
 def propose(name: str, ops: int, seed: int, report: Report = lambda text: None) -> Proposed:
-    """Everything before the fuzz and the proofs, for one family up to so many operators.
+    """Everything before the fuzz and the proofs, for one family up to a number of operators.
 
     The same seed gives the same.
     """
@@ -98,8 +98,7 @@ def _equations(table: Table, classes: Classes, seed: int, counts: dict[str, int]
 
 
 def _minimal(equations: dict[Equality, tuple[int, int]], trees: Trees, counts: dict[str, int]) -> list[Equality]:
-    """Twice: most equations follow in a step or two; what is left is tried with longer
-    derivations."""
+    """Twice: most equations follow in a step or two; the rest is tried with longer derivations."""
     kept, _ = minimise(equations, Derivation(trees.commutative), trees.operators)
     counts["not derived in 2 steps a side"] = len(kept)
     kept, _ = minimise(kept, Derivation(trees.commutative, depth=6, width=6000, slack=3), trees.operators)

@@ -1,5 +1,5 @@
-"""A concrete equation taken apart: which of its attributes are the same, what they are, and the
-equation with others in their place."""
+"""A concrete equation taken apart: its attributes, which of them are equal, and the equation with
+others in their place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from taso_mirage.prove.rules.random_typings import VariableTypes
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.patterns import REST
 
-Spot = tuple[Node, str]
+Site = tuple[Node, str]
 """One attribute of one pattern term."""
-Forms = Mapping[Spot, Any]
+Forms = Mapping[Site, Any]
 """The values at the attributes: numbers, names and expressions."""
 
 LETTERS = {
@@ -52,8 +52,8 @@ class Slot:
 
     sort: str
     value: Any
-    left: tuple[Spot, ...]
-    right: tuple[Spot, ...]
+    left: tuple[Site, ...]
+    right: tuple[Site, ...]
 
 
 class Concrete:
@@ -71,7 +71,7 @@ class Concrete:
         self.types = dict(self.given)
         self.env = _Env({n: variable(n, t) for n, t in self.given}, {})
         self.terms = self._typed(self.given)
-        self.values = {s: self._value(*s) for s in self._spots()}
+        self.values = {s: self._value(*s) for s in self._sites()}
         self.fixed = self._all_fixed()
 
     def _counted(self) -> list[str]:
@@ -82,7 +82,7 @@ class Concrete:
         return sorted(found)
 
     def _typed(self, given: VariableTypes) -> dict[Node, Node]:
-        """Every term at a typing. Raises what typing raises."""
+        """Every term at a typing. Raises the errors of typing."""
         env = _Env({n: variable(n, t) for n, t in self.at(given)}, self.sizes)
         nodes = (*self.equation.lhs_terms, *self.equation.rhs_terms)
         return {n: instantiate(Graph((), (n,)), env)[0] for n in nodes}
@@ -129,7 +129,7 @@ class Concrete:
         """A typing with those letters at a size."""
         return tuple((n, Tensor(t.dtype, tuple(bind(d, self.sizes) for d in t.shape or ()))) for n, t in given)
 
-    def _spots(self) -> Iterator[Spot]:
+    def _sites(self) -> Iterator[Site]:
         for node in dict.fromkeys((*self.equation.lhs_terms, *self.equation.rhs_terms)):
             yield from ((node, key) for key, _ in node.attrs)
 
@@ -137,11 +137,11 @@ class Concrete:
         value = node.attr(key)
         return value(self.env) if isinstance(value, Expr) else value
 
-    def _all_fixed(self) -> dict[Spot, Any]:
+    def _all_fixed(self) -> dict[Site, Any]:
         """Values as they are, sizes as expressions over the variables' dims, or over a name that
         the left side must have."""
         places = {str(d): f"dim({n}, {i})" for n, t in self.given for i, d in enumerate(t.shape or ())}
-        forms: dict[Spot, Any] = {}
+        forms: dict[Site, Any] = {}
         for slot in self.slots():
             value = self.values[slot.left[0]] if slot.left else None
             if slot.left and _symbolic(value) and _in_dims(value, places) is None:
@@ -149,16 +149,16 @@ class Concrete:
                 forms |= dict.fromkeys((*slot.left, *slot.right), Expr(name))
                 parts = value if isinstance(value, tuple) else ()
                 places = {**{str(v): f"{name}[{i}]" for i, v in enumerate(parts)}, **places}
-        for spot, value in self.values.items():
-            if spot not in forms:
-                forms[spot] = (self._stated(spot) or _in_dims(value, places)) if _symbolic(value) else value
-                if forms[spot] is None and value is not None:
+        for site, value in self.values.items():
+            if site not in forms:
+                forms[site] = (self._stated(site) or _in_dims(value, places)) if _symbolic(value) else value
+                if forms[site] is None and value is not None:
                     raise Undecidable(f"no variable of the left side has the sizes in {value}")
         return forms
 
-    def _stated(self, spot: Spot) -> Expr | None:
+    def _stated(self, site: Site) -> Expr | None:
         """An expression over the variables, as it was given."""
-        stated = spot[0].attr(spot[1])
+        stated = site[0].attr(site[1])
         over = isinstance(stated, Expr) and not names_in_expression(stated.source) - set(self.types)
         return stated if over else None
 
@@ -170,23 +170,23 @@ class Concrete:
         Some are on the right only.
         """
         left = [s for n in self.equation.lhs_terms for s in self.values if s[0] is n]
-        found: dict[tuple[str, Any], tuple[list[Spot], list[Spot]]] = {}
+        found: dict[tuple[str, Any], tuple[list[Site], list[Site]]] = {}
         inside = set(self.equation.lhs_terms)
-        for spot in (*left, *self.values):
-            if spot[1] in KEPT or self.values[spot] is None:
+        for site in (*left, *self.values):
+            if site[1] in KEPT or self.values[site] is None:
                 continue
-            key = _sort(spot), _unit(spot, self.values[spot])
+            key = _sort(site), _unit(site, self.values[site])
             sides = found.setdefault(key, ([], []))
-            if spot not in sides[0] and spot not in sides[1]:
-                sides[0 if spot[0] in inside else 1].append(spot)
+            if site not in sides[0] and site not in sides[1]:
+                sides[0 if site[0] in inside else 1].append(site)
         slots = [Slot(*key, tuple(a), tuple(b)) for key, (a, b) in found.items()]
         return sorted(slots, key=lambda s: s.sort != "perm")
 
-    def name(self, spot: Spot, forms: Forms) -> str:
+    def name(self, site: Site, forms: Forms) -> str:
         used: set[str] = set(self.types) | {
             n for v in forms.values() if isinstance(v, Expr) for n in names_in_expression(v.source)
         }
-        key = spot[1]
+        key = site[1]
         choices = [*LETTERS.get(key, key[:1]), *(f"{LETTERS.get(key, key)[0]}{i}" for i in range(2, 20))]
         return str(next(c for c in choices if c not in used and c not in EXPRESSION_FUNCTIONS))
 
@@ -275,17 +275,17 @@ def _symbolic(value: Any) -> bool:
     return any(isinstance(p, Symbolic) for p in parts)
 
 
-def _sort(spot: Spot) -> str:
+def _sort(site: Site) -> str:
     """A key that is equal for two attributes if they may share a name."""
-    node, key = spot
+    node, key = site
     if key in ("axis", "axes"):
         return "axis"
     return f"{node.op}.{key}" if key in get(node.op).sized else key
 
 
-def _unit(spot: Spot, value: Any) -> Any:
+def _unit(site: Site, value: Any) -> Any:
     """An axis and a tuple of that axis alone are one slot."""
-    return value[0] if spot[1] == "axes" and len(value) == 1 else value
+    return value[0] if site[1] == "axes" and len(value) == 1 else value
 
 
 def partly(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -321,7 +321,7 @@ def _dim_text(dim: Any, places: Mapping[str, str]) -> str | None:
 
 
 class _Places(ast.NodeTransformer):
-    """Letters become what they are the sizes of."""
+    """Letters become the values whose sizes they are."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = places

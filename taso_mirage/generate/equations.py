@@ -123,8 +123,8 @@ def recheck_equations(
 
 
 class _Again:
-    """Fingerprints of chosen candidates at one more assignment; only what they depend on is
-    computed."""
+    """Fingerprints of chosen candidates at one more assignment; only the terms that they depend on
+    are computed."""
 
     def __init__(self, table: Table, values: TermValues) -> None:
         self.table, self.values = table, values
@@ -318,7 +318,7 @@ def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int
 
 
 def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]:
-    """Variables in groups that only trying can tell apart: where they occur does not depend on
+    """Variables in groups that only trying can distinguish: where they occur does not depend on
     their names."""
     places: dict[int, list[str]] = {}
 

@@ -32,7 +32,7 @@ class InputEntry(TypedDict):
     name: str
     count: NotRequired[int]
     kind: str
-    """A label: what an operand of an operator may be."""
+    """A label: the kind of an operand."""
     dtype: NotRequired[str]
     """float32 if left out."""
     shape: str
@@ -169,7 +169,7 @@ class Assignment:
 @dataclass(frozen=True)
 class Family:
     """The inputs (name, group of interchangeable ones, kind), the operators, and where terms are
-    evaluated: the enumeration fingerprints at `assignments`; equations are looked at once more at
+    evaluated: the enumeration fingerprints at `assignments`; equations are evaluated once more at
     `recheck`, where sizes are 1 and windows small."""
 
     name: str
@@ -257,7 +257,7 @@ def _naming(label: str) -> Iterator[None]:
         yield
     except MALFORMED as error:
         said = f"{label}: {error or type(error).__name__}"
-        raise SyntaxProblem(f"{said}; `taso-mirage schema family` says what it is") from None
+        raise SyntaxProblem(f"{said}; `taso-mirage schema family` describes it") from None
 
 
 def _shape(text: str) -> tuple[Any, ...]:

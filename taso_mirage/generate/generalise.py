@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
+from taso_mirage.generate.concrete import Concrete, Forms, Site, Slot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.prove.rules import guards
@@ -146,7 +146,7 @@ class _Search:
 
     # ------------------------------------------------------------ candidates
 
-    def candidates(self, slot: Slot, slots: list[Slot], forms: Forms) -> Iterator[list[dict[Spot, Any]]]:
+    def candidates(self, slot: Slot, slots: list[Slot], forms: Forms) -> Iterator[list[dict[Site, Any]]]:
         """Forms of a slot's attributes, the most general first; those that are as general as each
         other together."""
         if slot.left:
@@ -165,18 +165,18 @@ class _Search:
                 yield [shared]
         yield from ([c] for c in self._ranked(slot))
 
-    def _axis(self, slot: Slot, name: str) -> dict[Spot, Any]:
+    def _axis(self, slot: Slot, name: str) -> dict[Site, Any]:
         """`i` wherever it is; as one of `axes` it is (i,), or i[0] where only `axes` can bind
         it."""
         return {s: self._as_axis(slot, s, name) for s in (*slot.left, *slot.right)}
 
-    def _as_axis(self, slot: Slot, spot: Spot, name: str) -> Expr:
+    def _as_axis(self, slot: Slot, site: Site, name: str) -> Expr:
         bare = any(s[1] == "axis" for s in slot.left)
-        if spot[1] == "axis":
+        if site[1] == "axis":
             return Expr(name if bare else f"{name}[0]")
         return Expr(f"({name},)" if bare else name)
 
-    def _permuted(self, slot: Slot, slots: list[Slot], name: str, forms: Forms) -> Iterator[list[dict[Spot, Any]]]:
+    def _permuted(self, slot: Slot, slots: list[Slot], name: str, forms: Forms) -> Iterator[list[dict[Site, Any]]]:
         """A permutation and its inverse wherever they fit, with the axes that it moves."""
         first, *others = (*slot.left, *slot.right)
         twice = [name, f"inverse({name})"] if slot.value == _inverse(slot.value) else [name]
@@ -189,7 +189,7 @@ class _Search:
             yield [{**c, **m} for c in plain for m in moved]
         yield plain
 
-    def _moved(self, slot: Slot, axis: Slot, slots: list[Slot], p: str, forms: Forms) -> Iterator[dict[Spot, Any]]:
+    def _moved(self, slot: Slot, axis: Slot, slots: list[Slot], p: str, forms: Forms) -> Iterator[dict[Site, Any]]:
         """An axis of the left side as a name, and on the right side that axis before or after the
         permutation."""
         if axis.sort != "axis" or not axis.left or isinstance(axis.value, tuple) or axis.value >= len(slot.value):
@@ -211,7 +211,7 @@ class _Search:
                 found |= {s: Expr(text if s[1] == "axis" else f"({text},)") for s in other.right}
             yield found
 
-    def _anchored(self, slot: Slot, slots: list[Slot], p: str) -> Iterator[dict[Spot, Any]]:
+    def _anchored(self, slot: Slot, slots: list[Slot], p: str) -> Iterator[dict[Site, Any]]:
         """Where only the right side has axes: one of them as it is, the others where the
         permutation takes it."""
         axes = [s for s in slots if s.sort == "axis"]
@@ -225,10 +225,10 @@ class _Search:
                 pairs = zip(others, choice, strict=True)
                 yield {s: Expr(text if s[1] == "axis" else f"({text},)") for o, text in pairs for s in o.right}
 
-    def _derived(self, slot: Slot, slots: list[Slot], name: str) -> dict[Spot, Any]:
+    def _derived(self, slot: Slot, slots: list[Slot], name: str) -> dict[Site, Any]:
         """Attributes of the right side alone that follow from this one: inverse permutations, pads
         that differ by a constant."""
-        found: dict[Spot, Any] = {}
+        found: dict[Site, Any] = {}
         for other in slots:
             if other.left or other.sort != slot.sort:
                 continue
@@ -237,29 +237,29 @@ class _Search:
                 found |= dict.fromkeys(other.right, expression)
         return found
 
-    def _ranked(self, slot: Slot) -> Iterator[dict[Spot, Any]]:
+    def _ranked(self, slot: Slot) -> Iterator[dict[Site, Any]]:
         """Counted from the last axis of an operand: axes, and permutations of the last two."""
         if slot.sort not in ("axis", "perm"):
             return
         found = self._all_ranked(slot)
         if found is not None:
             yield found
-        for spot in (*slot.left, *slot.right):
-            form = self._from_rank(spot)
+        for site in (*slot.left, *slot.right):
+            form = self._from_rank(site)
             if form is not None:
-                yield {spot: form}
+                yield {site: form}
 
-    def _all_ranked(self, slot: Slot) -> dict[Spot, Expr] | None:
+    def _all_ranked(self, slot: Slot) -> dict[Site, Expr] | None:
         found = {s: self._from_rank(s) for s in (*slot.left, *slot.right)}
         return {s: f for s, f in found.items() if f is not None} if None not in found.values() else None
 
-    def _from_rank(self, spot: Spot) -> Expr | None:
-        node, value = spot[0], self.work.values[spot]
+    def _from_rank(self, site: Site) -> Expr | None:
+        node, value = site[0], self.work.values[site]
         rank = len(self.work.terms[node].args[0].shape)
         leaf = next((x for x in self._leaves(node) if len(self.work.types[x].shape or ()) == rank), None)
         if leaf is None:
             return None
-        if spot[1] == "perm":
+        if site[1] == "perm":
             swapped = (*range(rank - 2), rank - 1, rank - 2)
             return Expr(f"iota(rank({leaf}) - 2) + (rank({leaf}) - 1, rank({leaf}) - 2)") if value == swapped else None
         axis = value[0] if isinstance(value, tuple) else value

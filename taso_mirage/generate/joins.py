@@ -1,11 +1,11 @@
-"""Rules with several outputs: joins of single equations that share what they compute (TASO,
-SOSP'19, section 2.2).
+"""Rules with several outputs: joins of single equations that share a computation (TASO, SOSP'19,
+section 2.2).
 
 A join (l1, l2) = (r1, r2) is *essential* if some r has a variable that its own l lacks and the
 other l has: conv(x, v) and conv(x, w) become the halves of conv(x, concat(v, w)). Any other join is
 its single equations, applied one after the other. Only joins that cut their right-hand sides out of
 one term are looked for: others compute each side from more variables than before. A join is
-*composed* if what is split has more operators than one on concatenated variables, and single
+*composed* if the split term has more operators than one on concatenated variables, and single
 equations give both left-hand sides its root: then a smaller join of that root follows on them (an
 enlarged convolution merges with another one).
 """
@@ -68,7 +68,7 @@ def _meet(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def joins(table: Table, classes: Classes, limit: int) -> dict[Join, tuple[int, int, int, int]]:
-    """All essential joins of at most so many operators on each side, canonical, with one instance
+    """All essential joins of at most `limit` operators on each side, canonical, with one instance
     (candidates) of each.
 
     Of the joins of two classes that are split alike the smallest is taken: single equations give

@@ -162,7 +162,7 @@ SMALL = 2
 def minimise(
     equations: Iterable[Equality], derivation: Derivation, operators: OperatorCount
 ) -> tuple[list[Equality], Derivation]:
-    """The equations that smaller kept ones do not derive, and what they derive.
+    """The equations that smaller kept ones do not derive, and the derivation by them.
 
     Those of up to `always` operators are kept unless one rule alone gives them: longer derivations
     drop short useful rules in favour of detours.

@@ -1,5 +1,5 @@
-"""Pairs of terms whose operator nodes unite to a given number: what a new operator may take as its
-two operands."""
+"""Pairs of terms whose operator nodes unite to a given number: the possible operands of a new
+operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Numbers = NDArray[np.int32]
 _Ints = NDArray[np.int64]
 Two = tuple[Numbers, Numbers]
 BITS = 20
-"""Node numbers fit in so many bits; three of them are the key of a node set."""
+"""The bits of a node number; three numbers are the key of a node set."""
 
 
 def uniting(size: NDArray[np.int8], nodes: Numbers, count: int) -> Two:

@@ -72,8 +72,8 @@ def _generated(names: Sequence[str], options: GenerateOptions) -> tuple[Rule, ..
 
 
 class _Run:
-    """Candidates to rules, size by size: what the rules of smaller sizes derive is not even
-    proved."""
+    """Candidates to rules, size by size: candidates that the rules of smaller sizes derive are not
+    even proved."""
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options, self.needed = options, Needed(options.seed)
@@ -169,8 +169,8 @@ def _say(text: str, over: bool = False) -> None:
 
 @contextmanager
 def _executor(options: GenerateOptions) -> Iterator[Executor]:
-    """Processes of this machine, or a Dask scheduler's workers; an interrupt cancels what has not
-    begun."""
+    """Processes of this machine, or a Dask scheduler's workers; an interrupt cancels the jobs that
+    have not begun."""
     if options.scheduler is not None:
         with scheduler_client(options.scheduler) as client:
             if any(threads > 1 for threads in client.nthreads().values()):

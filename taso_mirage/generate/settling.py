@@ -40,7 +40,7 @@ class Outcome:
 
 
 def settle_candidate(candidate: RuleCandidate, family: str, seed: int, typings: int = 512) -> Outcome:
-    """Generalise and prove one candidate. What has no proof is no rule."""
+    """Generalise and prove one candidate. A candidate without a proof is no rule."""
     start = perf_counter()
     try:
         with time_limit(SECONDS):
@@ -67,8 +67,8 @@ SECONDS = 240
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLong in this thread after so many seconds (between two steps of Python: what runs in
-    C ends first)."""
+    """Raise TooLong in this thread after some seconds (between two steps of Python: code in C ends
+    first)."""
     thread, lock, over = threading.get_ident(), threading.Lock(), False
 
     def stop() -> None:
@@ -113,7 +113,7 @@ def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> 
 ATTEMPTS = 3
 
 
-# ---------------------------------------------------------------- what the others derive
+# ---------------------------------------------------------------- derived rules
 
 State = tuple[Node, ...]
 
@@ -132,7 +132,7 @@ class Needed:
         self._known = Rules(())
 
     def offer(self, rule: Rule) -> bool:
-        """Keep a proved rule, unless what is kept derives it at its own typing and at others of
+        """Keep a proved rule, unless the kept rules derive it at its own typing and at others of
         different structure."""
         cases = list(islice(self._cases(rule), 4))
         if cases and all(self._derives(a, b, rule.operators) for a, b in cases):

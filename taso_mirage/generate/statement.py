@@ -75,8 +75,8 @@ class _Writer:
         return [int(self.table.candidate[a]) for a in columns.args[candidate] if a >= 0]
 
     def parts(self, candidate: int, axis: int) -> tuple[str, str] | None:
-        """The sizes of both halves of an axis that was cut: those of what was concatenated
-        there."""
+        """The sizes of both halves of an axis that was cut: those of the parts that were
+        concatenated there."""
         number = int(self.table.all.op[candidate])
         if number == INPUT:
             return None

@@ -1,2 +1,2 @@
-"""Graphs: symbolic dims, interned terms, muGraphs and models; what a term means is said
+"""Graphs: symbolic dims, interned terms, muGraphs and models; the meaning of a term is defined
 elsewhere."""

@@ -25,11 +25,11 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class NodeContent:
-    """What a node does to its operands.
+    """The function that a node applies to its operands.
 
-    `digest`: its operator with its version, its attributes, and the function that it calls.
-    `bodies`: those that are no part of the digest, with the number of their outputs. `draw`: which
-    of all draws it is, None for a node that gives the same whenever its operands are the same.
+    `digest`: a digest of its operator and version, its attributes, and the function that it calls.
+    `bodies`: the bodies that are no part of the digest, with the number of their outputs. `draw`:
+    the draw that it is; None for a node whose results depend on its operands alone.
     """
 
     operator: str

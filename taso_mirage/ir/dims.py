@@ -304,7 +304,7 @@ def bind(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
 
 
 def replaced_factors(dim: Symbolic, value: Callable[[DimFactor], Dim]) -> Dim:
-    """`dim` with every factor of its products replaced by what `value` gives for it."""
+    """`dim` with every factor of its products replaced by the result of `value` for it."""
     total: Dim = 0
     for monomial, coefficient in dim.terms:
         product: Dim = coefficient
@@ -317,7 +317,8 @@ def replaced_factors(dim: Symbolic, value: Callable[[DimFactor], Dim]) -> Dim:
 
 
 def parse_dim(text: str) -> Dim:
-    """Read what `str` of a dim prints; a text that is no arithmetic is the name of one symbol."""
+    """Parse the text that `str` of a dim prints; a text that is no arithmetic is the name of one
+    symbol."""
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
     except (SyntaxError, KeyError, ValueError, ArithmeticError, RecursionError, MemoryError, Undecidable):

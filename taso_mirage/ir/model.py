@@ -1,5 +1,5 @@
-"""A model: a graph with its weights, and what must survive around it (names, header, the nodes'
-origins)."""
+"""A model: a graph with its weights, and the data around it that must survive (names, header, the
+nodes' origins)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
 
 DRAWN = 65_521
-"""So many numbers of a random array are drawn, at most, and repeat: to draw all those of a
-decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
+"""The largest number of random numbers that are drawn for an array; they repeat, since drawing all
+of a decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
 
 
 class Weight(Protocol):
@@ -64,10 +64,10 @@ class Origin:
 @dataclass(frozen=True)
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
-    no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
+    no definition here; `sizes` are the assumed sizes of its free dims, `integers` the values of
     scalars that choose a branch, `rows` those of the tables that integers of an input index,
-    `shares` the inputs whose floats are between 0 and 1; `defaults` are what inputs are that a
-    caller leaves out; `source` is what was read, where the header is not. `trusted`: its
+    `shares` the inputs whose floats are between 0 and 1; `defaults` are the values of inputs that a
+    caller leaves out; `source` is the model as it was read, where the header is not. `trusted`: its
     kernels may run, since they were made here, or the user says so; else they are data."""
 
     graph: Graph

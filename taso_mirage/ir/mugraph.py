@@ -40,13 +40,6 @@ SIGN = 128
 """The difference between an unsigned number of 8 bits and the signed one of `Lowering.WHOLE`."""
 
 
-def natural_weights(spatial: int, transposed: bool) -> _Ints:
-    """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
-    (o,c,i,j), or of a transposed one (c,o,i,j)."""
-    kernel = (*range(2, spatial + 1), 0)
-    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
-
-
 class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
@@ -69,7 +62,7 @@ class Batch:
     inputs: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what a damaged record has in their place."""
+        """Raises ValueError for the fields of a damaged record."""
         if type(self.dims) is not int or not all(type(each) is bool for each in self.inputs):
             raise ValueError(f"no batch: {str(self.dims)[:40]} dims of {str(self.inputs)[:40]}")
 
@@ -80,23 +73,23 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
 
 
 def loop_phases(body: Graph, fmap: Sequence[int], loop: Dim = 2) -> dict[Node, LoopPhase]:
-    """The stage of every term of a body, operands first.
+    """The loop phase of every term of a body, operands first.
 
-    Raises IllTyped where a term mixes the loop with what follows it.
+    Raises IllTyped where a term mixes the loop with terms after it.
 
     In a loop of one iteration an accumulator may be of an invariant.
     """
     found = {x: LoopPhase.LOOP if axis >= 0 else LoopPhase.INVARIANT for x, axis in zip(body.inputs, fmap, strict=True)}
     for node in body:
         if node not in found:
-            found[node] = _stage(node, {found[arg] for arg in node.args}, loop)
+            found[node] = _phase(node, {found[arg] for arg in node.args}, loop)
     for i, output in enumerate(body.outputs):
         if found[output] is LoopPhase.LOOP:
             raise IllTyped(f"output {i}, {output.op}, differs between iterations; accumulate it")
     return found
 
 
-def _stage(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
+def _phase(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
     if node.op in ("input", "weight"):
         raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
     if {LoopPhase.LOOP, LoopPhase.AFTER} <= below:
@@ -133,10 +126,10 @@ _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
 
 
 def tile_part(whole: str, most: int, number: int = 1) -> Dim:
-    """The size of a part of a free size, at most `most`: that of the last part is what is left.
+    """The size of a part of a free size, at most `most`: the last part is the rest.
 
-    `number` tells apart what a kernel cuts alike, twice: at the end of the one, the other may still
-    be whole.
+    `number` distinguishes labels that a kernel cuts alike, twice: at the end of the one, the other
+    may still be whole.
     """
     return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
 
@@ -155,7 +148,8 @@ def tile_count(whole: Dim, tile: Dim) -> Dim:
 
 
 def tile_stride(whole: Dim, tile: Dim, count: Dim) -> Dim:
-    """How far apart the equal parts of a dim begin, or tiles of which the last is what is left."""
+    """The distance between the beginnings of the equal parts of a dim, or of tiles of which the
+    last is the rest."""
     found = part_of(tile)
     return whole // count if found is None else found[1]
 
@@ -166,13 +160,13 @@ def largest_size(dim: Dim) -> Dim:
 
 
 def usual_size(dim: Dim) -> int:
-    """A size for what only a run knows, where code is chosen by it."""
+    """A size in place of one that only a run knows, where code is chosen by it."""
     largest = largest_size(dim)
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
 
 
 def parts_in(body: Graph) -> dict[str, tuple[Dim, int]]:
-    """The names of a body that are parts, each with what it is a part of and its largest size."""
+    """The names of a body that are parts, each with its whole and its largest size."""
     dims = {dim for x in body.inputs for dim in x.shape}
     return {str(dim): found for dim in dims if (found := part_of(dim)) is not None}
 
@@ -201,7 +195,7 @@ def is_free_kernel(body: Graph, grid: Shape, loop: Dim) -> bool:
 USUAL = 64
 Overlap = tuple[int, int]
 """The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one
-ends where the dim ends, and what it shares with the one before is computed twice."""
+ends where the dim ends, and its overlap with the one before is computed twice."""
 
 
 def overlaps(shapes: Sequence[Shape], body: Graph, grid: Shape, imap: _Maps) -> tuple[Overlap | None, ...]:

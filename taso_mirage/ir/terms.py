@@ -141,7 +141,7 @@ def weight(name: str, type: Tensor) -> Node:
 
 
 def is_named_weight(node: Node) -> bool:
-    """Whether a term is what `weight` gives."""
+    """Whether a term is a result of `weight`."""
     return node.op == "weight"
 
 
@@ -241,14 +241,14 @@ def substitute(
 ) -> tuple[Node, ...]:
     """`outputs` with terms replaced by terms of the same type.
 
-    What is put in is not searched again.
+    The replacements are not searched again.
 
     `order`: the terms below the outputs, operands first, where they are at hand.
     """
     for old, new in mapping.items():
         if old.type != new.type:
             raise TypeError(f"{old.op} has type {old.type}; it cannot be replaced by {new.op} of type {new.type}")
-    done: dict[Node, Node] = dict(mapping)  # and what is above
+    done: dict[Node, Node] = dict(mapping)  # and the terms above
     for node in topological(outputs, stop=mapping) if order is None else order:
         if node not in mapping and not done.keys().isdisjoint(node.args):
             done[node] = with_args(node, tuple([done.get(arg, arg) for arg in node.args]))
@@ -269,8 +269,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_array(type: Tensor) -> bool:
-    """Whether a value of the type is an array: the reader writes what a sequence, a map or an
-    optional value consists of in the place of a dtype."""
+    """Whether a value of the type is an array: the reader writes the components of a sequence, a
+    map or an optional value in the place of a dtype."""
     if type.dtype == "string":
         return True
     try:

@@ -1,10 +1,10 @@
 """The sketch of a term: its normal form over named axes, modulo the axioms of Mirage (OSDI'25,
-section 4.3), and what is part of it.
+section 4.3), and the terms that are part of it.
 
 A sketch is a polynomial: products of atoms with integer coefficients. An atom is an input, exp of a
 product, a sum over bound labels, a function, a polynomial that stays factored (under an inverse, a
 root or a product of sums), or a whole, which is a polynomial that nothing takes apart; it carries a
-root level and an exponent. A sum distributes and pulls out what does not have its label, exp(a + b)
+root level and an exponent. A sum distributes and pulls out factors without its label, exp(a + b)
 splits, sqrt is multiplicative and otherwise opaque, and a product of sums is never expanded.
 Sketches of one algebra are integers: equal means interned equal.
 """
@@ -238,8 +238,8 @@ class Algebra:
         return self.single(tuple((f + 1, e) for f, e in factors))
 
     def exp(self, p: AbstractExpression) -> AbstractExpression:
-        """exp(a + b) = exp(a) exp(b); of what has an exp inside it is opaque, as it is in the
-        field."""
+        """exp(a + b) = exp(a) exp(b); the exp of a term with an exp inside it is opaque, as it is
+        in the field."""
         if self._of_poly[p].exponential:
             return self.function("", (p,), True)
         total: FactorPowers = ()
@@ -306,8 +306,8 @@ class Algebra:
         return f"{family(label)}#f{self._fresh}"
 
     def flat(self, factors: FactorPowers) -> tuple[tuple[str, ...], FactorPowers]:
-        """A product with its sums opened: fresh labels for what they bind, and all factors below
-        them."""
+        """A product with its sums opened: fresh labels for those that they bind, and all factors
+        below them."""
         found = self._flat.get(factors)
         if found is None:
             found = self._flat[factors] = self._opened_sums(factors)

@@ -2,8 +2,8 @@
 
 Tensor cores take bytes, and single precision as TF32, only where both operands lie along the sum.
 Where a weight does not, each tile of it is turned in registers, in every run; and the zero of
-another operand of bytes wants the sum of each column. Of a weight that a model knows both are
-computed once, ahead of all runs: the goal is written over what is stored then, which is a term over
+another operand of bytes wants the sum of each column. For a weight that a model knows both are
+computed once, ahead of all runs: the goal is written over the stored arrays, which are terms over
 the weight.
 """
 
@@ -32,7 +32,7 @@ from taso_mirage.operators.ops import term, traits
 ALONG = (*BYTES, "float32")
 """Dtypes of weights that are better stored along their sum."""
 MANY = 64
-"""A weight in single precision is multiplied with so many rows at least, else memory is what takes
+"""The least number of rows with which a weight in single precision is multiplied, else memory takes
 the time."""
 Perm = tuple[int, ...]
 """The order of axes that `transpose` takes."""
@@ -40,7 +40,7 @@ Perm = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ArrangedGoal:
-    """A goal over weights that are stored otherwise. Of each of its inputs `terms` has what it is
+    """A goal over weights that are stored otherwise. `terms` has, for each of its inputs, the term
     over the inputs of the goal before; the first ones are in the place of those, sums follow."""
 
     graph: Graph
@@ -79,7 +79,7 @@ def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
 
 def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
     """The places of a goal's inputs that are better stored otherwise, each with the order of its
-    axes: of those that are weights of a model (`given`), and are multiplied with what is of bytes
+    axes: of those that are weights of a model (`given`), and are multiplied with operands of bytes
     like themselves, or with many rows of single precision like themselves."""
     of = [stored_leaf(leaf) for leaf in goal.leaves.values()]
     axes = {name: own for name, own in goal.inputs.items() if stored_leaf(goal.leaves[name]).dtype in ALONG}
@@ -103,7 +103,8 @@ def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
 
 
 def _multiplies(goal: Labelled, other: str, name: str) -> bool:
-    """Whether a view may be what another one is better turned for."""
+    """Whether turning the view `other` pays for its product with the view `name`: both are bytes, or
+    many rows of single precision."""
     types = [stored_leaf(goal.leaves[x]).dtype in BYTES for x in (other, name)]
     own, its = ({x for axis in goal.inputs[view] for x in axis} for view in (name, other))
     return types[0] == types[1] and (types[0] or math.prod(goal.sizes.get(x, 1) for x in its - own) >= MANY)

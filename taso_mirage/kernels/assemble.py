@@ -99,7 +99,7 @@ class _Kernel:
         self.grid = {label: counts[label] for label in order if counts.get(label, 1) != 1}
         self.dtype = body_dtype(self.goal)
 
-    # ------------------------------------------------------------ what it is of
+    # ------------------------------------------------------------ operands
 
     def possible(self) -> bool:
         """Whether every stabiliser can be had where it is needed, every result has the labels of
@@ -115,7 +115,7 @@ class _Kernel:
         return whole and early and shared and all(map(self._contiguous, tensors))
 
     def write(self) -> None:
-        """Make the kernel's term, and note what it stores."""
+        """Make the kernel's term, and note the values that it stores."""
         for leaf in self.body.leaves:
             self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
         self.factors = {c: x for c in self.body.leaves if (x := self._divided(c)) is not None}
@@ -160,7 +160,8 @@ class _Kernel:
             self.plainly, self.values = False, {made: self.bare[made]} | stable
 
     def _meets_joint(self, made: int, edge: DerivationEdge, c: int) -> bool:
-        """Whether what is relative to the maximum of a block meets what its cluster has."""
+        """Whether a value relative to the maximum of a block meets one relative to its
+        cluster's."""
         combines = edge.label is not None and edge.label == self.cluster
         return made in self.joint and c not in self.joint and not combines and bool(self.safe.degrees[c])
 
@@ -196,8 +197,8 @@ class _Kernel:
         return next((i for i, axis in enumerate(labels) if label in axis), -1)
 
     def _contiguous(self, labels: Labels) -> bool:
-        """Whether a block's part of every axis is in one piece: what is outside of a label that is
-        cut is cut to 1; and a label whose tiles overlap has axes of its own."""
+        """Whether a block's part of every axis is in one piece: dims outside of a label that is cut
+        are cut to 1; and a label whose tiles overlap has axes of its own."""
         cut = {*self.grid, self.loop}
         overlapping = {x for x in cut if x is not None and self._uneven(x)}
         return all(
@@ -253,7 +254,7 @@ class _Kernel:
         return leaf
 
     def _result(self, target: int) -> Node:
-        """A result as the goal has it; what another kernel reads has the body's dtype."""
+        """A result as the goal has it; a value that another kernel reads has the body's dtype."""
         value, closure = self.ordered(target), self.closure
         if (weight := self._weights().get(target)) is not None:
             return term("div", value, self._weight(weight, target))
@@ -304,7 +305,7 @@ class _Kernel:
     def _reshaped(self, value: Node, shape: Sequence[Dim]) -> Node:
         return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
 
-    # ------------------------------------------------------------ what kinds write with
+    # ------------------------------------------------------------ used by kinds to write
 
     def read(self, view: str) -> Written:
         return self._tile(view, self._given(view))

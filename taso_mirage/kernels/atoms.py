@@ -30,7 +30,7 @@ class FactorForm(IntEnum):
     EXP = 4
     """The exponential of a product."""
     FUNCTION = 5
-    """Opaque; without a name it is the exp of what has an exp inside it."""
+    """Opaque; without a name it is the exp of a term that has an exp inside it."""
     POLY = 6
     """A sum that stays factored."""
     WHOLE = 7

@@ -68,7 +68,8 @@ class Unifier:
     ) -> list[tuple[Label, Label]]:
         """Make two axes of one size one.
 
-        What cannot be one is returned, as labels of `b` with those of `a` to rename them to.
+        Labels that cannot be one are returned, as labels of `b` with those of `a` to rename them
+        to.
 
         `bound`: the labels that either side is already summed over. One that the first side is, and
         that is free in the second (the residual of a block), stays apart, or the sum's roles and

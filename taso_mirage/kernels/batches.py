@@ -48,8 +48,8 @@ other."""
 
 @dataclass(frozen=True, slots=True)
 class EqualRegions:
-    """Equal regions: what is searched for, and what it computes at the sizes that it is measured
-    at; they differ where `batch` says how many of what was searched run there."""
+    """Equal regions: the goal of the search, and the graph at the sizes at which they are measured;
+    they differ where `batch` says how many searched graphs run there."""
 
     goal: Graph
     whole: Graph
@@ -84,18 +84,18 @@ def equal_regions(
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes, batched, prepared, late=late, report=report).items():
-        for spot in spots:
-            seen = symbols_in([*spot.inputs, *spot.outputs])
-            hidden = symbols_in(region_members(spot)) - seen
+    for whole, sites in fragments(model, sizes, lanes, batched, prepared, late=late, report=report).items():
+        for site in sites:
+            seen = symbols_in([*site.inputs, *site.outputs])
+            hidden = symbols_in(region_members(site)) - seen
             kind: EqualRegions | None = None
             with contained(operators_of(whole), report):
                 if batched and seen and not hidden:
-                    kind = batched_kind(spot, whole, seen, known)
+                    kind = batched_kind(site, whole, seen, known)
                 elif not (hidden and (batched or not seen)):  # else nothing would tell one size from another
                     kind = EqualRegions(whole, whole)
             if kind is not None:
-                found.setdefault(kind, []).append(spot)
+                found.setdefault(kind, []).append(site)
             else:
                 left_out |= seen | hidden
     return found, left_out
@@ -116,20 +116,20 @@ def symbols_in(nodes: Iterable[Node]) -> set[str]:
     return found
 
 
-def batched_kind(spot: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
+def batched_kind(site: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
     """The kind of a region with free dims, if those are leading ones and its samples have nothing
     to do with each other."""
-    batch = batch_of(spot)
+    batch = batch_of(site)
     if batch is None:
         return None
     try:
-        goal = resized(spot, dict.fromkeys(free, 1))
+        goal = resized(site, dict.fromkeys(free, 1))
         label(goal)  # as the search will
         if _shared(goal, batch) > _own(goal, batch):
             return None
-        key = goal, resized(spot, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1
+        key = goal, resized(site, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1
         if key not in known:
-            known[key] = independent(spot, goal, batch, free)
+            known[key] = independent(site, goal, batch, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None  # a region that has no such sizes, or is none of one sample
     return EqualRegions(goal, whole, batch) if known[key] else None
@@ -146,13 +146,13 @@ def _shared(goal: Graph, batch: Batch) -> int:
     return sum(size(x.type) for x, one in zip(goal.inputs, batch.inputs, strict=True) if not one)
 
 
-def batch_of(spot: RegionSite) -> Batch | None:
+def batch_of(site: RegionSite) -> Batch | None:
     """The leading dims that are free in all results and in some inputs; None where other dims are
     free too, or other ones elsewhere, or no input says how many samples there are."""
-    nodes = (*spot.inputs, *spot.outputs)
+    nodes = (*site.inputs, *site.outputs)
     last = [max((i + 1 for i, dim in enumerate(node.shape) if isinstance(dim, Symbolic)), default=0) for node in nodes]
     leading = {tuple(node.shape[:n]) for node, n in zip(nodes, last, strict=True) if n}
-    given, made = last[: len(spot.inputs)], last[len(spot.inputs) :]
+    given, made = last[: len(site.inputs)], last[len(site.inputs) :]
     if len(leading) != 1 or not all(made) or not any(given):
         return None
     (dims,) = leading
@@ -166,13 +166,13 @@ def _name(dim: Dim) -> bool:
     return isinstance(dim, Symbolic) and len(symbols(dim)) == 1 and str(dim) in symbols(dim)
 
 
-def independent(spot: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> bool:
+def independent(site: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> bool:
     """Whether a region's results are those of its samples: at two sets of sizes, on random inputs,
     in float64. Its operators are those of regions, whose results do not depend on how large a
     number is."""
     rng = np.random.default_rng(0)
     for numbers in SAMPLES:
-        whole = resized(spot, _sizes(free, numbers))
+        whole = resized(site, _sizes(free, numbers))
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
         results = run_region(whole, inputs)
         for place in np.ndindex(*results[0].shape[: batch.dims]):
@@ -188,17 +188,17 @@ def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
     return dict(zip(sorted(free), cycle(numbers), strict=False))
 
 
-def resized(spot: RegionSite, sizes: Mapping[str, int]) -> Graph:
-    """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
-    spot = replace(spot, outputs=over_inputs(spot.inputs, spot.outputs))
-    graph, leaves = canonical_region(region_members(spot), spot.outputs, sizes)
-    unread = {x: variable(f"unread{i}", x.tensor) for i, x in enumerate(spot.inputs) if x not in leaves}
-    return Graph(tuple([(leaves | unread)[x] for x in spot.inputs]), graph.outputs)
+def resized(site: RegionSite, sizes: Mapping[str, int]) -> Graph:
+    """A region at other sizes than it was found for. Its inputs are in the order of the site's."""
+    site = replace(site, outputs=over_inputs(site.inputs, site.outputs))
+    graph, leaves = canonical_region(region_members(site), site.outputs, sizes)
+    unread = {x: variable(f"unread{i}", x.tensor) for i, x in enumerate(site.inputs) if x not in leaves}
+    return Graph(tuple([(leaves | unread)[x] for x in site.inputs]), graph.outputs)
 
 
-def region_members(spot: RegionSite) -> list[Node]:
-    inputs = set(spot.inputs)
-    return [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
+def region_members(site: RegionSite) -> list[Node]:
+    inputs = set(site.inputs)
+    return [n for n in topological(site.outputs, stop=inputs) if n.args and n not in inputs]
 
 
 def run_region(graph: Graph, inputs: list[Any]) -> list[Any]:

@@ -28,8 +28,8 @@ def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
 def canonical_region(
     members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
 ) -> tuple[Graph, dict[Node, Node]]:
-    """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has
-    become. Scalars stay constants."""
+    """The results of `members` at fixed sizes over inputs i0, i1, ..., and the new term of every
+    operand. Scalars stay constants."""
     outside = {a for n in members for a in n.args} - set(members)
     done: dict[Node, Node] = {ABSENT: ABSENT}
     inputs: list[Node] = []

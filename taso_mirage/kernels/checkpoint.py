@@ -53,8 +53,8 @@ def _refuse_code(program: ast.Module) -> None:
 
 
 class Checkpoint:
-    """How far a search came: `next` is the candidate that is looked at next, `found` holds what was
-    accepted before, as JSON values.
+    """The progress of a search: `next` is the next candidate, `found` holds the accepted ones, as
+    JSON values.
 
     `key` says which search it is. Raises InvalidOption where the file is of another one; the file
     is then left as it is.

@@ -40,7 +40,7 @@ class Closure:
     output.
 
     `statistics`: classes and edges (all that were kept), wrong (edges that the field refuted),
-    tried (terms made), checked and pruned (different terms looked at and dropped), lost (terms in
+    tried (terms made), checked and pruned (different terms tested and dropped), lost (terms in
     which a label cancels), targets, seconds, verifying (seconds of them); capped is 1 where a
     closure without pruning was cut short. Classes and edges of which no output is derived are then
     dropped.
@@ -97,7 +97,7 @@ def close(
 def _trimmed(
     goal: Labelled, closing: _Closing, edges: list[tuple[DerivationEdge, ...]], statistics: Mapping[str, float]
 ) -> Closure:
-    """Only what the outputs are derived from, in the same order."""
+    """Only the derivations of the outputs, in the same order."""
     outputs = [closing.index[s] for s in goal.sketches if s in closing.index]
     needed: set[int] = set()
     waiting = list(outputs)
@@ -185,9 +185,8 @@ class _Closing:
         self.edges[at][edge] = None
 
     def _scaled(self, sketch: AbstractExpression) -> bool:
-        """Whether scales stand alone, or beside a sum of what they scale: before it, or with other
-        products of the goal, they would be in too many terms that are no part of a good
-        program."""
+        """Whether scales stand alone, or beside a sum that they scale: before it, or with other
+        products of the goal, they would be in too many terms that are no part of a good program."""
         scales, algebra = self.goal.scales, self.algebra
         for factors, _ in algebra.polys[sketch] if scales else ():
             near, all_ = (self._inputs(each) for each in (factors, algebra.flat(factors)[1]))

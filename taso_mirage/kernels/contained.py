@@ -20,7 +20,7 @@ def raised(region: str, error: Exception) -> None:
 
 @contextmanager
 def contained(region: str, report: ErrorReport) -> Iterator[None]:
-    """Around what is done for one region."""
+    """Around the work on one region."""
     try:
         yield
     except OutOfTime:

@@ -15,10 +15,10 @@ from taso_mirage.operators.expressions import uniform_value
 
 @dataclass(slots=True)
 class Conversion:
-    """What a model's terms have become so far: `done`, by the model's own terms.
+    """The converted terms of a model so far: `done`, by the model's own terms.
 
     `originals`: the model's weight by the term, over the weights of forms, that stands for it.
-    `biases`: the model's bias by what is added in its place.
+    `biases`: the model's bias by the term that is added in its place.
     """
 
     weights: dict[str, Weight]

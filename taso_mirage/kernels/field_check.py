@@ -6,7 +6,7 @@ Edges are checked instead of whole muGraphs: there are few of them, and all muGr
 Leaves are independent random residues at small sizes that tell labels apart. A class that is a term
 of the goal has the value that the goal's operators give it, any other the value of its first
 derivation; an edge that gives another value is wrong. So every derivation of an output over the
-edges that remain computes what the goal does.
+edges that remain computes the goal.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Values:
         """The value that an edge gives its class."""
         return edge.kind.evaluate(edge, self)
 
-    # ------------------------------------------------------------ what kinds evaluate with
+    # ------------------------------------------------------------ used by kinds to evaluate
 
     def value(self, i: int) -> Residues:
         return self.values[i]

@@ -39,6 +39,14 @@ class PreparedGoal(Protocol):
         same."""
 
     @property
+    def together(self) -> str:
+        """A name for goals that are tried in a model together: between them no layout changes."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether neighbours may be one kernel (`pipeline/fuse/neighbours.py`)."""
+
+    @property
     def known(self) -> list[Node]:
         """The operands that are weights."""
 
@@ -116,11 +124,15 @@ class PreparedKinds:
         """How a model gets the terms of those that it has none of itself."""
         return [form.terms for form in self.forms if form.terms is not None]
 
+    def begins(self, node: Node, sizes: Mapping[str, int]) -> bool:
+        """Whether a kernel may compute a term of a model, at these sizes of its symbols."""
+        return any(form.members(node, lambda _: (), lambda _: True, sizes) for form in self.forms)
+
     def candidates(
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]
     ) -> Iterator[list[Node]]:
         """The terms of a model, in their order, that may be regions with such kernels at these
-        sizes of its symbols, each with what follows; first all together that read the same."""
+        sizes of its symbols, each with its epilogue; first all together that read the same."""
         place = {node: i for i, node in enumerate(order)}
         shared: dict[Node, list[list[Node]]] = {}
         for node in order:
@@ -133,12 +145,12 @@ class PreparedKinds:
             yield from several
 
     def read(self, goal: Graph) -> PreparedGoal | None:
-        """What a goal is that one of the forms has kernels for; None for others."""
+        """Read a goal that one of the forms has kernels for; None for others."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """The same of a goal whose inputs are these terms of a model, of which the weights are
-        known and large enough."""
+        """Read a goal whose inputs are these terms of a model; None for others, and where weights
+        are unknown or too small."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None

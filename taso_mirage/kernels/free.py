@@ -1,8 +1,8 @@
-"""Sizes that only a run knows, in muGraphs: a search looks at one instance of them, and what it
-finds is typed again with names in their place.
+"""Sizes that only a run knows, in muGraphs: a search looks at one instance of them, and its results
+are typed again with names in their place.
 
 A muGraph is its roles, and those know no sizes: a label that a kernel cuts into tiles of 8 is cut
-so whatever its size is, and the last tile is what is left.
+so whatever its size is, and the last tile is the rest.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def free_tiles(
     tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim], open: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Dim]:
     """The tiles of a kernel where some labels have names for their sizes: those that it does not
-    cut stay whole, of those that it cuts the last is what is left.
+    cut stay whole, of those that it cuts the last is the rest.
 
-    What is `open` is cut in any case, into tiles of at least so many.
+    A label that is `open` is cut in any case, into tiles of at least its number there.
     """
 
     alike: Counter[tuple[str, int]] = Counter()
@@ -237,7 +237,7 @@ def _attribute(value: object, sizes: Mapping[str, int]) -> object:
 
 
 def part_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of all names of a muGraph, those of parts among them, from those of what a run fixes.
+    """Sizes of all names of a muGraph, those of parts among them, from the sizes that a run fixes.
 
     Raises Unsupported where a size is no multiple of a part's.
     """

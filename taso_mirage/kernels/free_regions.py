@@ -1,9 +1,9 @@
 """Regions whose kernels read their sizes at run time: any dims may be free.
 
-A region is searched at one instance of its free sizes, and what is found is typed again with names
-in their place (`free.py`). That is right where the labels that the search reads off the instance
-are those of every size: dims of one label have one name, and the labelled goal at other sizes is
-the region at those.
+A region is searched at one instance of its free sizes, and the result is typed again with names in
+their place (`free.py`). That is right where the labels that the search reads off the instance are
+those of every size: dims of one label have one name, and the labelled goal at other sizes is the
+region at those.
 """
 
 from __future__ import annotations
@@ -66,78 +66,78 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, spots in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
-        for spot in spots:
-            seen = symbols_in([*spot.inputs, *spot.outputs])
-            hidden = symbols_in(region_members(spot)) - seen
+    for goal, sites in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
+        for site in sites:
+            seen = symbols_in([*site.inputs, *site.outputs])
+            hidden = symbols_in(region_members(site)) - seen
             kind = None
             with contained(operators_of(goal), report):
-                kind = free_kind(spot, goal, sizes, known, prepared) if seen and not hidden else None
+                kind = free_kind(site, goal, sizes, known, prepared) if seen and not hidden else None
             with contained(operators_of(goal), report):
                 if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
-                    fixed = resized(spot, sizes) if seen else goal
-                    kind = _other(spot, fixed, batched and bool(seen))
+                    fixed = resized(site, sizes) if seen else goal
+                    kind = _other(site, fixed, batched and bool(seen))
             if kind is None:
                 left_out |= seen | hidden
             else:
-                found.setdefault(kind, []).append(spot)
+                found.setdefault(kind, []).append(site)
     return found, left_out
 
 
 def free_kind(
-    spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown, prepared: PreparedKinds | None = None
+    site: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown, prepared: PreparedKinds | None = None
 ) -> EqualRegions | None:
     """The kind of a region that has one kernel for all sizes; None where there is none."""
-    shapes = [n.shape for n in spot.inputs], [n.shape for n in spot.outputs]
+    shapes = [n.shape for n in site.inputs], [n.shape for n in site.outputs]
     free = free_sizes(*shapes)
     if free is None:
         return None
     try:
-        measured = tuple((name, evaluate(dim, sizes)) for name, dim in _dims(spot, free).items())
-        whole = resized(spot, sizes)
-        if prepared is not None and prepared.prepared(whole, spot.inputs) is not None:
+        measured = tuple((name, evaluate(dim, sizes)) for name, dim in _dims(site, free).items())
+        whole = resized(site, sizes)
+        if prepared is not None and prepared.prepared(whole, site.inputs) is not None:
             with_free_names(whole, free)
             return EqualRegions(whole, whole, free=free, measured=measured)
         if (goal, free) not in known:
-            known[goal, free] = follows(spot, label(goal), free)
+            known[goal, free] = follows(site, label(goal), free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None
     return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
 
 
-def other_kind(kind: EqualRegions, spot: RegionSite, batched: bool) -> EqualRegions | None:
+def other_kind(kind: EqualRegions, site: RegionSite, batched: bool) -> EqualRegions | None:
     """The regions of a kind with kernels for the sizes where they are measured; if `batched`, with
     one kernel for any number of samples, or None."""
-    return _other(spot, kind.whole, batched)
+    return _other(site, kind.whole, batched)
 
 
-def _other(spot: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None:
+def _other(site: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None:
     if not batched:
         return EqualRegions(whole, whole)
-    return batched_kind(spot, whole, symbols_in([*spot.inputs, *spot.outputs]), {})
+    return batched_kind(site, whole, symbols_in([*site.inputs, *site.outputs]), {})
 
 
-def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
+def _dims(site: RegionSite, free: FreeSizes) -> dict[str, Dim]:
     """The model's dim for each name."""
-    pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
+    pairs = zip([x.shape for x in site.inputs], free.inputs, strict=True)
     known = set(size_names(free.inputs))
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
 
 
-def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
+def follows(site: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
     """Whether a labelled goal at other sizes is its region there: the same terms, or else in
     float64 on random inputs."""
     labels = free.labels(goal)
     if labels is None:
         return False
-    dims, rng = _dims(spot, free), np.random.default_rng(0)
-    symbols = sorted(symbols_in([*spot.inputs, *spot.outputs]))
+    dims, rng = _dims(site, free), np.random.default_rng(0)
+    symbols = sorted(symbols_in([*site.inputs, *site.outputs]))
     for numbers in OTHERS:
-        sizes = fitting_sizes(spot, dict(zip(symbols, cycle(numbers), strict=False)))
+        sizes = fitting_sizes(site, dict(zip(symbols, cycle(numbers), strict=False)))
         if sizes is None:
             return False
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
-        whole, made = resized(spot, sizes), goal_at(goal, labels, own)
+        whole, made = resized(site, sizes), goal_at(goal, labels, own)
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
             return False
         if made.outputs == of_integers_or_floats(inlined(whole.outputs)):
@@ -152,10 +152,10 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
     return True
 
 
-def fitting_sizes(spot: RegionSite, sizes: SymbolSizes) -> dict[str, int] | None:
+def fitting_sizes(site: RegionSite, sizes: SymbolSizes) -> dict[str, int] | None:
     """The least multiples of some sizes at which all dims of a region that depend on sizes are
     there: a quarter of 2 would have no elements. None where none of them fit."""
-    members = [*spot.inputs, *region_members(spot)]
+    members = [*site.inputs, *region_members(site)]
     dims = {dim for node in members if isinstance(node.type, Tensor) for dim in node.type.shape or ()}
     free = [dim for dim in dims if isinstance(dim, Symbolic)]
     factor = 1

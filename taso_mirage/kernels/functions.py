@@ -26,15 +26,16 @@ def tensors(node: Node) -> list[Node]:
 
 
 def with_operands(example: Node, operands: Sequence[Node], scalar: Callable[[Node], Node]) -> Node:
-    """A function of the goal, of other tensors, and with what `scalar` makes of its constants."""
+    """A function of the goal, of other tensors, and with the results of `scalar` for its
+    constants."""
     replaced = {a: scalar(a) for a in example.args if a is not ABSENT and is_scalar(a)}
     replaced |= zip(tensors(example), operands, strict=True)
     return term(example.op, *[replaced.get(a, a) for a in example.args], **dict(example.attrs))
 
 
 def function_name(node: Node) -> str:
-    """The identity of an opaque function: its operator, with what is not left out or the
-    default."""
+    """The identity of an opaque function: its operator, with the attributes that are not left out
+    or the default."""
     defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
     shown = [f"{k}={v!r}" for k, v in node.attrs if v != defaults[k]]
     if any(is_scalar(a) for a in node.args):

@@ -1,4 +1,4 @@
-"""A goal over named axes: what `labels` finds, and all else of the search is about."""
+"""A goal over named axes: the result of `labels`, and the subject of the search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ size 1."""
 
 @dataclass(frozen=True, slots=True)
 class LabelledTerm:
-    """A term of the goal (after operators were replaced by what defines them), its axes, and its
+    """A term of the goal (after operators were replaced by their definitions), its axes, and its
     sketch."""
 
     node: Node
@@ -134,7 +134,7 @@ BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 """Dtypes that products also load, to compute with the floats, or the integers, of these numbers."""
 LOADED = (*COMPUTED, *BYTES, "bool")
 MADE = (*COMPUTED, "float64", "bool", "int32")
-"""The dtypes of what operators of a region give."""
+"""The dtypes of results of a region's operators."""
 
 
 def is_packed(node: Node) -> bool:

@@ -3,7 +3,7 @@ fusion).
 
 One grid cannot cut results that have other labels: the queries, keys and values of one norm, or a
 block's result and the sum that it leaves for the next. Each such set of results is a *lane*, with
-all that it is computed from: what lanes share is cheap, and computed in each of them.
+all that it is computed from: terms that lanes share are cheap, and computed in each of them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ bytes, or as the floats that they are.
 Definitions of quantized operators are over primitives; here these are operators, so that each has
 labels. A number of 8 bits that is only converted to a float, less a zero or not, is a float: it has
 at most 9 bits. All else of it is arithmetic in int32, which is exact modulo 2^32, over `whole`
-numbers. What converts such a sum to a float rounds, so it is a function that nothing distributes
-over: scales, biases and activations stand behind it.
+numbers. The conversion of such a sum to a float rounds, so it is a function that nothing
+distributes over: scales, biases and activations stand behind it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class QuantizedTerms(TermBuilder):
 
 
 def of_integers_or_floats(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every number of 8 bits as what is computed with: a float, or a whole
+    """The outputs with every number of 8 bits in the form for arithmetic: a float, or a whole
     number."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
@@ -95,7 +95,7 @@ def _as_whole(node: Node) -> Node | None:
 
 def _expanded(node: Node) -> Node:
     """A product of differences of integers as one of bytes alone, as tensor cores want them, less
-    what the zeros make: (x - a)(w - b) = x w - a w - (x - a) b, where a and b leave the sums."""
+    the terms of the zeros: (x - a)(w - b) = x w - a w - (x - a) b, where a and b leave the sums."""
     if traits(node).lowering is not Lowering.CONTRACT or node.dtype != "int32" or node.attrs:
         return node
     left, right = (_apart(each, axis) for each, axis in zip(node.args, (-1, -2), strict=True))
@@ -125,7 +125,7 @@ def _summed(x: Node, axis: int) -> Node:
 
 
 def _signed(number: Node) -> Node | None:
-    """A leaf, or a view of one, as `whole`; None for what is computed."""
+    """A leaf, or a view of one, as `whole`; None for a computed term."""
     if is_scalar(number):
         value = number.attr("value").numpy().astype(np.int32)
         return constant(value - (SIGN if number.dtype == "uint8" else 0))

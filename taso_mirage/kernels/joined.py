@@ -1,7 +1,7 @@
 """Dims that lie side by side wherever they are, as one label: a norm over channels, rows and
 columns is one over a long row.
 
-What the search chooses is then tiles of that row, and not how each of the dims is cut.
+The search then chooses tiles of that row, and not how each of the dims is cut.
 """
 
 from __future__ import annotations

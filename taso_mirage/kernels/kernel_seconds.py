@@ -1,11 +1,12 @@
-"""Predicted seconds of a kernel on a GPU, from what it does in each of many tilings.
+"""Predicted seconds of a kernel on a GPU, from its work in each of many tilings.
 
 Four things overlap: the bytes of its tensors come from memory, all that blocks move comes from the
 L2 cache, operations are computed, and the steps of a block wait one for the other. Together they
-take a p-norm of their times, which is between the longest and the sum. What a launch costs, and
-what a cluster exchanges, come on top; with more values than registers all of it takes longer. How
-much of a device's rates kernels reach, and what the rest costs, are `Coefficients`, which
-`bench/kernel_model.py` fits to measured programs. They rank; only a measurement tells the time.
+take a p-norm of their times, which is between the longest and the sum. The costs of a launch, and
+of the exchanges of a cluster, come on top; with more values than registers all of it takes longer.
+The share of a device's rates that kernels reach, and the cost of the rest, are `Coefficients`,
+which `bench/kernel_model.py` fits to measured programs. They rank; only a measurement tells the
+time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ most."""
 TOGETHER = 32
 """Blocks of a processor at a time, at most."""
 WARPS, MATRIX_ROWS = 4, 64
-"""On Hopper so many warps, and not fewer, share a product of so many rows or more."""
+"""On Hopper WARPS warps, and not fewer, share a product of at least MATRIX_ROWS rows."""
 PIECE = 8192
 """Bytes that a cluster combines, of which `Coefficients.exchange` is."""
 LONGEST = 4.0
@@ -48,14 +49,13 @@ class Coefficients:
     dim more (`batched`), and of `products` those of few rows (`small`). Microseconds: a first
     launch and a `later` one, the `start` of a block, each iteration (`step`) and as divided by the
     stages (`latency`), a step of a `chain` in an iteration or besides (`chain_once`), an operand
-    that is `computed`, how long bytes from memory are on their way (`distance`), what a cluster
-    takes to meet (`meeting`) and to `exchange` a PIECE. Instructions of a lane: `element`,
-    `function` and `fold`. So many `warps` of a processor reach half of its rate, so many
-    `matrix_warps` half of the tensor cores'. `tail`: of what a last wave leaves idle; `cluster`:
-    of all, for each further block of one. A thread has registers for so many values (`room`): the
-    words of what it loads count `word` times, lanes of the largest tile `lane` times, beside
-    products `product_lane` times; `spilled`: for each doubling above that. `norm` and `norm_once`:
-    the p, with a loop and without.
+    that is `computed`, how long bytes from memory are on their way (`distance`), the time of a
+    cluster to meet (`meeting`) and to `exchange` a PIECE. Instructions of a lane: `element`,
+    `function` and `fold`. `warps` of a processor reach half of its rate, `matrix_warps` half of the
+    tensor cores'. `tail`: the idle share of a last wave; `cluster`: of all, for each further block
+    of one. A thread has registers for `room` values: the words that it loads count `word` times,
+    lanes of the largest tile `lane` times, beside products `product_lane` times; `spilled`: for
+    each doubling above that. `norm` and `norm_once`: the p, with a loop and without.
     """
 
     bandwidth: float
@@ -148,8 +148,8 @@ def seconds_of_work(
 
 
 def _values(work: KernelWork, known: Coefficients) -> TileCounts:
-    """How many values a block has in registers: with products in a loop what is summed, and what is
-    there for all iterations; else what it loads, and its largest tile."""
+    """How many values a block has in registers: with products in a loop the sums, and the values
+    for all iterations; else the loaded values, and its largest tile."""
     words = work.held / 4
     lane = np.where(work.products > 0, known.product_lane, known.lane)
     looped = work.summed / 4 + work.held / 4

@@ -91,7 +91,7 @@ def _value(node: Node, values: Mapping[Node, LabelledValue], meaning: LabelsMean
 
 
 def _refine(values: Mapping[Node, LabelledValue], unifier: Unifier) -> None:
-    """A label and what it is renamed to have the same parts."""
+    """A label and the label that it is renamed to have the same parts."""
     pairs = [pair for v in values.values() for t in below(v.term) for pair in t.pairs]
     before = -1
     while before != len(unifier.sizes):
@@ -291,7 +291,7 @@ class _Reading:
         return other
 
     def _composed(self, term: ScalarTerm, after: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """A renaming of a term, and then that of what it is part of."""
+        """A renaming of a term, and then that of the term that it is part of."""
         outer = dict(after)
         own = {x: y for old, new in term.pairs for x, y in zip(*map(self.unifier.axis, ((old,), (new,))), strict=True)}
         total = {old: outer.get(new, new) for old, new in own.items()} | {o: n for o, n in after if o not in own}
@@ -345,7 +345,7 @@ class _Reading:
         made = algebra.mul(*args) if term.kind is DOT else args[0]
         for each in reversed(labels):
             if each not in algebra.free(made):
-                raise Unsupported(f"a fold over the label {each}, on which its operand does not hang")
+                raise Unsupported(f"a fold over the label {each}, on which its operand does not depend")
             made = kind.sketch(algebra, made, each)
         for each in labels:
             made = kind.scaled(algebra, made, each)
@@ -365,7 +365,7 @@ def _unit(kind: Elementwise, term: ScalarTerm) -> int | None:
 
 def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
     """The identities of the sums and differences that are one value: those that are used in several
-    places, and what is left of integers less their zero, which costs nothing more where they are
+    places, and differences of integers less their zero, which cost nothing more where they are
     loaded."""
     terms = {id(t): t for output in outputs for t in below(output)}
     centred = {i for i, t in terms.items() if t.kind is SUB and _is_integer(seen(t.args[0]))}

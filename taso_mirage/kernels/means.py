@@ -2,8 +2,8 @@
 
 A part of attention is a sum of exponentials times values, relative to a maximum. Over the sum of
 the same exponentials, which is handed over as well, it is a mean of the values: it has no other
-range than they have, and rounds as they do. That halves what parts take in memory (FlashInfer,
-MLSys'25, keeps its partial results so).
+range than they have, and rounds as they do. That halves the memory of parts (FlashInfer, MLSys'25,
+keeps its partial results so).
 """
 
 from __future__ import annotations

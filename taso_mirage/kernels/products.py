@@ -1,5 +1,5 @@
-"""Products of factors with exponents, and their coefficients: what a sketch's polynomials are made
-of."""
+"""Products of factors with exponents, and their coefficients: the parts of a sketch's
+polynomials."""
 
 from __future__ import annotations
 

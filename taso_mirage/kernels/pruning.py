@@ -3,8 +3,8 @@ made of it.
 
 P is part of a target T if for a monomial t of T and an injective map of P's labels, Q = t / P has
 no sign or rest that t lacks and sum(P * Q) is within T. The targets are the goal and every
-polynomial within an atom, a root, an inverse or an exp of it. What would have to cancel later is
-not part of anything: there is no cancellation.
+polynomial within an atom, a root, an inverse or an exp of it. A term that would have to cancel
+later is not part of anything: there is no cancellation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from taso_mirage.kernels.products import Coefficient, FactorPowers
 class _Opened(NamedTuple):
     """A monomial of a target with its sums opened.
 
-    It has what its labels and those of its target are, by family, and the counts of its factors
-    without labels.
+    It has its labels and those of its target, by family, and the counts of its factors without
+    labels.
     """
 
     coefficient: Coefficient
@@ -65,8 +65,8 @@ class Targets:
 
     def places(self, p: AbstractExpression) -> int:
         """The targets, as bits, of which every product of p is a part of some product, if labels
-        play no part. A product or a sum without cancellation is a part of what all its operands are
-        parts of."""
+        play no part. A product or a sum without cancellation is a part of every whole that all its
+        operands are parts of."""
         found = self._places.get(p)
         if found is None:
             counts = [self.algebra.erased.counts(self.algebra.flat(m)[1]) for m, _ in self.algebra.polys[p]]

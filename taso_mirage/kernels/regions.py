@@ -7,11 +7,12 @@ all can be replaced. A linear layer of many rows stays outside: it is bound by o
 library's product does it best. A fold after a linear layer waits for all of its columns, so a
 region ends there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a
 region have the same labels, which its grid can cut; where kernels can run beside each other,
-results of other labels are lanes (`horizontal.py`), of which no two compute the same product. What
-counts is what operators compute, not how many they are: a fused operator of a runtime is a region
-alone, and one of several results is in it with all that reads them. What has kernels that prepare
-weights is a region first, where a back end has those (`prepared.py`). What only repeats elements
-(the heads that queries share) is in it where something depends on all of them.
+results of other labels are lanes (`horizontal.py`), of which no two compute the same product.
+Regions are judged by the work of their operators, not by their number: a fused operator of a
+runtime is a region alone, and one of several results is in it with all that reads them. A term with
+kernels that prepare weights is a region first, where a back end has those (`prepared.py`). An
+operator that only repeats elements (the heads that queries share) is in it where something depends
+on all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
 
 OPERATORS, INPUTS = 24, 8
-"""A region has at most so many operators, and a lane of it so many inputs."""
+"""The most operators of a region, and the most inputs of one of its lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
@@ -80,7 +81,7 @@ def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
     """The regions of a model with every symbol at its size, in the order of their first places;
     equal ones are one."""
     found = fragments(model, sizes).items()
-    return [_region(graph, tuple([s.names for s in spots])) for graph, spots in found]
+    return [_region(graph, tuple([s.names for s in sites])) for graph, sites in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,11 @@ def fragments(
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
 ) -> dict[Graph, list[RegionSite]]:
-    """The graphs of all regions, of at most so many lanes, in the order of their first places, each
-    with its places; once it is `late`, no more are looked for. With `batched` a linear layer of a
-    free number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is
-    in single precision. What `prepared` has kernels for is a region first. Errors are reported."""
+    """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
+    with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
+    number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is in
+    single precision. A term that `prepared` has kernels for is a region first. Errors are
+    reported."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
     if prepared is not None:
         with contained("prepared weights", report):
@@ -116,8 +118,8 @@ def fragments(
     growing.run(late)
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
         with contained(operators_of(members), report):
-            graph, spot = _site(model, members, growing.results(members), sizes)
-            found.setdefault(graph, []).append(spot)
+            graph, site = _site(model, members, growing.results(members), sizes)
+            found.setdefault(graph, []).append(site)
     return found
 
 
@@ -202,9 +204,9 @@ class _Growing:
         self.region |= dict.fromkeys(members, members)
 
     def _worth(self, members: Sequence[Node]) -> bool:
-        """Whether more than one value is computed; or, on a GPU, what libraries are slow at: a
-        product with a weight for few rows or in single precision, a fold along another axis than
-        the last."""
+        """Whether more than one value is computed; or, on a GPU, a term at which libraries are
+        slow: a product with a weight for few rows or in single precision, a fold along another axis
+        than the last."""
         kinds = [(self.kinds[n], n) for n in members if self.kinds[n] is not RegionKind.CHAIN]
         slow = self.lanes > 1 and any(kind is not RegionKind.PRODUCT or self._single(n) for kind, n in kinds)
         return self._computes(self.fragment(members)) > (0 if slow else 1)
@@ -215,7 +217,7 @@ class _Growing:
         return single and (self.free or all(isinstance(n, int) for n in node.shape))
 
     def fragment(self, members: Sequence[Node]) -> Graph:
-        """Terms of the model over canonical inputs; the results are what is used outside."""
+        """Terms of the model over canonical inputs; the results are those used outside."""
         return canonical_region(members, self.results(members), self.sizes)[0]
 
     def results(self, members: Sequence[Node]) -> list[Node]:
@@ -225,9 +227,9 @@ class _Growing:
     # ------------------------------------------------------------ operators
 
     def _kind(self, node: Node) -> RegionKind | None:
-        """None for what is in no region: what has no type at these sizes, too.
+        """None for a term in no region, also for one that has no type at these sizes.
 
-        What reads a result of several has the kind of a view.
+        A term that reads a result of several has the kind of a view.
         """
         if not node.args or is_weight(node) or not is_defined(node) or of_integers(node, self.lanes > 1):
             return None
@@ -298,8 +300,8 @@ class _Growing:
         return [a for a in node.args if a in self.kinds and isinstance(a.type, Tensor) and a.dtype == "int32"]
 
     def _trimmed(self, members: list[Node]) -> list[Node]:
-        """Without the last terms of chains, and the lanes, that only add a result: what uses them
-        can compute them."""
+        """Without the last terms of chains, and the lanes, that only add a result: their users can
+        compute them."""
         for each in members[::-1]:
             rest = [n for n in members if n is not each]
             last = self.kinds[each] is RegionKind.CHAIN and not any(each in n.args for n in rest)
@@ -330,7 +332,7 @@ class _Growing:
         return list(dict.fromkeys(free))
 
     def _hull(self, inside: set[Node]) -> set[Node]:
-        """The terms and what lies between them, whole."""
+        """The terms and those that lie between them, whole."""
         first, last = min(self.position[n] for n in inside), max(self.position[n] for n in inside)
         below, above = set[Node](), set[Node]()
         for found, next_ in ((below, lambda n: n.args), (above, lambda n: self.users.get(n, ()))):
@@ -353,8 +355,8 @@ class _Growing:
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
-        """Whether there are few lanes, each with few inputs and with what computes, and no product
-        is in two of them."""
+        """Whether there are few lanes, each with few inputs and with an operator that computes, and
+        no product is in two of them."""
         if len(lanes) > self.lanes:
             return False
         products: set[Node] = set()
@@ -400,9 +402,9 @@ class _Growing:
         return True
 
     def _merge(self, members: Sequence[Node]) -> None:
-        """Give the terms of a new region one rank: between its first and its last, what depends on
-        it comes after it, all else before. The terms of a region have the same rank, operands lower
-        ones; `ranked` has a term of each rank that is in use."""
+        """Give the terms of a new region one rank: between its first and its last, terms that
+        depend on it come after it, all others before. The terms of a region have the same rank,
+        operands lower ones; `ranked` has a term of each rank that is in use."""
         ranks = [self.rank[n] for n in members]
         first, last = min(ranks), max(ranks)
         inside, behind = set(members), set(members)

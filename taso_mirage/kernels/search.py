@@ -2,7 +2,7 @@
 OSDI'25).
 
 Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role
-of every axis, then sizes; what is returned was verified as a whole.
+of every axis, then sizes; every returned muGraph was verified as a whole.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ TILINGS = 20
 TESTED = 32
 """The least number of muGraphs that are tested, even if that takes longer than the budget."""
 USUAL, FAR = 2, 1.5
-"""Kernels of a muGraph; one more is looked at where those take so many times as long as to move the
-bytes."""
+"""The usual number of kernels of a muGraph; one more is tried where those take FAR times as long as
+moving the bytes."""
 SPLITS = (2, 4, 8, 16, 32, 64)
 """Into how many parts a reduction may be split over the grid."""
 DOUBT = 0.05
 """By such a share the model's seconds for a cluster may be too few."""
 SPLITS_OF_LONG = (256, 1024)
-"""The splits of a label of so many elements that no block holds them (`tiles.LONG`), where nothing
-else is for the grid."""
+"""The splits of a label that no block holds whole (`tiles.LONG`), where nothing else is for the
+grid."""
 SPLIT_FROM = 256
 """A shorter reduction is not split."""
 
@@ -185,7 +185,7 @@ class _Late(Exception):
 
 
 class Search:
-    """One search; `statistics` tells what it did so far."""
+    """One search; `statistics` has its counts so far."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class Search:
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """The key of a candidate's order: the smallest comes first.
 
-        Where there are few threads, a split has to promise more than the model can tell apart: it
+        Where there are few threads, a split has to promise more than the error of the model: it
         never fills the machine better. So has a cluster, for which the model is further off.
         """
         split = NEAR if self.device.general and candidate.closure.goal.split else 0.0

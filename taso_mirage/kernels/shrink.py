@@ -1,5 +1,5 @@
-"""muGraphs and their goals at small sizes that tell labels apart, grid from loop, and both from
-what is broadcast.
+"""muGraphs and their goals at small sizes that distinguish labels, grid from loop, and both from
+broadcast dims.
 
 A muGraph is its roles; the field tests it where every label that is cut into tiles has a small
 composite size, one that is cut to 1 a small one, so that a test runs few blocks (Mirage, OSDI'25,
@@ -107,7 +107,7 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
         else:
             attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
-    dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of what it converts
+    dtypes = [each.dtype for each in goal.graph.outputs]  # a conversion has the sketch of its operand
     wanted = zip(goal.sketches, goal.results, dtypes, strict=True)
     results = [next(k.node for k in goal.known if (k.sketch, k.axes, k.node.dtype) == each) for each in wanted]
     inputs = tuple(done.get(i, i) for i in goal.graph.inputs)

@@ -4,8 +4,8 @@ degrees.
 exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A
 value of degree d is computed times exp(-d m), m the maximum of s over the labels that are summed
 away, so nothing overflows; a result has degree 0, where m cancels. The rolling and the split update
-of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree
-of 0 is computed bare, as the model writes it, if all that this costs is an overflow that the
+of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. A value without a
+degree of 0 is computed bare, as the model writes it, if that costs only an overflow that the
 model's own result has (`bare.py`).
 """
 
@@ -50,9 +50,9 @@ class Stabilisation:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is
-    computed so wherever it is used; and for an exponential what it is relative to, with the labels
-    over which its own exponent is the maximum of that."""
+    """A class: its degree, None where it has none; its effect if it is computed bare; whether it is
+    computed so wherever it is used; and for an exponential the maximum that it is relative to, with
+    the labels over which its own exponent is the maximum of that."""
 
     degree: Degree | None
     bare: OverflowEffect
@@ -174,7 +174,7 @@ def _safe(
         if values[c].top and values[c].top != stabilisers[key].over:
             return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
     if body.cluster is not None and any(degrees[c] for c in {*body.targets} - body.joint()):
-        return _unsafe("what is relative to the maximum of a block is stored beside what its cluster combines")
+        return _unsafe("a value relative to the maximum of a block is stored beside one that its cluster combines")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)
@@ -195,7 +195,7 @@ def _stabilisers(
     made = {c for c, _ in body.chosen}
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
-        again = key in made and key in before and not labels  # relative to what an earlier kernel stored
+        again = key in made and key in before and not labels  # relative to a value that an earlier kernel stored
         if not again and ((key in made) == (key in before) or (key in made and not labels)):
             return _unsafe("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)

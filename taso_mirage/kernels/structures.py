@@ -22,7 +22,7 @@ from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.derivations.folds import DOT
 
 STEPS = 6_000
-"""Partial bodies looked at for one kernel, at most."""
+"""The largest number of partial bodies that are tried for one kernel."""
 UNDERIVED = 10**6
 CUT = 5
 """Classes that one kernel may hand to the next."""
@@ -146,8 +146,8 @@ def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
 
 def loops(body: KernelBody, closure: Closure) -> list[str | None]:
     """None, and every label that a for-loop over this body may cut: one that no result has, and of
-    which nothing after the loop meets a value within it. What takes one pass for the sake of a
-    loop, and is derived otherwise as well, has that loop."""
+    which nothing after the loop meets a value within it. A derivation that takes one pass for the
+    sake of a loop, and has other derivations as well, has that loop."""
     labels = {x for c, _ in body.chosen for x in closure.classes[c]} | {
         x for c in body.leaves for x in closure.classes[c]
     }
@@ -183,11 +183,11 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many `kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two
-    kernels and in longer ones; the operators of a body; muGraphs that are looked at, of up to two
+    """How many `kernels` of a muGraph; bodies tried for each of them in muGraphs of up to two
+    kernels and in longer ones; the operators of a body; muGraphs that are tried, of up to two
     kernels and of each longer length. `clusters`: whether a single kernel may fold a split
-    reduction in a cluster. `folded`: whether, without products, kernels hand over what folds alone
-    derive. `cut`: the labels of which no kernel has a tile as long as they are."""
+    reduction in a cluster. `folded`: whether, without products, kernels hand over values that folds
+    alone derive. `cut`: the labels of which no kernel has a tile as long as they are."""
 
     kernels: range = range(1, 3)
     operators: int = 18
@@ -215,8 +215,8 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] =
 
 
 class _Plans:
-    """The bodies that are known so far, by what they give and how many kernels may run before them
-    (2 for more)."""
+    """The known bodies, by their results and by how many kernels may run before them (2 for
+    more)."""
 
     def __init__(self, closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool]) -> None:
         self.closure, self.limits, self.keep = closure, limits, keep
@@ -274,8 +274,8 @@ class _Plans:
         return self.known[key]
 
     def _splits_well(self, body: KernelBody) -> bool:
-        """Whether every block has one part of a split label, or none has: what reads parts has them
-        on its grid, or combines them."""
+        """Whether every block has one part of a split label, or none has: readers of parts have
+        them on their grid, or combine them."""
         reads = {c for c, e in body.chosen if e.kind.reads is not None} | {*body.leaves}
         labels = {x for c in reads for x in self.closure.classes[c]} & self.outer
         return labels <= body.grid or not self.outer.isdisjoint(body.reduced)
@@ -300,7 +300,7 @@ class Space:
     @cached_property
     def depths(self) -> list[int]:
         """How many operators derive each class at least, whatever is shared: the length of the
-        shortest chain; 0 for what is read."""
+        shortest chain; 0 for an input."""
         return self._least(max, lambda c: 0)
 
     def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
@@ -353,10 +353,10 @@ def cluster_space(closure: Closure) -> Space:
 def space(closure: Closure, before: int, combines: bool, folded: bool = False) -> Space:
     """A kernel with no, one or more kernels `before` it.
 
-    Of a split reduction one either `combines` partial results, without what they are of, or
-    computes parts: it does not sum over them. Where it is `folded`, and nothing is multiplied as
-    matrices are, a kernel hands over what only folds derive: to compute the rest again costs less
-    than to store it.
+    A split reduction either `combines` partial results, without their operands, or computes parts:
+    it does not sum over them. Where it is `folded`, and nothing is multiplied as matrices are, a
+    kernel hands over values that only folds derive: computing the rest again costs less than
+    storing it.
     """
     any_ = not folded or any(e.kind is DOT for made in closure.edges for e in made)
     outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
@@ -384,9 +384,9 @@ def _derived(edges: Sequence[Sequence[DerivationEdge]], allowed: Callable[[int, 
 
 
 def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
-    """Consistent choices of derivations, short ones first: best-first by what is chosen and what
-    the classes that wait need at least, each for itself. Classes that several share are counted
-    several times, so the order is nearly that of the lengths."""
+    """Consistent choices of derivations, short ones first: best-first by the cost of the choices
+    and the least cost of the classes that wait, each for itself. Classes that several share are
+    counted several times, so the order is nearly that of the lengths."""
     numbers, needs, depths = count(), space.needs, space.depths
     start = tuple(dict.fromkeys(targets))
     queue: list[tuple[int, int, int, dict[int, DerivationEdge], tuple[int, ...], tuple[int, ...]]] = []
@@ -415,7 +415,7 @@ def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choic
 
 
 def _circular(made: int, edge: DerivationEdge, chosen: Mapping[int, DerivationEdge]) -> bool:
-    """Whether a derivation would rest on what it derives."""
+    """Whether a derivation would rest on its own result."""
     stack, seen = list(edge.args), set[int]()
     while stack:
         below = stack.pop()

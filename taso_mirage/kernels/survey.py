@@ -1,7 +1,7 @@
-"""The regions of a model, each searched within its share of a budget, and what the cost model says
-of its operators one by one.
+"""The regions of a model, each searched within its share of a budget, and the cost model's
+prediction for its operators one by one.
 
-What was found is a plain value for `json.dump`, so that a survey goes on where it was interrupted.
+The results are a plain value for `json.dump`, so that a survey continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def survey(
     known: Mapping[Graph, Mapping[str, Any]],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Surveyed]:
-    """Every region with what was found; what one leaves of its share of `budget`, in seconds, is
-    for those after it.
+    """Every region with its result; the unused part of its share of `budget`, in seconds, is for
+    those after it.
 
-    `known`: what `survey_data` gave for a graph in an earlier survey. Once `stop` says so, the rest
-    is not searched.
+    `known`: the result of `survey_data` for a graph in an earlier survey. Once `stop` says so, the
+    rest is not searched.
     """
     end = time.monotonic() + budget
     single: dict[Graph, float] = {}
@@ -100,7 +100,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
         raise
     except TasoMirageError as error:
         problem = str(error)
-    except Exception as error:  # a bug; it must not cost what is found for the other regions
+    except Exception as error:  # a bug; it must not cost the results of the other regions
         problem = f"internal error, please report it: {type(error).__name__}: {error}"
     apart = sum(_single(node, single, progress, H100) for node in region.operators)
     return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)
@@ -128,7 +128,7 @@ def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int,
 
 
 def survey_data(each: Surveyed) -> dict[str, Any]:
-    """A region and what was found, for `json.dump`; times in seconds."""
+    """A region and its result, for `json.dump`; times in seconds."""
     found = each.found
     return {
         "goal": to_json(each.region.graph),
@@ -150,7 +150,7 @@ def survey_data(each: Surveyed) -> dict[str, Any]:
 def known_regions(rows: Any) -> dict[Graph, Mapping[str, Any]]:
     """The regions of an earlier survey for which a muGraph was found.
 
-    Raises SyntaxProblem for what is no such survey.
+    Raises SyntaxProblem for a value that is no such survey.
     """
     try:
         done = [row for row in rows if row["mugraph"] is not None and row["device"] == H100.name]

@@ -28,9 +28,9 @@ BYTES, TURNING = 0.5, 1.75
 """The time of a product of bytes relative to one of half precision: where both operands lie along
 the sum, as tensor cores want it, and where a tile is turned in registers (quantized_h100-H200)."""
 SINGLE, PARTED = 7.5, 4
-"""A product of single precision takes so many times as long as one of half precision, in parts on
-the tensor cores, and to make the parts of an element, and each iteration, as long as so many
-products of an element more."""
+"""The time of a product of single precision relative to one of half precision, in parts on the
+tensor cores; and the number of products of an element as long as which making its parts, and each
+iteration, takes."""
 LEAST = 16
 """Rows, columns and terms that a product on tensor cores has at least."""
 BETWEEN = 0.25
@@ -52,17 +52,17 @@ class KernelWork:
     """The work of one kernel: every number is an array with one element for each tiling.
 
     `blocks`, those of a `cluster`, `iterations`. Bytes: those of all tensors, each once (`unique`);
-    what a block loads in an iteration (`looped`), loads besides (`loaded`) and stores (`stored`),
-    in whole sectors; and what the lanes of the tiles hold that are loaded in an iteration
-    (`flying`) and besides (`held`), of sums (`summed`), and of what a cluster combines
-    (`exchanged`, in so many `meetings`). Operations of products on tensor cores, in an iteration
-    (`dots`) and besides (`dots_once`), and of those with a dim that both operands and the result
-    have (`batched`, `batched_once`); how many `products` there are, and `rows`: the longer side of
-    the smallest one, 0 without any. Operations on lanes, in an iteration (`lanes`) and besides
-    (`lanes_once`); of all of them `functions` and `folds`, whose sums threads exchange. `largest`:
-    lanes of the largest tile. `chain`, `chain_once`: steps that wait one for the other, in an
-    iteration and besides; `computed_once`: operands of products outside of the loop that are no
-    tiles of tensors. `later`: 1 where it reads what an earlier kernel stored, else 0.
+    those that a block loads in an iteration (`looped`), loads besides (`loaded`) and stores
+    (`stored`), in whole sectors; and the values in the lanes of the tiles that are loaded in an
+    iteration (`flying`) and besides (`held`), of sums (`summed`), and of those that a cluster
+    combines (`exchanged`, in so many `meetings`). Operations of products on tensor cores, in an
+    iteration (`dots`) and besides (`dots_once`), and of those with a dim that both operands and the
+    result have (`batched`, `batched_once`); how many `products` there are, and `rows`: the longer
+    side of the smallest one, 0 without any. Operations on lanes, in an iteration (`lanes`) and
+    besides (`lanes_once`); of all of them `functions` and `folds`, whose sums threads exchange.
+    `largest`: lanes of the largest tile. `chain`, `chain_once`: steps that wait one for the other,
+    in an iteration and besides; `computed_once`: operands of products outside of the loop that are
+    no tiles of tensors. `later`: 1 where it reads values that an earlier kernel stored, else 0.
     """
 
     blocks: TileCounts
@@ -209,7 +209,7 @@ class TileWork:
 
     def _count_product(self, made: int, edge: DerivationEdge, when: str, found: dict[str, TileCounts]) -> TileCounts:
         """Count a sum of products where it is one of matrices: both operands have several elements
-        along what the other lacks, and along the sum. The result is 1 there, else 0."""
+        along the labels that the other lacks, and along the sum. The result is 1 there, else 0."""
         a, b = (self.labels(x) for x in edge.args)
         sides = [self._lanes(x) for x in (a - b, b - a, (a & b) - self.labels(made))]
         there = np.where(np.min(sides, axis=0) > 1, 1.0, 0.0)
@@ -300,8 +300,8 @@ class TileWork:
 
 
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
-    """The labels of a tensor, the one along which elements stand side by side first; of what
-    kernels hand on that one alone, as the goal's results have it."""
+    """The labels of a tensor, the one along which elements stand side by side first; for values
+    between kernels that one alone, as the goal's results have it."""
     goal = closure.goal
     axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))

@@ -110,9 +110,9 @@ class TiledPlan:
 
 
 def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
-    """In their order, but what has the slowest kernel of another one comes again only after each
-    such kernel has come: a tuner that measures the first few then sees that many different kernels,
-    and not one beside many that follow it."""
+    """In their order, except that a plan with the slowest kernel of another one comes again only
+    after each such kernel has come: a tuner that measures the first few then sees that many
+    different kernels, and not one beside many that follow it."""
     seen: Counter[tuple[object, ...]] = Counter()
     times = []
     for each in candidates:
@@ -127,8 +127,8 @@ def with_forms(
     candidates: Sequence[TiledPlan], possible: Callable[[TiledPlan], bool] = lambda _: True
 ) -> list[TiledPlan]:
     """In their order, but behind the first one the best of each other form, the simplest first: of
-    clusters or none, and of so many kernels. The model is furthest off between forms, and what is
-    measured first has some of each.
+    clusters or none, and by the number of kernels. The model is furthest off between forms, so the
+    first candidates to be measured include some of each.
 
     Where the first one has no product of matrices, which tensor cores compute, the best that has
     one and is `possible` is the second, however far behind.
@@ -148,7 +148,7 @@ def with_forms(
 
 def _multiplies(each: Tiled, closure: Closure) -> bool:
     """Whether a block has a product of matrices, which tensor cores compute: with several elements
-    along what each operand alone has, and along the sum."""
+    along the labels that each operand alone has, and along the sum."""
     classes = closure.classes
     products = [(made, *edge.args) for made, edge in each.kernel.body.chosen if edge.kind is DOT]
     sides = [

@@ -48,7 +48,8 @@ registers."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 WIDE = 512
-"""A label of so many elements may be whole in a block of a GPU: the values of a latent head."""
+"""The most elements of a label that may be whole in a block of a GPU: the values of a latent
+head."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 LONG, STREAMED = 1 << 15, 8192
@@ -100,7 +101,7 @@ def tiled(
 
 
 def rank(seconds: float, held: float) -> tuple[int, float, float]:
-    """The order of what the model says: of times that it cannot tell apart, what leaves more of a
+    """The order by the model: of times that it cannot distinguish, the kernel that leaves more of a
     processor to other blocks is first."""
     return round(math.log(seconds) / NEAR), held, seconds
 
@@ -159,14 +160,13 @@ class _Model(TileWork):
         return self._tile(c) * self._bytes(c) * self.loaded.get(c, self.one)
 
     def _room(self) -> TileCounts:
-        """Bytes of what a block has in shared memory at least: two of each tile that iterations
-        load."""
+        """The least bytes of a block in shared memory: two of each tile that iterations load."""
         again = np.where(self.once, 0, 1)
         tiles = (self._held(c) * (1 + again * (c in self.inside)) for c in self.sources)
         return np.asarray(sum(tiles, 0 * self.one))
 
     def sums(self) -> TileCounts:
-        """Bytes of what is summed, in registers."""
+        """Bytes of sums, in registers."""
         sums = [c for c, e in self.body.chosen if e.label is not None and e.label != self.body.cluster]
         return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
 

@@ -1,4 +1,4 @@
-"""The meaning `labels`: what an operator does on named axes, read off its definition.
+"""The meaning `labels`: the effect of an operator on named axes, read off its definition.
 
 Values are axes and a term over scalars and folds.
 """
@@ -192,8 +192,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return replace(x, axes=axes, term=ScalarTerm(TermForm.RENAME, (x.term,), pairs=tuple(pairs)))
 
     def cast(self, a: LabelledValue, dtype: str) -> LabelledValue:
-        """Kernels keep what they compute in fp32: rounding is checked with numbers, not here. A
-        whole number may have more digits than fp32: its conversion is a function."""
+        """Kernels keep computed values in fp32: rounding is checked with numbers, not here. A whole
+        number may have more digits than fp32: its conversion is a function."""
         if not is_computed(dtype) and a.dtype != dtype:
             raise Unsupported(f"a conversion from {a.dtype} to {dtype}")
         if a.dtype == INTEGERS and is_computed(dtype):
@@ -238,8 +238,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return LabelledValue(left, a.dtype, made)
 
     def _refuse_long(self, total: ScalarTerm) -> None:
-        """Raise Unsupported where a sum of integers, with the sums below it, is of so many products
-        that tensor cores may saturate."""
+        """Raise Unsupported where a sum of integers, with the sums below it, has more products than
+        tensor cores sum without saturating."""
         labels = {label for each in below(total) for label in self.unifier.axis(each.labels)}
         if (count := prod(self.unifier.sizes[label] for label in labels)) >= SUMMED:
             raise Unsupported(f"a sum of {count} products of integers: of {SUMMED} and more it may not be in int32")

@@ -1,8 +1,8 @@
 """A muGraph against its goal: random tests in the finite field, then numbers (Mirage, section 5;
 PET, Theorem 2).
 
-What the field accepts is equal in exact arithmetic but for the stated probability; what also passes
-the numbers does not overflow where the goal does not, and rounds as float32 does.
+A muGraph that the field accepts is equal in exact arithmetic up to the stated probability; one that
+also passes the numbers does not overflow where the goal does not, and rounds as float32 does.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LARGEST = float(np.finfo(np.float32).max)
 SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
 AGAIN = 2
-"""Tests in the field of what was tested before, at its real sizes."""
+"""Tests in the field of a muGraph that was tested before, at its real sizes."""
 UNDERFLOW = 1e-30
 """An absolute error that float32's smallest numbers excuse."""
 
 
 def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Failure:
-    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; a failure
-    says why not."""
+    """Whether `mugraph` computes `goal`, over the same leaves at fixed sizes; a failure says why
+    not."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
         why = f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not"
@@ -204,9 +204,9 @@ def _references(goal: Graph, seed: int) -> tuple[NumericReference, ...]:
 
 
 def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
-    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of
-    the goal's condition; and where an input is shifted, of what a rounding of its mean does to an
-    element."""
+    """The allowed error is a multiple of the change by a rounding of each input in float32, so of
+    the goal's condition; and where an input is shifted, of the change of an element by a rounding
+    of its mean."""
     rng = np.random.default_rng(seed)
     inputs = {n: _drawn(n.tensor, case, i, rng) for i, n in enumerate(_leaves(goal))}
     nudged = {n: _nudged(a, rng) for n, a in inputs.items()}

@@ -2,7 +2,7 @@
 them all.
 
 A sum may have a maximum in it, whose bounds depend on a logarithm, and so on. So every module of
-rules is given the whole algebra, and asks it for what other modules know.
+rules is given the whole algebra, and asks it for the functions of other modules.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Ratio
 
 class ScalarAlgebra(Protocol):
     """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x));
-    `squares`: the squares of magnitudes and of roots of what is not negative.
+    `squares`: the squares of magnitudes and of roots of non-negative terms.
 
     `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces
-    integers. `largest` is a maximum over branches, and `pulled` what can be taken out of it.
-    `shifted` and `factored` take factors out of a sum. `span` has the values that a function can
-    have.
+    integers. `largest` is a maximum over branches, and `pulled` the part that can be taken out of
+    it. `shifted` and `factored` take factors out of a sum. `span` has the values that a function
+    can have.
     """
 
     indices: Indices

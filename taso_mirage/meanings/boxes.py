@@ -49,7 +49,8 @@ class Cut:
 class Boxes(Meaning[Cut]):
     """Sizes are integers.
 
-    Operators that are not linear in what depends on an input raise Unsupported: they end a region.
+    Operators that are not linear in the operands that depend on an input raise Unsupported: they
+    end a region.
     """
 
     def shape(self, a: Cut) -> Shape:
@@ -118,8 +119,8 @@ class Boxes(Meaning[Cut]):
     # ------------------------------------------------------------ positions
 
     def reshape(self, a: Cut, shape: Sequence[Dim]) -> Cut:
-        """Runs of dims with equal products are taken together: what is merged is linear only within
-        a row."""
+        """Runs of dims with equal products are taken together: a merged dim is linear only within a
+        row."""
         result = SHAPES.reshape(a.type, shape)
         wanted = tuple(int(n) for n in result.shape or ())
         splits: list[frozenset[int]] = []
@@ -218,7 +219,7 @@ def _aligned(x: Cut, axis: int, rank: int) -> list[frozenset[int]]:
 
 
 def _seen(points: frozenset[int], positions: NDArray[Any]) -> frozenset[int]:
-    """The split points of what is picked at positions of one step."""
+    """The split points of elements picked at positions of one step."""
     interval = np.searchsorted(sorted(points), positions, side="right")
     return frozenset((np.flatnonzero(np.diff(interval)) + 1).tolist())
 

@@ -14,7 +14,7 @@ Conditions = tuple[Dim, ...]
 
 
 class Unprovable(Exception):
-    """A step outside of what the proof methods cover, with the reason."""
+    """A step outside of the proof methods, with the reason."""
 
 
 @dataclass(frozen=True)

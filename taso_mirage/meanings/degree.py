@@ -17,7 +17,7 @@ _FUNCTIONS = ("map", "reduce", "cumulate")
 
 
 class DegreeMeaning(Typed[Degrees]):
-    """A note maps input names to degrees; infinity for what is no polynomial."""
+    """A note maps input names to degrees; infinity where it is no polynomial."""
 
     def note(
         self, primitive: str, fn: Any, notes: Sequence[Degrees], operands: Sequence[Tensor], result: Tensor

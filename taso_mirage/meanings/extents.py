@@ -1,5 +1,5 @@
-"""The meaning `extents`: integer arrays whose elements are sizes, so that what a model computes
-from shapes is known symbolically."""
+"""The meaning `extents`: integer arrays whose elements are sizes, so that values that a model
+computes from shapes are known symbolically."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from taso_mirage.meanings.sizes import fits
 
 
 class Extents(Reals):
-    """Values are object arrays of Dims, which are of a dtype to the program; what needs more than
-    their arithmetic is Undecidable.
+    """Values are object arrays of Dims, which are of a dtype to the program; functions beyond their
+    arithmetic are Undecidable.
 
-    Sums and products are known modulo 2^n. What looks at a number (a quotient, a comparison, a
-    conversion to more digits) needs one that surely fits.
+    Sums and products are known modulo 2^n. A function that reads a number (a quotient, a
+    comparison, a conversion to more digits) needs one that surely fits.
     """
 
     def __init__(self, held: str = "int64") -> None:
@@ -61,7 +61,7 @@ class Extents(Reals):
         return np.asarray(function(*xs), object)
 
     def _looked_at(self, xs: Sequence[Array]) -> None:
-        """Undecidable where a number may not be what its digits say."""
+        """Undecidable where a number may differ from its digits."""
         for v in (v for x in xs for v in x.flat if x.dtype == object):
             if not fits(v, self.held):
                 raise Undecidable(f"whether {v} fits {self.held}")

@@ -26,7 +26,8 @@ from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, 
 from taso_mirage.meanings.shapes import SHAPES
 
 SMALL = (-256, 256)
-"""Residues of these are whole numbers to what rounds; another residue is seldom one of them."""
+"""Residues of these are whole numbers to rounding functions; another residue is seldom one of
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Field(Meaning[Residues]):
         self.generator = residue_power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
 
     def repeated(self, times: int) -> Field:
-        """The field of so many programs side by side, each with this one's trials: values of (times
+        """The field of several programs side by side, each with this one's trials: values of (times
         * trials, ...)."""
         wide = copy(self)
         wide.trials, wide.generator = self.trials * times, np.tile(self.generator, (times, 1))

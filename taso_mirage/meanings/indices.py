@@ -1,4 +1,4 @@
-"""Integers of a proof: index variables with ranges, sizes of at least 1, and what follows about
+"""Integers of a proof: index variables with ranges, sizes of at least 1, and facts about
 polynomials over both."""
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Indices:
         return self.variable(f"?{len(self.extents)}", extent)
 
     def bind(self, e: Dim, mapping: Mapping[str, Dim]) -> Dim:
-        """`e` with variables replaced, and quotients simplified by what is known of their
-        ranges."""
+        """`e` with variables replaced, and quotients simplified by known ranges."""
         if isinstance(e, int) or index_names(e).isdisjoint(mapping):
             return e
 
@@ -147,7 +146,7 @@ class Indices:
         return q, e
 
     def divide(self, e: Dim, d: Dim) -> Dim:
-        """e // d for d >= 1, simplified by ranges; what is left is a quotient atom."""
+        """e // d for d >= 1, simplified by ranges; the rest is a quotient atom."""
         if d == 1 or (isinstance(e, int) and isinstance(d, int)):
             return e // d
         q, r = self._split(e, d)
@@ -204,7 +203,7 @@ class Indices:
         return self.entails(given, -e - 1)
 
     def joined(self, given: Conditions, more: Iterable[Dim]) -> Conditions | None:
-        """The conjunction without what is implied; None where it cannot hold."""
+        """The conjunction without implied conditions; None where it cannot hold."""
         for e in more:
             if e in given:
                 continue

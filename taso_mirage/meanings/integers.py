@@ -1,4 +1,4 @@
-"""Z3 on the integers of a proof: what follows from conditions, index ranges and sizes of at least
+"""Z3 on the integers of a proof: consequences of conditions, index ranges and sizes of at least
 1."""
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ class Ranges(Protocol):
 
 
 def context(indices: Ranges) -> Any:
-    """Z3's state for one proof: what it can show within the limit must not depend on earlier
-    proofs."""
+    """Z3's state for one proof: the proofs within the limit must not depend on earlier ones."""
     import z3
 
     if indices.context is None:
@@ -31,7 +30,7 @@ def context(indices: Ranges) -> Any:
 
 
 class _Translation:
-    """Dims as Z3 integers; `facts` collects what holds of every variable met."""
+    """Dims as Z3 integers; `facts` collects the facts about every variable met."""
 
     def __init__(self, indices: Ranges) -> None:
         self.indices, self.context = indices, context(indices)

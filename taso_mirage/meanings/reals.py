@@ -22,7 +22,7 @@ after the other: a fold along few elements costs numpy ten times as much."""
 
 class Reals(Meaning[Array]):
     """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
-    hold. Floats of 8 bits are what they are in both: to make one is a decision of rounding."""
+    hold. Floats of 8 bits are unchanged in both: making one is a decision of rounding."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact

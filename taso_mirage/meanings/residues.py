@@ -1,4 +1,4 @@
-"""Arithmetic modulo two primes, and what scalar functions do to residues.
+"""Arithmetic modulo two primes, and the effect of scalar functions on residues.
 
 The meaning `field` is built from these. The rules are for the records of functions; a function
 without one is a random oracle.
@@ -91,7 +91,7 @@ def exact(fn: Callable[..., Array]) -> FieldRule:
 def residue_order(
     choose: Callable[[list[Array], list[Array]], Array], ties: Callable[[list[Array]], Array] | None = None
 ) -> FieldRule:
-    """Decide on centred mod-p residues, then take both sides of what was chosen.
+    """Decide on centred mod-p residues, then take both sides of the choice.
 
     `ties`: where the order mod p leaves open which residue mod q is chosen; such a trial decides
     nothing.

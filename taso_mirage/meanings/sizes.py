@@ -1,4 +1,4 @@
-"""How large sizes and positions can be: the bounds that proofs assume, and what follows from them.
+"""The ranges of sizes and positions: the bounds that proofs assume, and their consequences.
 
 A dim of a tensor is below 2^30, and a tensor has at most 2^48 elements: sums of two dims fit
 no machine addresses more bytes. A position is below the dim that it is a position of.

@@ -19,7 +19,7 @@ N = TypeVar("N")
 class Typed(Meaning[tuple[Tensor, N]], Generic[N]):
     """A value is (type, note).
 
-    A subclass says in `note` what a primitive makes of its operands' notes.
+    A subclass defines in `note` the note of a primitive's result, given its operands' notes.
     """
 
     def note(self, primitive: str, fn: Any, notes: Sequence[N], operands: Sequence[Tensor], result: Tensor) -> N:

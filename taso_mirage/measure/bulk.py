@@ -93,7 +93,7 @@ def _work(node: Node, sizes: Mapping[str, int]) -> Work:
 
 def smaller(model: Model, sizes: Mapping[str, int], held: Collection[str]) -> Iterator[dict[str, int]]:
     """Sizes at which less is made, the largest first: batches of 1, then half of all that is large,
-    again and again, as far as sizes that have to agree do. What is `held` stays."""
+    again and again, as far as sizes that have to agree do. Values that are `held` stay."""
     asked, now = relations(model), dict(sizes)
     inputs = [n for n in model.graph.inputs if n.tensor.shape is not None and len(n.shape) > 1]
     leading = {str(n.shape[0]) for n in inputs}

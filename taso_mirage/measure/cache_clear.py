@@ -1,4 +1,4 @@
-"""Emptying the cache: what this program keeps there, and nothing else."""
+"""Emptying the cache: the files of this program there, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cleared:
 
 
 def clear_cache(folder: Path | None = None, dry: bool = False) -> list[Cleared]:
-    """Remove what the cache has, or with `dry` only say what that is.
+    """Remove the entries of the cache, or with `dry` only count them.
 
     Nothing is followed that is a link, and nothing goes that has another name than this program
     gives. Tables are emptied in one transaction, so that an optimizer that runs meanwhile goes on

@@ -2,8 +2,8 @@
 of the same kind.
 
 A zip archive: `manifest.json`, the costs as lines of JSON, and the files of `kernels/` and
-`mutants/`. All is data with the device and the versions in its key, so that what is of another
-device lies there and is not used. Verdicts of the prover are no part of it: they are found anew.
+`mutants/`. All is data with the device and the versions in its key, so that entries of another
+device lie there and are not used. Verdicts of the prover are no part of it: they are found anew.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def export_cache(target: Path, folder: Path | None = None) -> CacheContents:
 
 
 def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
-    """Add what an archive has to the cache; what is there already stays.
+    """Add the entries of an archive to the cache; existing ones stay.
 
     Raises InvalidOption for a file that is no such archive; then nothing was added.
     """
@@ -99,14 +99,14 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
 
 
 def _checked(archive: zipfile.ZipFile) -> tuple[list[tuple[str, str, float]], dict[str, bytes]]:
-    """The costs and files of an archive, read and looked at before anything is written."""
+    """The costs and files of an archive, read and checked before anything is written."""
     manifest = json.loads(archive.read(MANIFEST))
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}, this version reads {FORMAT}; update taso-mirage")
     costs = [_cost(json.loads(line)) for line in archive.read(COSTS).decode().splitlines()]
     names = [name for name in archive.namelist() if name not in (MANIFEST, COSTS)]
     if strange := [name for name in names if not _NAME.fullmatch(name)]:
-        raise ValueError(f"it has a file {strange[0]!r}, which is none of a cache")
+        raise ValueError(f"it has a file {strange[0]!r}, which does not belong to a cache")
     files = {name: archive.read(name) for name in names}
     for content in files.values():
         json.loads(content)

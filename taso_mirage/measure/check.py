@@ -9,20 +9,20 @@ on its bytes. Elements that are
 not finite must be the same in both; integers, booleans and strings must be equal. So the optimized
 model may round as much as the original does, and not lose a digit more.
 
-Results that are small beside what they are computed from (a sigmoid near 0, a difference of equals)
-are right to a rounding of that, and not of their own size. Where the bound is missed, r is computed
-with every intermediate result a small part of a rounding off; how far a whole rounding would move
-it, to first order, is the output's resolution s. An original that is up to FLOOR * s off is
-explained by it; an optimized model may be s off (its weights may be rounded anew), if the original
-is not; and where the original was off by more on other inputs (it may be right by luck on these),
-that counts as its error, up to s.
+Results that are small beside their operands (a sigmoid near 0, a difference of equals) are right to
+a rounding of those, and not of their own size. Where the bound is missed, r is computed with every
+intermediate result a small part of a rounding off; how far a whole rounding would move it, to first
+order, is the output's resolution s. An original that is up to FLOOR * s off is explained by it; an
+optimized model may be s off (its weights may be rounded anew), if the original is not; and where
+the original was off by more on other inputs (it may be right by luck on these), that counts as its
+error, up to s.
 
 Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r
 is no reference (a decision that rounding turned, or a definition that is wrong), and the optimized
 model must be within FLOOR * eps * max of the original. If it is no further off than the dtype's
 least normal number, below which digits are lost without any fault, the optimized model must be as
-near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that
-one's kernels that are wrong, so the original runs on the CPU provider then: what is near r there is
+near to r as the original is. On another target than ONNX Runtime's CPU provider the original's
+kernels may be wrong, so the original runs on the CPU provider then: where it is near r there, it is
 the original of the case.
 
 Where r is no reference and that fails, every input, weight and constant is rounded another way: if
@@ -32,10 +32,10 @@ min(max|original - r|, max|moved r - r|).
 
 Where operators let the runtime round operands to few digits (the trait `coarse`), everything is
 compared twice. Without these attributes, original and optimized model are compared as said. With
-them, as the models are, r is what that comparison has shown to be right, and so no error of the
-original is implausible: the optimized model may be FACTOR times as far from r. Kernels in the place
-of such operators may round, too, but only a `share` as much as the original does: in the first
-comparison they may be so far from r.
+them, as the models are, r is right by that comparison, and so no error of the original is
+implausible: the optimized model may be FACTOR times as far from r. Kernels in the place of such
+operators may round, too, but only a `share` as much as the original does: in the first comparison
+they may be so far from r.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ FINE_CASE = ", no operands rounded"
 @dataclass(frozen=True, slots=True)
 class CheckCase:
     """One set of inputs: where it comes from, the arrays, the original's outputs and float64
-    reference on it, and how far roundings move each of these references: of what goes in, in so
-    many ways (`moved`), and, to first order, of all intermediate results (`resolution`). Both are
+    reference on it, and how far roundings move each of these references: of the inputs, in so many
+    ways (`moved`), and, to first order, of all intermediate results (`resolution`). Both are
     computed when they are asked for. `fine`: the original's outputs where the runtime rounds no
     operands to few digits, if it does so."""
 
@@ -172,7 +172,7 @@ def check_cases(
             continue
         there = None if finely is None else finely.run(each.inputs)
         case = case_on(each.name, model, each.inputs, each.outputs, reference, there)
-        if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+        if each.extreme and not _tame(case):  # the laws are over the reals, and extreme numbers may break them
             continue
         yield _witnessed(witness, session.target, case)
     if skipped is not None:
@@ -225,7 +225,7 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moving(model: Model, inputs: Arrays, reference: Sequence[Any]) -> Callable[[int], list[float]]:
-    """How far outputs move in float64 when what goes in is rounded in so many other ways."""
+    """How far outputs move in float64 when the inputs are rounded in a number of other ways."""
     one = cache(lambda seed: _apart(FloatReference(model, seed)(inputs, in_command), reference))
     return lambda ways: [max(each) for each in zip(*map(one, NUDGES[:ways]), strict=True)]
 
@@ -300,7 +300,7 @@ def _finely(case: CheckCase, outputs: list[Any], share: float) -> CheckCase:
 
 
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
-    """The difference of an output; where it fails, with what roundings explain."""
+    """The difference of an output; where it fails, with the part that roundings explain."""
     old, exact = case.original[i], case.reference[i]
     coarse = case.fine is not None
     found = difference(case.name, name, new, old, exact, coarse=coarse, against=case.against)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
+from taso_mirage.errors import InputsRefused, InvalidModel, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import ABSENT, Node, is_array, is_float, numpy_dtype, topological
@@ -28,7 +28,7 @@ from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
-from taso_mirage.onnx_io.compared import compared_numbers
+from taso_mirage.onnx_io.input_requirements import compared_numbers
 from taso_mirage.operators.exactness import truncates
 
 LARGE = 1 << 20
@@ -53,8 +53,8 @@ class CheckInput:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, the others at their base; and what is
-    tried where neither runs: with other dims that have to agree, multiples, and all dims of that
+    """For every dynamic dim a larger and a smaller size, the others at their base; and further
+    trials where neither runs: with other dims that have to agree, multiples, and all dims of that
     size at once."""
     asked = relations(model)
     for name in model.symbols():
@@ -129,7 +129,7 @@ def _mixed(array: Any, rng: np.random.Generator) -> Any:
 
 def _may_be_extreme(model: Model) -> list[str]:
     """The names of integer inputs that only reach operators whose time and memory depend on sizes
-    alone. An opaque node may loop so often, or make a tensor so large. None where integers are
+    alone. An opaque node may loop that often, or make a tensor that large. None where integers are
     divided: the least one by -1 ends the process (SIGFPE)."""
     nodes = model.nodes()
     if any(truncates(n) for n in nodes):
@@ -175,7 +175,7 @@ class CheckInputs:
             try:
                 yield CheckInput(name, inputs, self.session.run(inputs), sizes)
             except RunRefused as error:
-                raise InvalidOption(f"the model does not run on {name}. {error}") from None
+                raise InputsRefused(f"the model does not run on {name}. {error}") from None
         like = fitting(self.model, self.given, self.base)
         yield from self._random() if like is None else self._varied(like)
         for other in self.others:
@@ -359,10 +359,10 @@ class CheckInputs:
         if moved := self._differing(sizes):
             self._skipped[shown_sizes(moved)] = None
 
-    # ------------------------------------------------------------ what was made up
+    # ------------------------------------------------------------ made-up inputs
 
     def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
         return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))
 
-    def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
+    def _refused(self, sizes: Mapping[str, int], why: str) -> InputsRefused:
         return refusal(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes), why)

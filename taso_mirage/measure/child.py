@@ -1,8 +1,8 @@
-"""ONNX Runtime in a process of its own: what crashes it, fills the memory or never ends takes that
-process with it, not this one.
+"""ONNX Runtime in a process of its own: a crash, full memory or an endless run ends that process,
+not this one.
 
 One process lives as long as this one and answers calls of functions in turn; after a crash or a
-time limit the next call starts another. What it keeps (`native.py`) has numbers that hold for one
+time limit the next call starts another. Its objects (`native.py`) have numbers that hold for one
 life of it.
 
     python -P -m taso_mirage.measure.child FD
@@ -62,8 +62,8 @@ class Child:
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Call a module's function in the child process and return its result.
 
-        Raises what it raises; RuntimeCrashed where the process ended, RunFailed where it took
-        longer than `limit`, OutOfTime where the command's time is over.
+        Raises the function's errors; RuntimeCrashed where the process ended, RunFailed where it
+        took longer than `limit`, OutOfTime where the command's time is over.
         """
         with self._lock:
             connection = self._started()
@@ -78,7 +78,7 @@ class Child:
             except OSError as error:  # the process is well, and may have half of a message
                 self.stop()
                 raise RuntimeCrashed(f"ONNX Runtime's process cannot be reached: {error.strerror or error}") from None
-            except BaseException:  # an interrupt: what it is at would go on
+            except BaseException:  # an interrupt: its work would go on
                 self.stop()
                 raise
         if raised:
@@ -90,16 +90,16 @@ class Child:
         """Have the process, which starts where there is none, call a function while this one goes
         on.
 
-        The next call waits until that is done; nobody gets what it gives or raises. The arguments
-        are small: they wait in the connection.
+        The next call waits until that is done; nobody gets its result or error. The arguments are
+        small: they wait in the connection.
         """
         with self._lock, suppress(OSError):  # where the process ended, the next call says so
             send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
             self._owed += 1
 
     def _await_owed(self, connection: Connection[Any, Any]) -> None:
-        """Until a new process says that it has imported the runtime's modules, and what `begin`
-        asked for is done."""
+        """Until a new process says that it has imported the runtime's modules, and the calls of
+        `begin` are done."""
         while self._owed:
             with spent(Purpose.STARTING):
                 self._wait(connection)
@@ -120,7 +120,7 @@ class Child:
                 raise OutOfTime("the time was over before ONNX Runtime had loaded or run a model")
 
     def drop(self, life: int, number: int) -> None:
-        """Let go of what has this number, before the next call.
+        """Let go of the object with this number, before the next call.
 
         Any thread and any finalizer may say so.
         """

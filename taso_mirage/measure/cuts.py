@@ -55,7 +55,7 @@ class Sides:
 
 
 def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
-    """The sides in their order, as many at a time as have so few weights TOGETHER."""
+    """The sides in their order, in groups whose weights have at most TOGETHER bytes."""
     some, total = list[Sides](), 0
     for each in places:
         own = sum(size(n.tensor) for n in _leaves(each.after) if n.op == "weight")

@@ -3,8 +3,8 @@ than float64 does.
 
 Relative positions fall into buckets by a rounded logarithm. At the edge of a bucket single
 precision may go to one side and float64 to the other: both are right, and all that follows is
-computed from other numbers. So the float64 reference takes such a result from the runtime. What
-depends on inputs is never taken.
+computed from other numbers. So the float64 reference takes such a result from the runtime. A value
+that depends on inputs is never taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDINGS = 4096.0
 
 
 class Decisions:
-    """The results of a model that depend on no input, and what the runtime makes of them."""
+    """The results of a model that depend on no input, and the runtime's values of them."""
 
     def __init__(self, model: Model) -> None:
         self.terms = tuple(_settled(model))
@@ -65,8 +65,8 @@ class Decisions:
 
 
 def _settled(model: Model) -> Iterator[Node]:
-    """The last results on each way that depend on no input and in which floats are computed; what
-    depends on quantized weights is none of them."""
+    """The last results on each way that depend on no input and in which floats are computed;
+    results that depend on quantized weights are none of them."""
     open_, floats = set[Node](), set[Node]()
     users: dict[Node, list[Node]] = {}
     nodes = model.nodes()

@@ -29,7 +29,7 @@ from taso_mirage.targets.machine import cores
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
 """Errors that an evaluation may raise because of its inputs."""
 LOOK = 0.1
-"""Seconds between two looks at the clock while threads compute."""
+"""Seconds between two readings of the clock while threads compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Left(Exception):
 
 
 class Evaluations:
-    """Computes what is wanted in `threads` threads and `seconds`; what is needed may take twice as
-    many.
+    """Computes the wanted evaluations in `threads` threads and `seconds`; needed ones may take
+    twice as many.
 
-    An evaluation calls what it gets between its steps; this raises OutOfTime once nobody waits.
+    An evaluation calls its argument between its steps; this raises OutOfTime once nobody waits.
     """
 
     def __init__(self, seconds: float, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,7 +61,7 @@ class Evaluations:
     def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
         """For each evaluation, its value, the error that it raised (of WRONG), or Left.
 
-        Raises OutOfTime where what is needed takes too long.
+        Raises OutOfTime where the needed evaluations take too long.
         """
         order = sorted(range(len(wanted)), key=lambda i: wanted[i].after)
         needed = [i for i in order if wanted[i].after == 0]

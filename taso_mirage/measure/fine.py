@@ -1,5 +1,5 @@
 """Models in which the runtime rounds operands to few digits, as an attribute of theirs lets it, and
-the same models where it does not: what the check compares first."""
+the same models where it does not: the check compares the latter first."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SOUND = frozenset("audio wav waveform speech".split())
 
 
 def hints(model: Model, default: int) -> dict[str, int]:
-    """A size for every free dim: what its name or its place suggests, else the default."""
+    """A size for every free dim: the one that its name or its place suggests, else the default."""
     found: dict[str, int] = {}
     for node in model.graph.inputs:
         for axis, dim in enumerate(node.tensor.shape or ()):

@@ -1,4 +1,4 @@
-"""A model that runs as the float64 reference does: what it computes without its roundings."""
+"""A model that runs as the float64 reference does, without the roundings of its own dtypes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from taso_mirage.measure.reference import FloatReference
 
 
 class InFloat64:
-    """A model that runs as the reference does, and the cases on which it is to give what that
-    gave; all floats are in the dtypes of the original's outputs. `step` follows on every term."""
+    """A model that runs as the reference does, and the cases on which its outputs must be the
+    reference's; all floats are in the dtypes of the original's outputs. `step` follows on every
+    term."""
 
     def __init__(self, model: Model, cases: Sequence[CheckCase], step: Callable[[], None]) -> None:
         self.evaluate, self.step = FloatReference(model), step

@@ -19,8 +19,8 @@ SHARED = 1 << 20
 """Bytes from which a buffer does not go through the pipe, which copies 64 KB at a time, and takes
 ten times as long for weights of a gigabyte."""
 MAPPINGS = Path("/proc/self/maps")
-"""What the system says of this process's memory: of each range its ends, how it may be used, where
-it begins in which file, and the file's number and name."""
+"""The system's table of this process's memory: for each range its ends, its permissions, its place
+in a file, and the file's number and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def send(connection: Connection[Any, Any], message: Any) -> None:
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
-    """The next object that the other end sends; what it has mapped from a file is not writable.
-    Raises EOFError where the other end is gone."""
+    """The next object that the other end sends; arrays mapped from a file are not writable. Raises
+    EOFError where the other end is gone."""
     head, sizes = pickle.loads(connection.recv_bytes())
     return pickle.loads(head, buffers=[_buffer(connection, size) for size in sizes])
 

@@ -42,8 +42,8 @@ def turn(run: Callable[[], float]) -> float:
 
 
 def spins(run: Callable[[], float], seconds: float) -> bool:
-    """Whether threads of a session go on after a run: whether this process works in so many seconds
-    in which it is asked for nothing."""
+    """Whether threads of a session go on after a run: whether this process works in a time in which
+    it is asked for nothing."""
     run()
     start = time.process_time()
     time.sleep(seconds)
@@ -51,7 +51,8 @@ def spins(run: Callable[[], float], seconds: float) -> bool:
 
 
 BYTES = bytes(1 << 16)
-"""A digest of so many takes some microseconds, in which Python's lock is free for others."""
+"""A digest of this many bytes takes some microseconds, in which Python's lock is free for
+others."""
 
 
 def cores_got(seconds: float) -> tuple[float, int]:
@@ -95,7 +96,7 @@ def device_key(target: Target, options: bool = True) -> str:
 
 def start_runtime(content: bytes, target: Target) -> None:
     """Load the target's runtime with its libraries, and make a GPU's context, by a model whose
-    inputs are vectors of one number: what the first run of a model would wait for."""
+    inputs are vectors of one number: the first run of a model would wait for these."""
     session = target.open(content, False, {})
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 

@@ -3,8 +3,8 @@ models compute.
 
 Rewrites claim that a term of the optimized model has the value of a term of the original. A claim
 follows where both are the same operator over operands that are claimed to be equal. Every other
-claim is a *patch*: what computes both terms, down to values that are claimed to be equal. So the
-optimized model is right if all its patches are, by induction from the inputs.
+claim is a *patch*: the terms that compute both terms, down to values that are claimed to be equal.
+So the optimized model is right if all its patches are, by induction from the inputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Patch:
 
 def patches(outputs: Sequence[Node], results: Sequence[Node], claims: Claims) -> list[Patch]:
     """All patches between a model's outputs and the results in their places, in the order of the
-    original; those that share what they compute are one."""
+    original; those that share a computation are one."""
     return list(_Patching(outputs, results, claims).found())
 
 
@@ -186,7 +186,7 @@ def _renamed(
     terms: Sequence[Node], made: Mapping[Node, Node], first: int, uniform: Callable[[Node], float | None]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """Terms with weights named in the order in which they are met, uniform ones also by their
-    number, and new ones as what they were computed from."""
+    number, and new ones as the terms that they were computed from."""
     done: dict[Node, Node] = {}
     names: dict[Node, Node] = {}
     waiting = list(reversed(terms))

@@ -1,5 +1,5 @@
-"""The float64 reference of the check: the original's graph in the meaning `reals`, and what has no
-definition in ONNX Runtime."""
+"""The float64 reference of the check: the original's graph in the meaning `reals`, and nodes
+without a definition in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class NoReference(TasoMirageError):
 
 
 class FloatReference:
-    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype.
+    """The original graph in float64; a node without a definition runs in ONNX Runtime in its own
+    dtype.
 
     With a seed every float of inputs, weights, constants and such results is a rounding of its
     dtype off. Weights are converted where they are read, and let go after it, so that a large model
-    is never there in two dtypes. What is called with a function calls it after every term: it may
-    raise to end the evaluation.
+    is never there in two dtypes. A function that is given is called after every term: it may raise
+    to end the evaluation.
     """
 
     def __init__(self, model: Model, seed: int | None = None) -> None:
@@ -160,7 +161,8 @@ class OpaqueRunner:
     """Runs an opaque term in ONNX Runtime: in double precision, where the runtime has the operator
     so, or else on operands rounded to their declared dtypes.
 
-    What has no declared type (results of ai.onnx.ml, sequences, maps) stays as the runtime gave it.
+    A value without a declared type (results of ai.onnx.ml, sequences, maps) stays as the runtime
+    gave it.
     """
 
     def __init__(self, model: Model) -> None:
@@ -199,8 +201,8 @@ def _run_alone(session: Session, operands: Mapping[Node, Node], values: Mapping[
 
 def _has_a_double(node: Node) -> bool:
     """Whether an opaque term may be one of float64 in place of other floats: operands and results
-    are floats, and neither a body, nor an attribute, nor what a sequence or an optional value
-    consists of tells another dtype. What nobody knows the type of may be such a value."""
+    are floats, and neither a body, nor an attribute, nor the element type of a sequence or an
+    optional value tells another dtype. A value of an unknown type may be such a value."""
     call = node.attr("call")
     results = node.type if isinstance(node.type, tuple) else (node.type,)
     types = [*(a.type for a in node.args if a is not ABSENT), *results]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import InputsRefused
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
@@ -36,11 +36,11 @@ def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept
 
 def refusal(
     model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str], why: str, trials: int = 1
-) -> InvalidOption:
+) -> InputsRefused:
     """The error; `trials`: how many runs were tried in all."""
     made = " and ".join(made_up(model, sizes, fixed, kept))
     others = f"; {trials - 1} other trials did not run either" if trials > 1 else ""
-    return InvalidOption(
+    return InputsRefused(
         f"the model does not run on inputs that were made up: {made} were chosen here{others}; give what it takes "
         f"with {_shapes(model, sizes, fixed)}--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
     )

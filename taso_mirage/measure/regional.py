@@ -2,7 +2,7 @@
 
 A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
 one of equal ones, and cut to few rows and batches where it is independent along them; then the
-optimized terms are compared at full size with what the original's run gave. Equal patches with
+optimized terms are compared at full size with the values of the original's run. Equal patches with
 other weights are compared with that run, too, and in float64 where they are further off than the
 one that was.
 """
@@ -27,7 +27,7 @@ from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.magnitudes import most_of, rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
-from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session, open_in_child, open_part
 from taso_mirage.measure.target import Target
@@ -49,8 +49,8 @@ BESIDE, FULL = "the original's run", " at full size"
 
 @dataclass(frozen=True, slots=True)
 class ClaimedModel:
-    """An optimized model with the claims that its rewrites make, and what its new weights were
-    computed from; `computed` has the weights on the way there, which neither model has."""
+    """An optimized model with the claims that its rewrites make, and the terms that its new weights
+    were computed from; `computed` has the weights on the way there, which neither model has."""
 
     model: Model
     target: Target
@@ -64,8 +64,9 @@ class RegionalCheck:
     float64.
 
     Patches that are not compared before it is `late` are compared in the whole model only. `share`:
-    of the original's rounding of operands, what kernels may round (`check.compare`). `values`: those
-    of the original's terms that are known, which gets others as far as there is room.
+    the share of the original's rounding of operands that kernels may round (`check.compare`).
+    `values`: those of the original's terms that are known, which gets others as far as there is
+    room.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class RegionalCheck:
         self.cases = _differing(alike)[:RUNS]
         self.values, self.keeps = {} if values is None else values, values is not None
         self.known: dict[_Place, list[Difference]] = {}
-        """The differences of each patch that was looked at; none where an equal one passed and it
-        is as near."""
+        """The differences of each patch that was compared; none where an equal one passed and it is
+        as near."""
         self.others = 0
         """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}
@@ -100,7 +101,7 @@ class RegionalCheck:
         return [d for each in kinds for place in each for d in self.known.get(place, ())]
 
     def equal_in_float64(self, optimized: ClaimedModel) -> bool:
-        """Whether the patches that fail compute without roundings what the original's terms do."""
+        """Whether the patches that fail compute the original's terms when nothing is rounded."""
         every = [each for kind in self._kinds(optimized) for each in kind.items()]
         failed = [patch for place, patch in every if any(not d.passed for d in self.known.get(place, ()))]
         self._observe(failed, optimized.target)
@@ -161,8 +162,8 @@ class RegionalCheck:
         return [patch for patch, passed in zip(others, near, strict=True) if not passed]
 
     def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
-        """Keep what a patch gives; where the time ends before that is all, what fails. None where
-        something does."""
+        """Keep the results of a patch; where the time ends before that is all, the failed ones.
+        None where something does."""
         given: list[Difference] = []
         compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:
@@ -284,7 +285,7 @@ class _Compared:
                 case = self.case(name, sides)
             except OutOfTime:
                 raise
-            except WRONG:  # indices into what was cut
+            except WRONG:  # indices into the part that was cut
                 continue
             if plausible(sides.found, case.reference):
                 return case, self.exactly(case, sides)

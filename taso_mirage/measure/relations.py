@@ -125,8 +125,8 @@ def _joined(shapes: Sequence[tuple[Dim, ...]], node: Node) -> Iterator[SizeRelat
 
 
 def _regrouped(node: Node) -> Iterator[SizeRelation]:
-    """Rows of so many elements, whose number depends on how many there are: best those that there
-    were. Or all elements."""
+    """Rows of elements, whose number depends on how many there are: best those that there were. Or
+    all elements."""
     had, made = (each.shape if isinstance(each, Tensor) else None for each in (node.args[0].type, node.type))
     if not had or not made or not isinstance(row := dim_product(made[1:]), int):
         return

@@ -99,7 +99,7 @@ def scheduler_client(address: str) -> Any:
     except ImportError:
         raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
-        comm.resolve_address(address)  # a client of what is no address complains a second time, at its end
+        comm.resolve_address(address)  # a client of a wrong address complains a second time, at its end
     except (OSError, ValueError) as error:
         raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
     try:

@@ -24,7 +24,7 @@ QUANTIZED = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4
 
 @dataclass(frozen=True, slots=True)
 class AllowedRounding:
-    """No output is further from float64 than so many `steps`, by rules whose names match one of the
+    """No output is further from float64 than `steps`, by rules whose names match one of the
     patterns `rules`, or by any where there is none."""
 
     steps: float
@@ -58,8 +58,8 @@ def parse_rounding(text: str | float) -> AllowedRounding:
 
 @dataclass(frozen=True, slots=True)
 class OutputRounding:
-    """How far an output is from what it was compared with on a case: the largest error in `steps`
-    of the size `step`, and how many of `size` elements are off by more than the criterion allows.
+    """How far an output is from its target on a case: the largest error in `steps` of the size
+    `step`, and how many of `size` elements are off by more than the criterion allows.
     """
 
     case: str
@@ -83,8 +83,8 @@ class OutputRounding:
 
 @dataclass(frozen=True, slots=True)
 class LetThrough:
-    """Rules that turned decisions of quantizers, what was allowed, and how far each output is off
-    where it is furthest."""
+    """Rules that turned decisions of quantizers, the allowed number of steps, and how far each
+    output is off where it is furthest."""
 
     rules: tuple[str, ...]
     allowed: AllowedRounding

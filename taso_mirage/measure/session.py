@@ -39,8 +39,8 @@ started anew."""
 class Session:
     """A model loaded in the child process; see `targets.protocol`.
 
-    `source`: the model's bytes, its path, or what gives them. Its kernels run where it is
-    `Trusted`.
+    `source`: the model's bytes, its path, or a function that gives them. Its kernels run where it
+    is `Trusted`.
     """
 
     def __init__(self, source: Source | _Source, target: Target = CPU, alone: bool = False) -> None:
@@ -153,7 +153,7 @@ def open_in_child(
     anew: bool = False,
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read, `without` some attributes
-    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. Kernels that the model
+    (`onnx_io.serialization.as_onnx`); onnx's checker comes first if asked. Kernels that the model
     carries run if they are trusted (`Model.trusted`), and nothing that a caller says changes that.
 
     It is the one that is there, if somebody has one of the same model and options, unless it is
@@ -179,7 +179,7 @@ def open_part(model: Model, target: Target = CPU, source: bool = False, without:
     """A session on a part of a model, which counts as no load of a whole model; the arguments are
     those of `open_in_child`."""
     if target.shares:
-        # What stays inside may be too large for protobuf; what is refused so may be taken as
+        # Weights inside may be too large for protobuf; a model that is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
             return Session(lambda: nullcontext(_apart(model, source, without)), target)
@@ -224,7 +224,7 @@ def operators(content: bytes, target: Target = CPU) -> list[str]:
 
 
 def check_source(model: Model) -> None:
-    """Have onnx's checker look at the model as it was read. Raises what it says."""
+    """Have onnx's checker check the model as it was read. Raises the checker's message."""
     checked(serialize_types(model, True))
 
 
@@ -356,8 +356,8 @@ def working_providers() -> list[str]:
 
 
 def begin_runtime(target: Target) -> None:
-    """Start the child process and the target's runtime in it, beside what this process goes on
-    with; what fails fails again where a model is opened."""
+    """Start the child process and the target's runtime in it, beside this process's work; an error
+    is raised again where a model is opened."""
     child().begin(native.start_runtime, _tiny(), target)
 
 

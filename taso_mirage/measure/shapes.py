@@ -1,5 +1,5 @@
-"""Sizes of dynamic dims, as one set or as several with weights: the option `--shape`, and what it
-leaves open."""
+"""Sizes of dynamic dims, as one set or as several with weights: the option `--shape`, and the sizes
+that it leaves open."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def workloads(
 ) -> list[tuple[dict[str, int], float]]:
     """The sets of sizes with their shares of the weight, the heaviest first.
 
-    A size for every symbol: the user's, else what the user's inputs have, else what its name
+    A size for every symbol: the user's, else that of the user's inputs, else the one that its name
     suggests, else the default.
     """
     names, suggested = model.symbols(), hints(model, default)

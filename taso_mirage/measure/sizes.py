@@ -2,8 +2,8 @@
 
 The first trial has the sizes that names suggest (`hints.py`) and that agree (`relations.py`). Where
 the runtime refuses it, others follow: all alike, usual images and lengths, then one dim after the
-other, and again from there where another node failed. What the user gave stays. A scalar that
-chooses a branch has the first value that runs, of those that the model compares it with, 0 and 1.
+other, and again from there where another node failed. The user's sizes stay. A scalar that chooses
+a branch has the first value that runs, of those that the model compares it with, 0 and 1.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from taso_mirage.measure.refusals import refusal, shown_sizes
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
-from taso_mirage.onnx_io.compared import compared_numbers
+from taso_mirage.onnx_io.input_requirements import compared_numbers
 
 SEEDS = (1, 2, 3)
 """The seeds of the inputs that every check needs."""
 TIMED = 0
 """The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
-"""No trial begins after so many, or so long after the first."""
+"""The most trials, and the seconds after the first in which one begins."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)
 LENGTHS = (16, 32, 64, 128, 512, 1024, 16_000)
 ALIKE = (16, 32, 64, 2, 4)
@@ -60,7 +60,7 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: at what, whether it ran and gave elements, else why not, and at which node it
+    """One run: its sizes, whether it ran and gave elements, else why not, and at which node it
     failed."""
 
     sizes: Mapping[str, int]

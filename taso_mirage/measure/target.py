@@ -16,7 +16,7 @@ __all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "UNOPTIMIZED", "Target", "targe
 
 def target_for(target: Target, operators: Iterable[str]) -> Target:
     """The target without the options that change nothing for these operators, so that variants
-    share what is measured."""
+    share measurements."""
     specs = load_specs()
     vary = any(name in specs and specs[name].traits.layout for name in operators)
     return target if vary else target.plain

@@ -24,7 +24,7 @@ CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
 """Runs of one measurement: at least (but for long ones), at most, and how long."""
 FEW, LONG = 3, 0.1
-"""Runs that are enough where they have taken so many seconds: a long run varies less."""
+"""FEW runs are enough where they have taken LONG seconds: a long run varies less."""
 BLOCK = 4
 """Runs in a row of one of several models: more would only see the drift that they are to share."""
 SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)
@@ -33,14 +33,14 @@ SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)
 
 def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
     """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less
-    what a run costs anyway."""
+    the cost of any run."""
     return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
 
 
 def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int = 1) -> list[float]:
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
-    machine meets all alike: the median of the first, and of every other what it surely gains or
-    loses against it (`Timing.sure`); a difference that may be chance is none."""
+    machine meets all alike: the median of the first, and of every other its sure gain or loss
+    against it (`Timing.sure`); a difference that may be chance is none."""
     runs = [_runner(content, target.resting, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
@@ -63,7 +63,7 @@ def counted_nodes(content: bytes, target: Target) -> int:
 
 @cache
 def overhead(target: Target) -> float:
-    """A run of one tiny operator, less what each further one adds (that part belongs to the
+    """A run of one tiny operator, less the cost of each further one (that part belongs to the
     operator)."""
     x = variable("x", Tensor("float32", (1,)))
     one = chain = get("tanh").term(x)

@@ -20,11 +20,11 @@ import numpy as np
 ALPHA = 0.05
 """The error rate of a verdict: of either side, over all looks."""
 GAIN = 1.01
-"""A model is faster that takes so many times less; what gains less is not worth another graph."""
+"""The ratio from which a model is faster; a smaller gain is not worth another graph."""
 LUCK = 1.03
 """How much a pair of sessions may differ by where their memory lies, for as long as they live."""
 PAIRS = 3
-"""The number of pairs of sessions that do not all agree by luck: with so many, GAIN is enough."""
+"""The number of pairs of sessions that do not all agree by luck: then GAIN is enough."""
 CLOSE = 1.03
 """The ends of an interval that is narrow enough to be said."""
 AS_FAST = 0.99
@@ -71,8 +71,8 @@ class Timing:
     def verdict(self) -> Verdict:
         """The verdict on which model is faster.
 
-        One pair of sessions decides what luck does not explain; of a smaller gain PAIRS have to
-        agree.
+        One pair of sessions decides where luck does not explain the ratio; of a smaller gain PAIRS
+        have to agree.
         """
         if self.low >= self._bar(min(self.pairs, default=0.0) >= 1):
             return Verdict.FASTER

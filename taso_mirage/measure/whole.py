@@ -16,7 +16,7 @@ from taso_mirage.measure.evaluation import in_time
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.perturbed import Perturbed
+from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.session import Session
 
 BY_RUNS = "the original"

@@ -1,5 +1,5 @@
-"""Bodies of If, Loop and Scan as models of their own, and back: what a body captures is an input
-there, or a weight where it is one outside."""
+"""Bodies of If, Loop and Scan as models of their own, and back: a value that a body captures is an
+input there, or a weight where it is one outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taso_mirage.onnx_io.write import declare, to_ir
 
 KINDS = frozenset({"If", "Loop", "Scan"})
 ROUNDS = 4
-"""Times that the types of what a loop carries are made weaker, until its body keeps them."""
+"""Times that the types of a loop's carried values are made weaker, until its body keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def kind_of(term: Node) -> str:
 
 
 def label_of(model: Model, term: Node) -> str:
-    """How a node is called in what is said of it."""
+    """The name of a node in messages about it."""
     origin = model.origins.get(term)
     name = (origin.name if origin is not None else None) or next(iter(term.attr("call").outputs), "")
     return f"{kind_of(term)} {name!r}"
@@ -101,7 +101,7 @@ class _Reading:
         """Find types of the carried values that hold in every iteration: they begin as the types of
         the operands, and a size that the body changes becomes any size."""
         if any(not isinstance(each.type, Tensor) or each is ABSENT for each in carried):
-            raise Unsupported("what is carried is no tensor")
+            raise Unsupported("a carried value is no tensor")
         types = [each.tensor for each in carried]
         for _ in range(ROUNDS):
             found = self._read((*first, *types, *last))
@@ -110,7 +110,7 @@ class _Reading:
             if weaker == types:
                 return found
             types = weaker
-        raise Unsupported("the types of what is carried do not settle")
+        raise Unsupported("the types of carried values do not settle")
 
     def _read(self, types: Sequence[Tensor]) -> Body:
         if len(types) != len(self.old.inputs) or any(t.dtype.startswith(("Seq", "Opt", "unk")) for t in types):
@@ -167,7 +167,7 @@ def _element(type: Tensor, axis: int) -> Tensor:
 def _common(a: Tensor, b: Any, label: str) -> Tensor:
     """A type that both have; a dim in which they differ is any size."""
     if not isinstance(b, Tensor) or a.dtype != b.dtype:
-        raise Unsupported("what is carried changes its dtype, or is no tensor")
+        raise Unsupported("a carried value changes its dtype, or is no tensor")
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return Tensor(a.dtype, None)
     dims = (x if x == y else symbol(f"{label}_{i}") for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)))
@@ -222,7 +222,7 @@ class ChangedBody:
 
 
 def with_bodies(model: Model, term: Node, changed: Sequence[ChangedBody]) -> Node:
-    """The term with other bodies; what they share with the outer graph they capture."""
+    """The term with other bodies; they capture the values that they share with the outer graph."""
     call: OpaqueCall = term.attr("call")
     taken = {str(v.name) for v in defined_values(model.header.graph)}
     values = dict(zip(call.captured, term.args[len(call.node.inputs) :], strict=True))
@@ -297,7 +297,7 @@ def _shared(model: Model, changed: ChangedBody) -> dict[str, Node]:
 
 
 def _with_inputs(changed: ChangedBody, shared: Mapping[str, Node]) -> tuple[Model, dict[str, Node]]:
-    """The model with inputs in the place of shared weights and of what moved, and the outer terms
+    """The model with inputs in the place of shared weights and of moved terms, and the outer terms
     of these inputs."""
     model = changed.model
     leaves = {n: shared[n.attr("name")] for n in model.nodes() if n.op == "weight" and n.attr("name") in shared}
@@ -327,8 +327,8 @@ def _with_inputs(changed: ChangedBody, shared: Mapping[str, Node]) -> tuple[Mode
 
 
 def _separate(graph: ir.Graph, old: ir.Graph, taken: set[str]) -> None:
-    """Rename what a body defines and what has a name of the outer graph: a name may not be there
-    twice, one inside the other. What the old body called so keeps its name."""
+    """Rename the values that a body defines under a name of the outer graph: a name may not be
+    there twice, one inside the other. A value that had the name in the old body keeps it."""
     before = {str(v.name) for v in defined_values(old)}
     for each in bodies_below(graph):
         for value in [*each.inputs, *each.initializers.values(), *(o for node in each for o in node.outputs)]:

@@ -2,7 +2,7 @@
 without which the model does not run.
 
 Exporters write `x.squeeze(-1)` of a size that they do not know as an If with a result of one rank
-or of another. Where what follows takes one of them only, a run that ends has taken that branch.
+or of another. Where later nodes take one of them only, a run that ends has taken that branch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
 
 def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> ir.Graph | None:
     """The branch with which the rest runs, if it does not with the other. In a branch that is put
-    into the model nothing says what of it an output of the model needs."""
+    into the model nothing says which of its values an output of the model needs."""
     if reader.tried >= TRIED or node.graph is not reader.source.graph:
         return None
     try:
@@ -81,7 +81,7 @@ def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
 
 
 def _runs(reader: Reading, node: ir.Node) -> bool:
-    """Whether what follows on a node may run: no operator that an output needs is refused."""
+    """Whether the nodes after a node may run: no operator that an output needs is refused."""
     graph = reader.source.graph
     for each in list(dropwhile(lambda each: each is not node, graph))[1:]:
         reader.node(each)

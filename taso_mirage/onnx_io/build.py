@@ -121,8 +121,8 @@ def _declare_like(value: ir.Value, node: Node) -> None:
 
 
 def _type_of(value: Any) -> ir.TypeProtocol | None:
-    """The ONNX type of what the runtime gave: an array or a sequence of them; None for an empty
-    sequence and for maps, which onnx-ir has no word for."""
+    """The ONNX type of a value that the runtime gave: an array or a sequence of them; None for an
+    empty sequence and for maps, which onnx-ir has no word for."""
     if isinstance(value, list):
         inner = _type_of(value[0]) if value else None
         return None if inner is None else ir.SequenceType(inner)

@@ -17,7 +17,7 @@ COMPARED = ("float32", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
 
 def inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
-    """Whether a tensor of so many elements lives inside the terms."""
+    """Whether a tensor of `count` elements lives inside the terms."""
     if dtype == "string" or count > UNIFORM:
         return False
     if count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool"))):

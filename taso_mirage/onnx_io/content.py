@@ -27,11 +27,12 @@ def may_draw(node: ir.Node) -> bool:
 def array_digest(array: Any) -> str:
     """Equal for arrays of one dtype, one shape and the same bits; of texts, the same characters."""
     found = np.asarray(array)
+    digest = hashlib.sha256(f"{found.dtype.name} {found.shape} ".encode())
     if found.dtype == object:
-        content = repr([t if isinstance(t, bytes) else str(t).encode() for t in found.flat]).encode()
+        digest.update(repr([t if isinstance(t, bytes) else str(t).encode() for t in found.flat]).encode())
     else:
-        content = np.ascontiguousarray(found).tobytes()
-    return hashlib.sha256(f"{found.dtype.name} {found.shape} ".encode() + content).hexdigest()
+        digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class NodeReader:
         return _digest(attributes, sorted(opsets.items()), inside._part(function))
 
     def _part(self, part: Part) -> str:
-        """A body or a function: what its outputs are of its inputs."""
+        """A body or a function: its outputs as terms of its inputs."""
         for value in part.inputs:
             self._define(value)
         if isinstance(part, ir.Graph):

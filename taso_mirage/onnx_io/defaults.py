@@ -15,7 +15,7 @@ def with_fixed_defaults(model: Model) -> Model:
     """The model read again with such inputs as weights, which no caller replaces any more; itself
     where it has none.
 
-    What was read stays its `source`.
+    The model as it was read stays its `source`.
     """
     if not model.defaults:
         return model

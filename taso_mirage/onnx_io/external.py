@@ -1,5 +1,5 @@
 """A model's file and those beside it that its weights lie in: each is opened once, where it is
-checked. What somebody puts at their paths later is never read."""
+checked. A file that somebody puts at their paths later is never read."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DataFiles:
         return _OpenedTensor(tensor, location, self._place if first else folder, content)
 
     def beside(self, name: str) -> int:
-        """The descriptor of a file in the first folder, or of what it is a link to."""
+        """The descriptor of a file in the first folder, or of the target of a link there."""
         number = next(iter(self._folders.values()))
         return os.open(name, READ, dir_fd=number) if BY_FOLDER else os.open(self._place / name, READ)
 
@@ -121,14 +121,14 @@ class DataFiles:
 @contextmanager
 def opened_model(path: Path) -> Iterator[tuple[BinaryIO, DataFiles]]:
     """A model's file and the files beside it, also where it really is if it is a link; InvalidModel
-    for what cannot be opened, or is no regular file."""
+    for a file that cannot be opened, or is no regular file."""
     with ExitStack() as stack:
         try:
             real = path.resolve()
             data = stack.enter_context(DataFiles.of(path.parent, real.parent))
             file = stack.enter_context(open(data.beside(path.name), "rb"))
             if not os.path.samestat(os.fstat(file.fileno()), data.really(real)):
-                raise InvalidModel(f"{path} is replaced while it is read; wait until whoever writes it is done")
+                raise InvalidModel(f"{path} is replaced while it is read; wait until its writer is done")
         except OSError as error:
             raise InvalidModel(f"{path}: {error.strerror or error}") from None
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -20,8 +20,8 @@ from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.outputs import move, remove, same_file, workspace
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import as_data, from_ir
-from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
-from taso_mirage.onnx_io.streamed import save_inside
+from taso_mirage.onnx_io.serialization import as_onnx, serialize, source_of
+from taso_mirage.onnx_io.streaming import save_inside
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion, check_functions
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
@@ -39,7 +39,7 @@ READ_FROM = "taso_mirage.read_from"
 def load(path: str | Path, trust_kernels: bool = False) -> Model:
     """Read an ONNX file.
 
-    Weights stay mapped. Raises InvalidModel with what is wrong and what to do.
+    Weights stay mapped. Raises InvalidModel with the problem and the next step.
 
     Fused kernels that the file carries are code: unless they are trusted, the graph of their own
     operators stands in their place, and `kernels.dropped` says so.
@@ -196,7 +196,7 @@ def _validate(source: ir.Model) -> None:
 
 
 def _sort(source: ir.Model) -> None:
-    """Nodes after what they use.
+    """Nodes after their operands.
 
     ONNX demands it; ONNX Runtime reads other models too, and its converter to half precision writes
     them.
@@ -219,7 +219,7 @@ def save(model: Model, path: str | Path, source: bool = False, without: Collecti
 
     Returns the files written.
 
-    `source` and `without` are those of `serialized.as_onnx`.
+    `source` and `without` are those of `serialization.as_onnx`.
 
     If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
@@ -253,7 +253,7 @@ def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
 def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
     """Write into a folder of its own beside the target, flush, then rename.
 
-    The model comes last, and what it has for weights never has the name of the old one's: at any
+    The model comes last, and its files of weights never have the name of the old one's: at any
     moment the old model is there with its weights, or the new one with its own.
     """
     if external:
@@ -276,7 +276,7 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except OutputError:
         raise
-    except Exception as error:  # onnx-ir and protobuf raise many kinds on what cannot be written
+    except Exception as error:  # onnx-ir and protobuf raise many kinds on models that cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
     for tensor in sources if names else []:
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() in old:
@@ -309,7 +309,7 @@ def _replaced_data(path: Path) -> set[Path]:
 
 
 def _named(path: Path) -> list[Path]:
-    """The files of a model, none of what cannot be read."""
+    """The files of a model, without those that cannot be read."""
     try:
         return files_of(path) if path.is_file() else []
     except InvalidModel:

@@ -1,5 +1,5 @@
 """Nodes of a file as they stand in it, and the quantized group around one of them as a model of its
-own: the node, what dequantizes its operands, and what quantizes its results."""
+own: the node, the dequantizers of its operands, and the quantizers of its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 SMALL = 64
 """Numbers of a constant that a group keeps: shapes, axes, pads."""
 STEP = 1 / 128
-"""Scales of a group: so many of it as their number, which says which are equal."""
+"""The unit of a group's scales: each is the unit times its number, which says which are equal."""
 ValueType = tuple[str, tuple[int, ...]]
 """A dtype and a shape."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -17,8 +18,8 @@ MICROSOFT = "com.microsoft"
 def inferred(model: ir.Model) -> dict[str, ir.Value]:
     """The values of a model by name, with the types that were found; `model` is changed.
 
-    Empty where the library fails, which it does on exotic operators: a type that is missing only
-    makes more nodes opaque.
+    A node on which the library fails keeps the types that the file gives; empty where the library
+    fails as a whole. A type that is missing only makes more nodes opaque.
     """
     try:
         _drop_texts(model)
@@ -53,16 +54,22 @@ def _library() -> Callable[..., ir.Model]:
 
     logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
     registry.collect()
-    for (domain, op_type, opset), mend in MENDED.items():
-        if (theirs := registry.get(domain, op_type, opset)) is not None:
-            registry.register(domain, op_type, opset)(partial(_mended, theirs, mend))
+    for domain, op_type, opsets in [*registry.iter_supported()]:
+        for opset in opsets:
+            if (theirs := registry.get(domain, op_type, opset)) is not None:
+                mend = MENDED.get((domain, op_type, opset))
+                registry.register(domain, op_type, opset)(partial(_contained, theirs, mend))
     library: Callable[..., ir.Model] = infer_symbolic_shapes
     return library
 
 
-def _mended(theirs: Callable[..., None], mend: Callable[..., None], context: Any, node: ir.Node) -> None:
-    theirs(context, node)
-    mend(context, node)
+def _contained(theirs: Callable[..., None], mend: Callable[..., None] | None, context: Any, node: ir.Node) -> None:
+    """Apply the library's rule and its repair to a node. An error costs the types of this node
+    alone: the library refuses a Loop without a condition, say, which ONNX allows (0.4.0)."""
+    with suppress(Exception):
+        theirs(context, node)
+        if mend is not None:
+            mend(context, node)
 
 
 def _quantized_product(context: Any, node: ir.Node) -> None:

@@ -1,5 +1,4 @@
-"""Functions of a model in the place of their calls: what they compute is then terms like any
-other."""
+"""Functions of a model in the place of their calls: their bodies are then terms like any other."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from taso_mirage.onnx_io.read import as_data
 
 def without_functions(model: Model) -> Model:
     """The model read again with its functions in the place of their calls; itself where it has
-    none, or where that cannot be done (a function of another opset). What was read stays its
-    `source`."""
+    none, or where that cannot be done (a function of another opset). The model as it was read stays
+    its `source`."""
     source: ir.Model = model.header
     if not any(map(_may_go, source.functions.values())):
         return model
     try:
-        copy = source.clone()  # which refuses what uses a value that nothing gives
+        copy = source.clone()  # refuses a node that uses a value that nothing gives
         copy.meta.update(source.meta)
         InlinePass(criteria=_may_go)(copy)
     except (PassError, ValueError, LookupError, RuntimeError):
@@ -32,5 +31,5 @@ def without_functions(model: Model) -> Model:
 
 
 def _may_go(function: ir.Function) -> bool:
-    """Not a kernel, and not what stands for one of the standard's operators."""
+    """Not a kernel, and not a function in place of one of the standard's operators."""
     return function.domain not in ("", "ai.onnx") and not is_kernel(function)

@@ -1,5 +1,5 @@
-"""Invariants of loops: what the body of a Loop or a Scan computes of captured values alone is the
-same in every iteration, so it is computed once, before the first one."""
+"""Invariants of loops: values that the body of a Loop or a Scan computes of captured values alone
+are the same in every iteration, so they are computed once, before the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def without_invariants(model: Model) -> list[tuple[Node, Node]]:
     """The nodes with bodies in which something moves out, each as it is after those before it, and
     as it is then.
 
-    Loops inside of bodies come first: what they give to the body around them may go further.
+    Loops inside of bodies come first: values that they give to the body around them may go further.
     """
     found: list[tuple[Node, Node]] = []
     table: dict[Node, Node] = {}
@@ -44,7 +44,7 @@ def _lightened(model: Model, term: Node) -> Node:
 
 
 def _invariants(model: Model, body: Body) -> dict[Node, Node]:
-    """The largest terms of a body that no iteration changes, and what they are outside."""
+    """The largest terms of a body that no iteration changes, and the outer terms in their place."""
     leaves = {n: body.captured[n.attr("name")] for n in model.nodes() if _captured(n, body)}
     fixed = {ABSENT, *leaves}
     read: list[Node] = list(model.graph.outputs)
@@ -65,11 +65,11 @@ def _captured(node: Node, body: Body) -> bool:
 
 
 def _cannot_fail(node: Node) -> bool:
-    """Whether a term has a value whatever its operands are: a loop may not run at all, and what was
-    inside of it is then computed for the first time.
+    """Whether a term has a value whatever its operands are: a loop may not run at all, and the
+    terms of its body are then computed for the first time.
 
-    Floats are no indices, and have every quotient. What a type with named sizes lets pass may still
-    be too small for a window, or an empty maximum.
+    Floats are no indices, and have every quotient. A size that a type with named sizes allows may
+    still be too small for a window, or make an empty maximum.
     """
     used = primitives(node.op)
     types = [node.type, *(a.type for a in node.args if a is not ABSENT)]

@@ -1,13 +1,18 @@
-"""Code that a model carries: its kernels as what they are functions of, their own operators in the
+"""Code that a model carries: its kernels with their functions, the functions' operators in the
 graph again, and plans that were compiled for a device, which are refused."""
 
 from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.errors import InvalidModel
-from taso_mirage.onnx_io.walk import graphs_inside
+from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
 from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
@@ -18,6 +23,8 @@ OPERATORS_OF_CODE = {
     ("com.microsoft", "PythonOpGrad"): "calls a function of Python",
 }
 """Operators of the runtime that are code by themselves, or name a file with it."""
+KERNEL = re.compile(r"(Cpu|Cuda)Kernel\d+")
+"""Names of the functions that kernels run in the place of."""
 DROPPED = "taso_mirage.dropped_kernels"
 """Key in `meta` of a header: how many kernels of the file were not taken."""
 
@@ -57,6 +64,94 @@ def without_kernels(old: ir.Model) -> ir.Model:
     return source
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedKernel:
+    """A fused kernel that a model carries.
+
+    `name`: that of the function of ordinary operators that it runs in the place of, with these
+    `operators`. `places`: the nodes that call it. `plan`: its tensors, launches and code, a line
+    each. `source`: its program in C++ or Triton; "" where the file has none.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    operators: tuple[str, ...]
+    plan: str
+    source: str
+
+    @property
+    def target(self) -> str:
+        """The kind of device that it runs on: cpu or cuda."""
+        return "cpu" if self.name.startswith("Cpu") else "cuda"
+
+
+def carried_kernels(source: ir.Model) -> list[CarriedKernel]:
+    """The fused kernels of a model that was read as data; nothing of them runs."""
+    calls: dict[str, list[ir.Node]] = {}
+    for part in graphs_inside(source):
+        for node in part:
+            if node.domain == DOMAIN:
+                calls.setdefault(node.op_type, []).append(node)
+    wrapped = {f.name: [n.op_type for n in _nodes_inside(f) if n.domain == DOMAIN] for f in source.functions.values()}
+    inner = {node for f in source.functions.values() for node in _nodes_inside(f)}
+    found = []
+    for function in source.functions.values():
+        if not (function.domain == DOMAIN and KERNEL.fullmatch(function.name)):
+            continue
+        callers = [function.name, *(name for name, called in wrapped.items() if function.name in called)]
+        nodes = [n for name in callers for n in calls.get(name, []) if n not in inner]
+        texts = (n.attributes.get("plan") for n in calls.get(function.name, []))
+        plan = next((each.as_string() for each in texts if each is not None and not each.is_ref()), "")
+        places = tuple([node.name or next((o.name for o in node.outputs if o.name), "") for node in nodes])
+        found.append(
+            CarriedKernel(function.name, places, (*_operators(source, function),), plan, _program(source, plan))
+        )
+    return sorted(found, key=lambda each: (each.target, int(each.name.partition("Kernel")[2])))
+
+
+def carried_programs(source: ir.Model) -> dict[str, str]:
+    """The programs of a model's kernels, by names of files: in C++ for a CPU, in Triton for a
+    GPU."""
+    kinds = {"cpp": "cpp", "triton": "py"}
+    found = {}
+    for key, text in source.metadata_props.items():
+        domain, _, rest = key.partition(".")
+        kind, _, entry = rest.partition(".")
+        if domain == DOMAIN and kind in kinds and entry:
+            found[f"{entry}.{kinds[kind]}"] = text
+    return found
+
+
+def _nodes_inside(function: ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a function, and those of the bodies in it."""
+    waiting: list[Part] = [function]
+    while waiting:
+        part = waiting.pop()
+        yield from part
+        for node in part:
+            for attribute in node.attributes.values():
+                waiting += graphs_of(attribute)
+
+
+def _operators(source: ir.Model, function: ir.Function) -> Iterator[str]:
+    """The ordinary operators of a function and of those of kernels that it calls; no constants."""
+    for node in function:
+        inside = source.functions.get(node.op_identifier()) if node.domain == DOMAIN else None
+        if inside is not None and inside is not function:
+            yield from _operators(source, inside)
+        elif node.op_type != "Constant":
+            yield node.op_type
+
+
+def _program(source: ir.Model, plan: str) -> str:
+    """The program of a plan, from the metadata: of a CPU by the name of its entry point, of a GPU
+    by the plan's digest."""
+    entry = next((line.removeprefix("entry ") for line in plan.splitlines() if line.startswith("entry ")), None)
+    entry = entry or f"kernel_{hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()}"
+    kept = (source.metadata_props.get(f"{DOMAIN}.{kind}.{entry}") for kind in ("cpp", "triton"))
+    return next((text for text in kept if text is not None), "")
+
+
 def is_kernel(function: ir.Function) -> bool:
     """Whether a function is one that a fused kernel runs in the place of."""
     return bool(function.domain == DOMAIN)
@@ -92,7 +187,7 @@ def dropped(header: ir.Model) -> str | None:
         return None
     count = header.meta[DROPPED]
     which = f"{count} fused kernel{'' if count == 1 else 's'}" if count else "code for fused kernels"
-    return f"{which} in the file did not run: the model's ordinary operators stand in their place (--trust-kernels keeps such code)"
+    return f"{which} in the file was not run: the model's ordinary operators are used instead (--trust-kernels keeps such code)"
 
 
 def _choose_operators(function: ir.Function) -> None:

@@ -1,5 +1,5 @@
-"""Files that commands write models to: looked at before the work, and moved into place when they
-are whole."""
+"""Files that commands write models to: checked before the work, and moved into place when they are
+whole."""
 
 from __future__ import annotations
 
@@ -72,19 +72,22 @@ def check_folder(folder: Path) -> None:
         raise OutputError(f"cannot write into {folder}: {there} may not be written to; name another folder")
 
 
-def check_empty(folder: Path) -> None:
-    """Fail before the work where a folder has files already, or none can be written into it."""
+def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
+    """Fail before the work where a folder has files already, none can be written into it, or it is
+    the path of one of these outputs."""
     check_folder(folder)
+    if any(each is not None and each.resolve() == folder.resolve() for each in files):
+        raise InvalidOption(f"{folder} is the path of a file and of a folder to write; name another folder")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove what is in it")
+        raise InvalidOption(f"the folder {folder} is not empty; name another one, or remove its content")
 
 
 def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:
     """Fail before the work where an output, by its option's name, cannot be written, or would
-    destroy another output, a file of weights, or what is `read`, by what it is, whatever way the
-    path leads there. With `in_place` the output may be the model itself."""
+    destroy another output, a file of weights, or a file that is `read`, by its identity, whatever
+    way the path leads there. With `in_place` the output may be the model itself."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:

@@ -84,7 +84,7 @@ def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | No
 def models(lhs: Sequence[Node], rhs: Sequence[Node]) -> Pair:
     """Two lists of typed terms over the same leaves as models; weights become inputs.
 
-    Unsupported names what ONNX has not.
+    Unsupported names the operators that ONNX has not.
     """
     leaves = {n: None for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}
     table = {n: variable(n.attr("name"), n.tensor) for n in leaves if n.op == "weight"}

@@ -1,5 +1,5 @@
-"""Between ONNX files and onnx-ir: what onnx-ir cannot hold (sparse weights, map types) is carried
-around it."""
+"""Between ONNX files and onnx-ir: data that onnx-ir cannot hold (sparse weights, map types) are
+carried around it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ bytes."""
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
     """onnx-ir's model.
 
-    Sparse weights become dense, which is what every runtime does with them. `proto` is changed.
+    Sparse weights become dense, as in every runtime. `proto` is changed.
     """
     if proto.training_info:
         raise InvalidModel("it carries training graphs; export it for inference")
     for text in _texts(proto):
-        if not isinstance(text, str):  # protobuf hands out what is no UTF-8 as bytes
+        if not isinstance(text, str):  # protobuf returns text that is no UTF-8 as bytes
             raise InvalidModel(f"it is damaged: the text {text!r} is no UTF-8")
     _check_names(proto)
     for graph in _graphs(proto):

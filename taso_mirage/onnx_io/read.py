@@ -19,9 +19,10 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, told, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
-from taso_mirage.onnx_io.compared import share_inputs
 from taso_mirage.onnx_io.constants import inside_terms, uniform
+from taso_mirage.onnx_io.declared import declared_elsewhere
 from taso_mirage.onnx_io.inference import inferred
+from taso_mirage.onnx_io.input_requirements import share_inputs
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
@@ -32,8 +33,8 @@ from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.indexed import indexed_rows
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
+from taso_mirage.operators.table_indices import indexed_rows
 
 BROKEN = "the node does not fit the operator's mapping"
 """Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the
@@ -68,7 +69,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
     """Read a model with everything that it carries: code stays data, unless it is `trusted`."""
-    (reader := _Reader(source)).read()
+    reader = _read(source)
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
         graph=graph,
@@ -86,9 +87,20 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
     )
 
 
+def _read(source: ir.Model) -> _Reader:
+    """A reader that has read the model, in which equal terms have the types that the file declares
+    for any of their values, whichever comes first."""
+    reader = _Reader(source, {})
+    reader.read()
+    while (more := declared_elsewhere(reader.terms)).keys() - reader.elsewhere.keys():
+        reader = _Reader(source, {**reader.elsewhere, **more})
+        reader.read()
+    return reader
+
+
 class _Reader:
-    def __init__(self, source: ir.Model) -> None:
-        self.source = source
+    def __init__(self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value]) -> None:
+        self.source, self.elsewhere = source, elsewhere
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
         self.weights: dict[str, Weight] = {}
@@ -97,7 +109,7 @@ class _Reader:
         self.origins: dict[Node, Origin] = {}
         self.reasons: dict[Node, str] = {}
         self.opaque: dict[tuple[Hashable, ...], Node] = {}
-        """By what they do, and to what."""
+        """Opaque terms, by their content and their operands."""
         self.opsets = {"" if d == "ai.onnx" else d: version for d, version in source.opset_imports.items()}
         self.input_sizes: set[str] = set()
         self.known_sizes: set[str] = set()
@@ -364,7 +376,7 @@ class _Reader:
         return (node.domain, node.op_type, node.overload) in self.source.functions
 
     def _output_types(self, node: ir.Node, args: list[Node]) -> tuple[Tensor, ...]:
-        """By a rule from the operands' types, else what the file or the library says."""
+        """By a rule from the operands' types, else from the file or the library."""
         found = None
         if not self._is_call(node):
             found = typed(TYPE_RULES, self._call(node, tuple(args), plain_attributes(node)), len(node.outputs))
@@ -377,6 +389,7 @@ class _Reader:
         """A type by a rule: sizes that only a run can tell are those that the file gives, or new
         symbols."""
         dtype, shape = typed
+        value = self.elsewhere.get(value, value)
         declared = value.shape if value.shape is not None and len(value.shape) == len(shape) else [None] * len(shape)
         for size, said in zip(shape, declared, strict=True):
             if isinstance(size, str) and size not in names and not (said is None or _nameless(said)):
@@ -385,6 +398,7 @@ class _Reader:
         return Tensor(dtype, tuple(dims))
 
     def _output_type(self, value: ir.Value) -> Tensor:
+        value = self.elsewhere.get(value, value)
         if value.type is None or value.shape is None or any(_nameless(d) for d in value.shape):
             found = self._inferred.get(str(value.name))
             if found is not None and found.type is not None:

@@ -1,4 +1,4 @@
-"""Operands of recurrent operators that are zero, which is what they are where they are left out:
+"""Operands of recurrent operators that are zero, the default of operands that are left out:
 exporters compute initial states of zeros from the size of a batch."""
 
 from __future__ import annotations

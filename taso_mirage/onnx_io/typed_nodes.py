@@ -108,7 +108,7 @@ FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -> tuple[TypedOutput, ...] | None:
-    """The types of so many outputs of a node; None where no rule gives them."""
+    """The types of a number of outputs of a node; None where no rule gives them."""
     rule = rules.get((call.domain, call.op_type))
     if rule is None:
         return None

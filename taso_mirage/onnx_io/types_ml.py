@@ -90,7 +90,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 
 @ML_TYPES("LinearClassifier", "TreeEnsembleClassifier", "SVMClassifier")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    """Labels and scores: one for each class, or what a run says."""
+    """Labels and scores: one for each class, or as many as a run gives."""
     labels = "string" if _count(asked, "classlabels_strings") else "int64"
     classes = _count(asked, "classlabels_strings", "classlabels_int64s", "classlabels_ints")
     scores: Size = classes if classes and asked.call.op_type != "SVMClassifier" else "scores"

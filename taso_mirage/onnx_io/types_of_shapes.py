@@ -23,7 +23,7 @@ from taso_mirage.onnx_io.typed_nodes import (
     resized_at,
 )
 from taso_mirage.onnx_io.types_onnx import numbered
-from taso_mirage.operators.known import partly_known
+from taso_mirage.operators.static_values import partly_known
 
 SHAPE_TYPES = TypeRules()
 
@@ -55,7 +55,7 @@ def of_same_rank(rule: TypeRule) -> TypeRule:
 
 @SHAPE_TYPES("Reshape")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    """One size that is not known is what the others leave."""
+    """One size that is not known is the quotient of the whole and the others."""
     dtype, have = asked.like(0)
     want = [asked.attr("shape")[i] for i in range(len(asked.attr("shape")))] if asked.opset < 5 else wanted(asked, 1)
     copies = not asked.attr("allowzero", 0)

@@ -162,7 +162,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 
 
 def placed(asked: AskedNode, axes: int) -> tuple[Sequence[int], ...]:
-    """Strides, dilations, and pads before and after, of windows over so many axes."""
+    """Strides, dilations, and pads before and after, of windows over a number of axes."""
     strides, dilations = asked.attr("strides", (1,) * axes), asked.attr("dilations", (1,) * axes)
     own = asked.attr("auto_pad", "NOTSET") == "NOTSET"
     pads = asked.attr("pads", (0,) * 2 * axes) if own else (0,) * 2 * axes

@@ -103,8 +103,8 @@ def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_on
 
 
 def check_functions(source: ir.Model) -> None:
-    """Raise InvalidModel for a function that uses what nothing in it has computed by then: a
-    function sees nothing of the graph that calls it."""
+    """Raise InvalidModel for a function that uses a value that nothing in it has computed by then:
+    a function sees nothing of the graph that calls it."""
     for function in source.functions.values():
         name = f"{function.domain}::{function.name}"
         _check_scope(function, set(), name)

@@ -29,9 +29,8 @@ FREE = frozenset({"Constant", "Identity"})
 
 
 def reads_smaller(model: Model) -> bool:
-    """Whether what was read has fewer nodes when it is written again (sizes and constants are
-    folded, dead nodes gone), or fewer inputs: the runtime computes ahead of weights, and of no
-    inputs."""
+    """Whether the model has fewer nodes when it is written again (sizes and constants are folded,
+    dead nodes gone), or fewer inputs: the runtime computes ahead of weights, and of no inputs."""
     if has_fixed_inputs(model):
         return True
     after, before = (
@@ -42,7 +41,7 @@ def reads_smaller(model: Model) -> bool:
 
 
 def has_fixed_inputs(model: Model) -> bool:
-    """Whether inputs of what was read are weights."""
+    """Whether inputs of the model that was read are weights."""
     return model.source is not None and len(model.header.graph.inputs) < len(model.source.graph.inputs)
 
 
@@ -370,8 +369,8 @@ class _Writer:
 
 
 def _numbers(value: Any) -> ir.AttributeType | None:
-    """The type of several integers, which is told apart from all others only after slow questions
-    (is it a graph?)."""
+    """The type of several integers, which is distinguished from all others only after slow
+    questions (is it a graph?)."""
     several = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
     return ir.AttributeType.INTS if several else None
 

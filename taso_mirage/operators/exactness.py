@@ -1,10 +1,10 @@
 """Integers in the runtime: which of its kernels do not compute them as ONNX defines them, and when
 a result is the same anyway.
 
-ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: what is
-beyond 2^53 is rounded, and what is beyond the type saturates where numpy wraps. So the bits of a
-model depend on which of these kernels it runs, and on what; no rewrite may move a model onto or off
-them, nor compute one ahead where it matters.
+ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: numbers
+beyond 2^53 are rounded, and numbers beyond the type saturate where numpy wraps. So the bits of a
+model depend on these kernels and their operands; no rewrite may move a model onto or off them, nor
+compute one ahead where it matters.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _of_integers(node: Node) -> bool:
 
 
 def agrees(node: Node, operands: Sequence[Any]) -> bool:
-    """Whether the runtime gives what the definition gives on these operands: no number on the way
-    leaves the type, or is rounded, and nothing is divided by zero."""
+    """Whether the runtime's result is that of the definition on these operands: no number on the
+    way leaves the type, or is rounded, and nothing is divided by zero."""
     if not differs(node):
         return True
     numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]

@@ -15,8 +15,8 @@ from taso_mirage.meanings.extents import EXTENTS, wrapped
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
 from taso_mirage.operators.interpret import interpret, interpret_term
-from taso_mirage.operators.known import is_known
 from taso_mirage.operators.ops import extents, term, traits
+from taso_mirage.operators.static_values import is_known
 
 SMALL = 1024
 

@@ -31,9 +31,9 @@ def interpret(
     `env` gives the leaves, but for weights that `leaf` gives when they are read; `opaque` runs
     nodes without a definition.
 
-    `after` changes what a term gave. `sizes` fixes the symbols that attributes hold; what opaque
-    nodes return adds to it. Values are dropped after their last use. Iterative; linear in the
-    number of terms.
+    `after` changes the value of a term. `sizes` fixes the symbols that attributes hold; sizes that
+    opaque nodes return are added to it. Values are dropped after their last use. Iterative; linear
+    in the number of terms.
     """
     order = topological(outputs, stop=env.keys())
     last = {arg: node for node in order for arg in node.args}

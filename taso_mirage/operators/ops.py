@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, con
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.sizes import fits
-from taso_mirage.operators.added import add_from_plugins
+from taso_mirage.operators.additions import add_from_plugins
 from taso_mirage.operators.traits import NO_TRAITS, Traits
 from taso_mirage.plugins import Plugin
 
@@ -43,7 +43,7 @@ class Untraceable(TasoMirageError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT.
+    """One ONNX node, as an importer reads it and an exporter writes it. Missing inputs are ABSENT.
 
     `outputs` counts up to the last one that is used, `listed` all that the node names (Split
     divides by it); `blank` are the places of those before the last that are left out. `weights` are

@@ -1,5 +1,5 @@
 """Slices, concatenations and pads that are simplified as they are made (PET, OSDI'21, section 6.2):
-what they cancel is not written."""
+pairs that cancel are not written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def whole(node: Node) -> Box:
 
 
 def cut(node: Node, box: Box) -> Node:
-    """The elements of `node` within `box`: of what a slice is cut from, of the parts that a
-    concatenation takes them from."""
+    """The elements of `node` within `box`: of the operand that a slice is cut from, of the parts
+    that a concatenation takes them from."""
     if box == whole(node):
         return node
     if node.op == "constant":

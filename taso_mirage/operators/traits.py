@@ -1,7 +1,7 @@
 """The traits of an operator: facts that the engine needs besides its definition.
 
 An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py`
-reads what it can off the definition, so that nobody has to state that.
+reads most of them off the definition, so that nobody has to state them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MutantFamily:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """One value around a tensor: so many positions before and after each axis."""
+    """One value around a tensor: the positions before and after each axis."""
 
     low: tuple[int, ...]
     high: tuple[int, ...]
@@ -61,33 +61,29 @@ class Traits:
     """The traits of one operator. An operator that states nothing has none.
 
     `windowed`: The operator slides windows over one to three axes of an image (batch, channels,
-        axes); its attributes `strides`, `pads` and `dilations` say how.
-    `kernel`: The place of the operand that is the kernel. The optimizer computes it before the run,
-        however large it is. A windowed operator without one has an attribute `kernel`, its sizes.
-    `initializer`: ONNX Runtime takes the kernel as an initializer only.
-    `layout`: ONNX Runtime may run the operator with channels last, or by several algorithms.
-    `joins`: The attribute with the axis along which the operator concatenates its operands.
-    `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
-    `converts`: The operator changes the dtype of its operand, which may round.
-    `repeats`: The operator repeats its operand along axes, up to the shape that its attribute
-        `shape` has.
-    `rounds`: ONNX Runtime computes the operator on integers through doubles.
-    `inside`: The place of an operand of indices of which ONNX Runtime refuses more than there are
-        places, and those that count from the end, which the definition takes. So no law makes the
-        term of indices that only a run gives, unless they were those of such a term.
-    `resolution`: ONNX Runtime computes results to a rounding of this number, however small they
-        are (in half precision to one of single precision).
-    `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
-    `quantized`: The operator quantizes, or takes quantized operands. The runtime fuses it with its
-        neighbours as they are, so it is not computed before the run, and is in no kernel; but on a
-        GPU, where its activations are floats and its integers weights.
-    `decides`: Results are decisions of rounding. The float64 reference computes them in the
-        declared dtypes, as the runtime does.
-    `coarse`: The attribute that, above 1, lets ONNX Runtime round operands to fewer digits than
-        they have, which the definition does not.
-    `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
-        Without an entry here the attribute's own name is the key.
-    `lowering`: What code generators do with the operator besides following its definition.
+    axes); its attributes `strides`, `pads` and `dilations` say how. `kernel`: The place of the
+    operand that is the kernel. The optimizer computes it before the run, however large it is. A
+    windowed operator without one has an attribute `kernel`, its sizes. `initializer`: ONNX Runtime
+    takes the kernel as an initializer only. `layout`: ONNX Runtime may run the operator with
+    channels last, or by several algorithms. `joins`: The attribute with the axis along which the
+    operator concatenates its operands. `parts`: The attribute with the sizes of the parts into
+    which the operator cuts its operand. `converts`: The operator changes the dtype of its operand,
+    which may round. `repeats`: The operator repeats its operand along axes, up to the shape that
+    its attribute `shape` has. `rounds`: ONNX Runtime computes the operator on integers through
+    doubles. `inside`: The place of an operand of indices of which ONNX Runtime refuses more than
+    there are places, and those that count from the end, which the definition takes. So no law makes
+    the term of indices that only a run gives, unless they were those of such a term. `resolution`:
+    ONNX Runtime computes results to a rounding of this number, however small they are (in half
+    precision to one of single precision). `sums`: The operator adds its operands: where a law
+    leaves one out, the other is the result. `quantized`: The operator quantizes, or takes quantized
+    operands. The runtime fuses it with its neighbours as they are, so it is not computed before the
+    run, and is in no kernel; but on a GPU, where its activations are floats and its integers
+    weights. `decides`: Results are decisions of rounding. The float64 reference computes them in
+    the declared dtypes, as the runtime does. `coarse`: The attribute that, above 1, lets ONNX
+    Runtime round operands to fewer digits than they have, which the definition does not. `domains`:
+    How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function. Without an
+    entry here the attribute's own name is the key. `lowering`: the rule of code generators for the
+    operator besides its definition.
     """
 
     windowed: bool = False
@@ -118,7 +114,8 @@ class Traits:
     apart: Decompose | None = None
 
     def domain(self, attribute: str) -> Callable[[Domain], Domain]:
-        """State how the verifier draws an attribute, by a function of `verify.attributes.Spot`."""
+        """State how the verifier draws an attribute, by a function of
+        `attributes.AttributeSite`."""
 
         def register(hook: Domain) -> Domain:
             self.domains[attribute] = hook
@@ -147,7 +144,7 @@ class Traits:
         return hook
 
     def resizing(self, hook: Resize) -> Resize:
-        """State what the attributes that hold sizes become where the operands' sizes change.
+        """State the values of attributes that hold sizes where the operands' sizes change.
 
         The hook gets the attributes, the old and the new shapes, and new names of old sizes; it
         returns the attributes that change.
@@ -161,7 +158,8 @@ class Traits:
         return hook
 
     def margins(self, hook: FindMargin) -> FindMargin:
-        """State what a term puts around its only operand; None where that is not one value."""
+        """State the padding that a term puts around its only operand; None where that is not one
+        value."""
         self.margin = hook
         return hook
 
@@ -198,4 +196,4 @@ class Traits:
 
 
 NO_TRAITS = Traits()
-"""The traits of what is no operator."""
+"""The traits of a term that is no operator."""

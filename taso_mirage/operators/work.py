@@ -76,7 +76,7 @@ class Work:
 
 
 def work(node: Node, sizes: Mapping[str, int]) -> Work:
-    """The work of one term with every symbol at its size. Raises what typing raises."""
+    """The work of one term with every symbol at its size. Raises the errors of typing."""
     from taso_mirage.operators.ops import get
 
     flops = Flops()

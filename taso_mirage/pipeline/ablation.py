@@ -28,8 +28,8 @@ BYTES = 1 << 30
 
 
 class Ablation:
-    """The search for what does not pay in one candidate, within `seconds`; `pace` is how long one
-    model takes for one round at first, opening included."""
+    """The ablation of one candidate, within `seconds`; `pace` is how long one model takes for one
+    round at first, opening included."""
 
     def __init__(self, problem: Problem, candidate: ModelCandidate, timed: Timed, seconds: float, pace: float) -> None:
         self.problem, self.timed, self.pace = problem, timed, pace
@@ -47,7 +47,7 @@ class Ablation:
         return change_kinds(self.problem.model.graph.outputs, self.steps)
 
     def run(self) -> ModelCandidate | None:
-        """The candidate without what does not pay; None where nothing is left out."""
+        """The candidate without the kinds that do not pay; None where nothing is left out."""
         if self._wide(1) < 1:
             return None
         queue: list[tuple[float, Bundle]] = [(1.0, each) for each in split(self.kinds, self._wide(WIDE))]
@@ -93,21 +93,22 @@ class Ablation:
             self.pace = (time.monotonic() - start) / (rounds * (1 + len(tried)))
 
     def _without(self, kinds: Sequence[ChangeKind]) -> ModelCandidate | None:
-        """The candidate without what was left out, and kinds; None where that changes nothing."""
+        """The candidate without the kinds that were left out, and these; None where that changes
+        nothing."""
         problem, gone = self.problem, {i for kind in (*self.left_out, *kinds) for i in kind.steps}
         found = problem.without(self.current, self.steps, gone, "what pays")
         same = (self.current.model.graph.outputs, problem.model.graph.outputs)
         return None if found.model.graph.outputs in same else found
 
     def _wide(self, most: int) -> int:
-        """How many models a look may have beside the current one, for what is left of the time and
-        in memory."""
+        """How many models may run beside the current one in one comparison, by the rest of the time
+        and the memory."""
         fitting = BYTES // max(weight_bytes(self.current.model), 1)
         rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
         return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)
 
 
 def split(kinds: Sequence[ChangeKind], parts: int) -> list[Bundle]:
-    """Kinds in so many bundles at most, of numbers that differ by one at most."""
+    """Kinds in at most `parts` bundles, of numbers that differ by one at most."""
     count = max(min(parts, len(kinds)), 1)
     return [tuple(kinds[i::count]) for i in range(count) if kinds[i::count]]

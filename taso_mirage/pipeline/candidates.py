@@ -46,7 +46,7 @@ class Start:
 
 
 def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
-    """The model after the passes, from which the search starts, with what was done inside of
+    """The model after the passes, from which the search starts, with the changes inside of
     nodes."""
     effort = job.config.effort
     budget = Budget(search_seconds(job), effort.states, effort.patience, job.config.alpha, matches=effort.matches)
@@ -99,7 +99,7 @@ def mutate(job: Job, start: Start) -> Mutations:
 
 def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[ModelCandidate], SearchStatistics]:
     """The model after the passes, and after passes, search and passes again; only those that differ
-    from the original. What was read and is written again with fewer nodes does, too.
+    from the original. A model that is written again with fewer nodes counts, too.
 
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
@@ -136,7 +136,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     read = problem.rewriter.candidate("read", problem.model)
     candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
     if start.budget.stop:
-        job.remarks.append("interrupted: the search ended early, with the best found so far")
+        job.remarks.append("interrupted: the search ended early, with the best result so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}
     if not reads_smaller(problem.model):
         distinct.pop((problem.model.graph, problem.target))

@@ -61,8 +61,8 @@ def check_candidates(
     """The choice if it passes the check, or if only roundings that are allowed to turn decisions
     make it fail; else the longest prefix of its steps that passes, if that is measured faster too.
 
-    The cases are for what is checked later: after roundings were let through, its results are the
-    original's there.
+    The cases are for later checks: after roundings were let through, its results are the original's
+    there.
     """
     if choice.candidate is None:
         return choice, (), cases, None
@@ -86,8 +86,8 @@ def check_candidates(
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """Equations that turn decisions of a candidate: whether these are all of them, and what passes
-    the check without them, if that is anything."""
+    """Equations that turn decisions of a candidate: whether these are all of them, and the
+    candidate without them that passes the check, if there is one."""
 
     names: tuple[str, ...]
     whole: bool
@@ -107,7 +107,7 @@ class _Checking:
         self.regions = RegionalCheck(problem.model, cases, self._late) if by_runs else None
 
     def _late(self) -> bool:
-        """Whether the time that is left is for what follows."""
+        """Whether the time that is left is for the work that follows."""
         return self.job.deadline.last() < self.kept
 
     def only_whole(self) -> list[str]:
@@ -194,7 +194,7 @@ class _Checking:
 
     def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
         """The candidate without step k at all places that look alike, and without others that turn
-        decisions; without all of an equation, once so many looks of it did."""
+        decisions; without all of an equation, once several looks of it did."""
         outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
             for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):
@@ -222,7 +222,7 @@ class _Checking:
             return any(n in left_out and (left_out[n] or looks) & looks for n, looks in _looks(step).items())
 
         gone = {i for i, step in enumerate(steps) if goes(step)}
-        return self.problem.without(chosen, steps, gone, "what turns no decision")
+        return self.problem.without(chosen, steps, gone, "without turned decisions")
 
     def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
         """The candidate with those of the equations that turn decisions which may do so, if it is
@@ -281,8 +281,8 @@ class _Checking:
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _first_bad(self, chosen: ModelCandidate) -> int:
-        """The number of the step; what only computes weights ahead lets the runtime fuse what an
-        earlier one made."""
+        """The number of the step; a step that only computes weights ahead lets the runtime fuse
+        terms of an earlier one."""
         k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
         if self.folds or chosen.steps[k - 1].equations != (FOLDING,):
             return k
@@ -302,8 +302,8 @@ class _Checking:
         return model, (*made, *folded)
 
     def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
-        """Whether a model is equal to the original in float64 on the inputs where it fails: what
-        quantizes decides there as in the reference, so only roundings of its own make it fail."""
+        """Whether a model is equal to the original in float64 on the inputs where it fails: its
+        quantizers decide there as in the reference, so only roundings of its own make it fail."""
         model, made = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False

@@ -1,5 +1,5 @@
-"""The stage that chooses: candidates run in turn with the original, and what is surely faster is
-taken. Where no run decides, predicted costs do.
+"""The stage that chooses: candidates run in turn with the original, and one that is surely faster
+is taken. Where no run decides, predicted costs do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from taso_mirage.search.survival import surviving
 KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
-FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
+FOLDED = "no equation was applied: terms of sizes and constants alone were folded"
 INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
 UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
@@ -54,14 +54,14 @@ options."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
 OPENING = 0.02
-"""Seconds that a round takes longer by what it takes to open the models."""
+"""Seconds that the first round takes longer because it opens the models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The candidate that is taken (None: the original is), the times of the best, and the original
     after the passes where it was measured no slower. `session`: one on the candidate, if there is
-    one: what checks it, and tries kernels in it, has it in place of another load."""
+    one: the check and the trials of kernels use it in place of another load."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
@@ -95,7 +95,7 @@ def choose(
 
 
 class Choosing:
-    """One choice: what its parts share."""
+    """One choice: the state that its parts share."""
 
     def __init__(
         self,
@@ -261,14 +261,14 @@ class Choosing:
         return rest, again
 
     def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
-        """The first candidate against each of the others, in new sessions and so many rounds."""
+        """The first candidate against each of the others, in new sessions, for a number of
+        rounds."""
         clock = self.load.clock
         sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _for_parts(self) -> float:
-        """Seconds to look for parts that do not pay: what is left but for a comparison, which
-        follows."""
+        """Seconds for the ablation: the rest of the time, less a comparison, which follows."""
         return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
@@ -298,8 +298,8 @@ class Choosing:
         return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
-        """Whether it costs less than the original by the prediction; what happened inside of nodes
-        has none, and was faster by itself."""
+        """Whether it costs less than the original by the prediction; changes inside of nodes have
+        none, and were faster by themselves."""
         inside = any(step.equations == (BODIES,) for step in candidate.steps)
         return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
 

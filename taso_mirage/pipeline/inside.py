@@ -1,6 +1,6 @@
-"""The stage that works inside of nodes: what no iteration of a loop changes moves out of its body,
-then every body of an If, Loop or Scan is a model of its own, which is optimized and checked as
-such, on inputs that were observed when the whole model ran."""
+"""The stage that works inside of nodes: terms that no iteration of a loop changes move out of its
+body, then every body of an If, Loop or Scan is a model of its own, which is optimized and checked
+as such, on inputs that were observed when the whole model ran."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, Tensor, substitute, weight
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.observed import BodyRun, Operands, body_runs, operands
+from taso_mirage.measure.observation import BodyRun, Operands, body_runs, operands
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
@@ -54,8 +54,8 @@ class _Place:
 
 
 def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase]) -> tuple[RewriteStep, ...]:
-    """The steps that put optimized bodies in the place of others; what is left of the searches'
-    time is that of the rest."""
+    """The steps that put optimized bodies in the place of others; the rest of the searches' time is
+    for the stages after it."""
     model, moved = _moved_out(job, problem.model)
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
@@ -77,8 +77,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
 
 
 def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model after what loops need to compute once has moved out of them, and the steps; the
-    roofline knows no iterations, so that only a measurement can say whether this pays."""
+    """The model after the invariants of loops have moved out of them, and the steps; the roofline
+    knows no iterations, so that only a measurement can say whether this pays."""
     if not job.config.measure:
         return model, []
     outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
@@ -96,7 +96,7 @@ def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[Check
     try:
         seen = operands(model, terms, [case.inputs for case in cases])
     except TasoMirageError as error:
-        job.remarks.append(f"nothing was done inside of nodes: their operands cannot be observed: {error}")
+        job.remarks.append(f"bodies of nodes were not optimized: their operands cannot be observed: {error}")
         return []
     found = []
     for term in terms:
@@ -124,7 +124,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
         except TasoMirageError as error:
             why = str(error)
     if not good:
-        job.remarks.append(f"{label}: as it was; on what goes into it in no run it runs alone {why}".strip())
+        job.remarks.append(f"{label}: unchanged, since it runs alone on none of its observed inputs {why}".strip())
     return good
 
 

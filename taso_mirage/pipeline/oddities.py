@@ -55,9 +55,9 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
 
 
 def _optimized(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iterator[str]:
-    """Whether the runtime's own optimizations change what the original computes. Both are judged by
-    the criterion of the check, each with the other in the place of the original: where the whole
-    has a float64 reference."""
+    """Whether the runtime's own optimizations change the original's results. Both are judged by the
+    criterion of the check, each with the other in the place of the original: where the whole has a
+    float64 reference."""
     case = cases[0]
     if target.name != CPU.name or runtime.weight_bytes(model) > LARGE or case.against == BY_RUNS:
         return

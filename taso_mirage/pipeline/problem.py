@@ -44,7 +44,7 @@ NEEDED, LONGEST = 0.5, 2.0
 check needs."""
 REGIONAL = (
     "the check has no float64 reference of the whole model, which takes too long: regions that changed were checked in "
-    "float64 on what the original gives them, and the whole model against the original's runs"
+    "float64 on the original's values, and the whole model against the original's runs"
 )
 WAY, COUNTS = 4e-9, 0.3
 """Seconds for each byte that goes to a session, and back and is compared, and from which part of
@@ -94,8 +94,9 @@ class Problem:
 def after(
     model: Model, weights: Mapping[str, Weight], steps: Sequence[RewriteStep]
 ) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """A model after steps, with the folded weights that they need, and the steps to it: what the
-    runtime takes as an initializer only is folded, though the step that does so may be a later one.
+    """A model after steps, with the folded weights that they need, and the steps to it: an operand
+    that the runtime takes as an initializer only is folded, though the step that does so may be a
+    later one.
     """
     outputs = replay(model.graph.outputs, steps)
     made, folded = fold_weights(model.with_graph(outputs, weights), weights, needed=True)

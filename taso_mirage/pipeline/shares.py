@@ -1,5 +1,5 @@
-"""The seconds of what must still follow on a result, by what it took in this run: a comparison,
-the check, a set of kernels in the model. All other time is for what is next."""
+"""The seconds of the work that must still follow on a result, by its cost in this run: a
+comparison, the check, a set of kernels in the model. All other time is for the next stage."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HALF = 0.5
 """The share of the rest of the time for all that must follow, and for the search where kernels come
 after it."""
 BEFORE_KERNELS = 0.25
-"""The same of the search on a GPU and of a large model, where kernels gain more."""
+"""The share for the search on a GPU and of a large model, where kernels gain more."""
 AGAIN = 0.5
 """The time to load an optimized model relative to the original's."""
 LOADS = 2
-"""For so many loads of a model time is kept before a comparison."""
+"""The number of loads of a model for which time is kept before a comparison."""
 CHECKED = 2
 """The number of models that are loaded to check kernels: with their library and, if the model also
 goes to other machines, without."""
@@ -105,9 +105,9 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _checked_kernels(job: Job) -> float:
-    """What follows on kernels in a model: a check. Those of a large model are checked on what their
-    regions read; others in whole models, the original and the model with its kernels and without,
-    which are compared, too."""
+    """Seconds of the check of kernels in a model. Kernels of a large model are checked on the
+    inputs of their regions; others in whole models, the original and the model with its kernels and
+    without, which are compared, too."""
     if large(job) and job.regions > 0:
         return load_seconds(job) + min(job.regions, LEAST_REGIONS) + job.checking
     share = 1.0 if job.config.elsewhere else 1 / CHECKED

@@ -33,7 +33,7 @@ Traced = Callable[[str, Values, float], None]
 
 
 def untraced(stage: str, made: Values, seconds: float) -> None:
-    """A stage that nobody looks at."""
+    """The default of stages without a trace."""
 
 
 def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:
@@ -84,8 +84,8 @@ class Stage:
     `work` gets the job and the values that `takes` names, and returns those that `gives` names, in
     this order (one value alone, or a tuple). A stage runs where all that it takes is there.
     `per_term`: the seconds for each term of the original that it takes in any case, though its own
-    work ends with the time. Where they are not left it does not begin, and `otherwise` is what it
-    gives; None where nothing is there without it.
+    work ends with the time. Where they are not left it does not begin, and `otherwise` gives its
+    result; None where nothing is there without it.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Stage:
     def __call__(self, job: Job, values: Values) -> dict[str, Any]:
         """The values that the stage gives; its seconds are noted.
 
-        Raises OutOfTime where those that it takes, and those of what ends the command, are not
-        left.
+        Raises OutOfTime where its own seconds, and those of the stages that end the command, are
+        not left.
         """
         if self.per_term > 0:
             seconds = self.per_term * job.terms

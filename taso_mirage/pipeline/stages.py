@@ -58,7 +58,7 @@ from taso_mirage.targets.packaging import stamped
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
-"""What all operators may take by the profiler, as a part of a run without it."""
+"""The largest time of all operators by the profiler, relative to a run without it."""
 EARLY = 20.0
 """Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
 compiled ahead."""
@@ -80,7 +80,9 @@ def conclude(
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
-    seconds = 0.0 if statistics is None else job.deadline.left()  # what is kept for another reason needs no prices
+    seconds = (
+        0.0 if statistics is None else job.deadline.left()
+    )  # a model that is kept for another reason needs no prices
     problem.rewriter.term.measure_until(time.monotonic() + seconds)
     before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
     kept = Result(
@@ -115,7 +117,7 @@ def conclude(
 def fuse(job: Job, result: Result, original: Session) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
-    They have what is left of the budget, but for a comparison and a check.
+    They have the rest of the budget, less a comparison and a check.
     """
     config = job.config
     if config.kernels == OFF:
@@ -206,7 +208,7 @@ SEARCH = (
         ("choice", "differences", "cases", "let_through"),
     ),
 )
-"""From a model to a checked choice: what is the fastest becomes one by the check alone.
+"""From a model to a checked choice: the fastest candidate becomes one by the check alone.
 
 A stage that finds that the original has to be kept ends these. Seconds for each term are those of
 a chain of 20,000 nodes once the time is over, on one core.
@@ -248,8 +250,8 @@ def optimize_model(
 
 @contextmanager
 def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
-    """The back end for which kernels are searched: it starts beside the first stages what takes a
-    while. None where there is none, or less time than that takes; why is said where kernels would
+    """The back end for which kernels are searched: its slow preparations begin beside the first
+    stages. None where there is none, or less time than that takes; why is said where kernels would
     be made."""
     if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
         yield None
@@ -271,7 +273,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
         found = thread.submit(started)
         try:
             yield found
-        finally:  # also where an interrupt ends the wait for what still starts
+        finally:  # also where an interrupt ends the wait for processes that still start
             found.add_done_callback(ended)
 
 

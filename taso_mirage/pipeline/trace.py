@@ -11,10 +11,19 @@ from typing import Any
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, topological
+from taso_mirage.onnx_io.kernels import carried_programs
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.report.changes import Heights, canonical_sides, change_of, place_of, region_leaves, replay_names
+from taso_mirage.report.changes import (
+    ChangedRegion,
+    Heights,
+    canonical_sides,
+    change_of,
+    place_of,
+    region_leaves,
+    replay_names,
+)
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles
 from taso_mirage.rewriting.equation import Equation, work_terms
@@ -63,10 +72,11 @@ def _traced(candidate: ModelCandidate) -> TracedModel:
 
 @dataclass(slots=True)
 class _Chain:
-    """Steps from the original, the outputs before them, and those after each."""
+    """Steps from the original, the outputs before them, and those after each; None where no graph
+    was replayed any more."""
 
     steps: Sequence[RewriteStep]
-    outputs: list[tuple[Node, ...]]
+    outputs: list[tuple[Node, ...] | None]
 
     def common(self, steps: Sequence[RewriteStep]) -> int:
         """How many of the first steps are those of another chain; no sweep is divided."""
@@ -82,8 +92,8 @@ class _Chain:
 
 
 class Trace:
-    """Writes what the stages of one optimization give. `stages` are the names of all that there
-    are: their numbers are the same in every run."""
+    """Writes the results of the stages of one optimization. `stages` are the names of all that
+    there are: their numbers are the same in every run."""
 
     def __init__(self, folder: Path, stages: Sequence[str]) -> None:
         self.files = TraceFiles(folder)
@@ -95,6 +105,8 @@ class Trace:
         """Names of the original's values, and of the terms that they became on the way."""
         self.chains: list[_Chain] = []
         self.heights = Heights()
+        self.programs: set[str] = set()
+        """The programs of kernels that were written."""
 
     def __call__(self, stage: str, made: Mapping[str, Any], seconds: float) -> None:
         """Write the models among the values of a stage, after the rules that led to them."""
@@ -104,7 +116,10 @@ class Trace:
             elif isinstance(each, Mutations):
                 self.equations |= {m.equation.name: m.equation for m in each.found}
         writing = _Stage(self, stage, f"{self.numbers[stage]:02}-{file_name(stage)}", f"{seconds:.3f}")
-        writing.write([] if self.problem is None else list(traced_models(made, self.problem)))
+        try:
+            writing.write([] if self.problem is None else list(traced_models(made, self.problem)))
+        finally:
+            self.files.flush()
 
     def _begin(self, problem: Problem) -> None:
         original = problem.model
@@ -135,6 +150,10 @@ class _Stage:
             file = f"{self.stem}{f'.{file_name(each.name)}' if each.name else ''}{number}.txt"
             self.trace.files.write(file, self._text(each, each.model.graph.outputs))
             self._index({"file": file, "candidate": each.name, "seconds": self.seconds}, each.model.graph.outputs)
+            for name, program in carried_programs(each.model.header).items():
+                if name not in self.trace.programs:
+                    self.trace.programs.add(name)
+                    self.trace.files.write(f"{self.stem}/{file_name(name)}", program)
 
     def _steps(self, traced: TracedModel) -> None:
         """Write each step that no earlier model had."""
@@ -144,17 +163,22 @@ class _Stage:
         chain = _Chain(steps, start.outputs[: count + 1])
         for sweep, group in groupby(steps[count:], key=lambda step: step.sweep):
             batch = list(group)
-            while batch and not (sweep and trace.left <= 0):
-                step, before = batch.pop(0), chain.outputs[-1]
+            while batch and trace.left > 0 and (before := chain.outputs[-1]) is not None:
+                step = batch.pop(0)
                 chain.outputs.append(replay_names(before, step.table, bool(sweep), trace.names))
                 self._step(traced, step, before)
-            if batch:  # the rest of a sweep at once: each step alone takes a walk of the whole graph
-                table = {old: new for step in batch for old, new in step.table.items()}
-                after = replay_names(chain.outputs[-1], table, True, trace.names)
-                chain.outputs += [after] * len(batch)
-                for step in batch:
-                    self._change(traced, step)
+            chain.outputs += [self._after(batch, chain.outputs[-1])] * len(batch)
+            for step in batch:
+                self._change(traced, step)
         trace.chains.append(chain)
+
+    def _after(self, batch: Sequence[RewriteStep], before: tuple[Node, ...] | None) -> tuple[Node, ...] | None:
+        """The outputs after the rest of a sweep, replayed at once: one step alone takes a walk of
+        the whole graph. None after steps outside of sweeps."""
+        if not batch or before is None or not batch[0].sweep:
+            return None
+        table = {old: new for step in batch for old, new in step.table.items()}
+        return replay_names(before, table, True, self.trace.names)
 
     def _step(self, traced: TracedModel, step: RewriteStep, outputs: tuple[Node, ...]) -> None:
         """Write the graph after each rule of a step on these outputs."""
@@ -165,30 +189,31 @@ class _Stage:
             outputs = replay_names(outputs, each.table, bool(each.sweep), self.trace.names)
             text = self._text(traced, outputs)
             self.trace.left -= len(text)
-            self._rule(traced, each, "", text, outputs)
+            place = self._place(each, change_of(each, self.trace.equations))
+            self._rule(traced, each, "", text, outputs, place)
 
     def _change(self, traced: TracedModel, step: RewriteStep) -> None:
         """Write the terms that a rule replaced, and those in their place over the same leaves."""
         region = change_of(step, self.trace.equations)
         if region is None:
-            self._rule(traced, step, "", "", ())
+            self._rule(traced, step, "", "", (), self._place(step, None))
             return
         before, after = canonical_sides(region, region_leaves(region, self.trace.heights))
         text = show_graph(before, "before", short=True) + "\n\n" + show_graph(after, "after", short=True)
-        self._rule(traced, step, ".change", text, after.outputs)
+        self._rule(traced, step, ".change", text, after.outputs, self._place(step, region))
 
-    def _rule(self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node]) -> None:
+    def _rule(
+        self, traced: TracedModel, step: RewriteStep, kind: str, text: str, outputs: Sequence[Node], place: str
+    ) -> None:
         """Write the file of one rule, if it has a text, and its row."""
         self.rules += 1
         rule = " + ".join(step.equations)
         file = f"{self.stem}/{self.rules:05}-{file_name(rule)}{kind}.txt" if text else ""
         if text:
             self.trace.files.write(file, text)
-        row = {"file": file, "candidate": traced.name, "rule": rule, "place": self._place(step)}
-        self._index(row, outputs)
+        self._index({"file": file, "candidate": traced.name, "rule": rule, "place": place}, outputs)
 
-    def _place(self, step: RewriteStep) -> str:
-        region = change_of(step, self.trace.equations)
+    def _place(self, step: RewriteStep, region: ChangedRegion | None) -> str:
         if region is None:
             return next((self.trace.names[node] for node in step.old if node in self.trace.names), "")
         return place_of(region, region_leaves(region, self.trace.heights), self.trace.names)
@@ -196,7 +221,9 @@ class _Stage:
     def _text(self, traced: TracedModel, outputs: tuple[Node, ...]) -> str:
         assert self.trace.problem is not None
         weights = ChainMap(self.trace.problem.weights, dict(traced.model.weights))  # folded ones are added
-        return self.trace.files.text(traced.model, outputs, weights, self.trace.names)
+        return self.trace.files.text(
+            traced.model, outputs, weights, ChainMap(self.trace.names, dict(traced.model.names))
+        )
 
     def _index(self, row: Mapping[str, str], outputs: Sequence[Node] = ()) -> None:
         """Add a row; predicted seconds are those of a roofline, to which a node without a

@@ -130,8 +130,8 @@ class _Translation:
             self.facts += [value >= 0, value * value == z3.If(polys[0] >= 0, polys[0], -polys[0])]
 
     def _integer(self, a: Atom, polys: list[Any]) -> Any:
-        """An unknown integer within its range; what wraps is off by a multiple of 2^n, a remainder
-        by one of the divisor."""
+        """An unknown integer within its range; a wrapped one is off by a multiple of 2^n, a
+        remainder by one of the divisor."""
         value = self._unknown(a.kind, polys)
         found = value_bounds(self.matching.algebra, Poly({((a, 1),): 1}))
         self.facts += [value >= self._number(found.low)] if found.low is not None else []

@@ -2,8 +2,9 @@
 
 The properties are those of the functions' records; `rewrites` has the normal forms that follow.
 
-Nothing is claimed where a function is undefined: a logarithm of what is not positive, a division by
-0, a root of a negative number. `tests/test_axioms.py` checks every line of the table in numbers.
+Nothing is claimed where a function is undefined: a logarithm of a number that is not positive, a
+division by 0, a root of a negative number. `tests/test_axioms.py` checks every line of the table in
+numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from taso_mirage.meanings.polynomials import Rational
 
 @dataclass(frozen=True, slots=True)
 class Axiom:
-    """`statement` holds for all reals x, y, z in `domain`; `use` says what the normal form makes of
+    """`statement` holds for all reals x, y, z in `domain`; `use` says how the normal form uses
     it."""
 
     function: str

@@ -27,7 +27,7 @@ ELEMENTS = 4096
 def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
     """Whether all elements are equal at these sizes, which must be fixed.
 
-    What is refuted has concrete inputs that show a difference.
+    A refuted equality has concrete inputs that show a difference.
     """
     if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
         return unproved("the sizes are not fixed")

@@ -102,12 +102,12 @@ class Definedness(Meaning[Partial]):
         function = function_of(fn)
         value = self.xp.map(fn, *[x.value for x in xs])
         outside = self.xp.outside(function, value.shape, [x.value for x in xs])
-        if function in (*_QUOTIENTS, *_PRODUCTS):  # what is divided by an infinite number is 0
+        if function in (*_QUOTIENTS, *_PRODUCTS):  # a quotient by an infinite number is 0
             above = xs[:-1] if function in _QUOTIENTS else xs
             undefined, poles = [x.undefined for x in xs], [outside, *[x.pole for x in above]]
             return Partial(value, self._either(value.shape, undefined), self._either(value.shape, poles))
         flags = [self.unsettled(x) for x in xs]
-        if function is WHERE and (flags[1] or flags[2]):  # what is not chosen does not matter
+        if function is WHERE and (flags[1] or flags[2]):  # the other branch does not matter
             chosen = self.xp.map(WHERE, xs[0].value, *map(self._or_nowhere, xs[1:]))
             return self._without(value, [flags[0], chosen])
         return self._without(value, [*flags, outside])

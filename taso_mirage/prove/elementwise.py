@@ -1,5 +1,5 @@
-"""Scalar functions on normal forms, and how reshaping maps an index: what the meaning `elements` is
-built from."""
+"""Scalar functions on normal forms, and how reshaping maps an index: the parts of the meaning
+`elements`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taso_mirage.prove.scalars import Scalars
 
 
 def normal_form(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
-    """A function on every element; what has no rule here is uninterpreted.
+    """A function on every element; a function without a rule here is uninterpreted.
 
     Integers may be given modulo 2^n.
     """

@@ -17,7 +17,7 @@ from taso_mirage.verdicts import Counterexample, Failure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Two graphs agree on so many valid trials."""
+    """The verdict that two graphs agree on a number of valid trials."""
 
     trials: int
 

@@ -70,7 +70,7 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
 def _flattened(
     algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial, nested: Atom
 ) -> Poly:
-    """A factor that is a sum, and depends on what is bound, joins its binders."""
+    """A factor that is a sum, and depends on bound variables, joins its binders."""
     fresh, some, body = opened_binder(algebra, *nested.args)
     rest = Poly({tuple((a, power - (a is nested)) for a, power in monomial if power > 1 or a is not nested): 1})
     return fold(algebra, "sum", [*bound, *fresh], (*conditions, *some), algebra.mul(rest, body))
@@ -239,7 +239,7 @@ def _joined(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], mon
 
 def _divided(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
     """A place of data that d times a bound integer a, and another one b < d, give is one itself,
-    and a is what it gives divided by d (windows over data that is there d times)."""
+    and a is that place divided by d (windows over data that is there d times)."""
     indices = algebra.indices
     for e in [e for x, _ in monomial if x.kind == "read" for e in x.args[1]]:
         last = next((k for c in conditions if index_names(k := c + e).isdisjoint(indices.extents)), None)
@@ -301,7 +301,7 @@ def _only(indices: Indices, name: str, e: Dim) -> Dim | None:
 
 
 def _split(algebra: ScalarAlgebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
-    """The factors that do not depend on what is bound, and those that do; exp(a + b) is two
+    """The factors that do not depend on bound variables, and those that do; exp(a + b) is two
     factors."""
     outside: Monomial = ()
     inside: list[tuple[Poly, int]] = []

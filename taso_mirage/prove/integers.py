@@ -17,8 +17,8 @@ BITS = (AND, "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift")
 
 
 def divided(algebra: ScalarAlgebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
-    """Integers divided by a number: by 1, what is smaller than the divisor, quotients of quotients,
-    and rests of what differs by a multiple of the divisor."""
+    """Integers divided by a number: by 1, numbers smaller than the divisor, quotients of quotients,
+    and rests of numbers that differ by a multiple of the divisor."""
     inner = _alone(p, kind)
     if how.rest and inner is not None and inner.args[1] == q:
         return p
@@ -55,8 +55,8 @@ def _alone(p: Poly, kind: str) -> Atom | None:
 
 
 def _residue(algebra: ScalarAlgebra, p: Poly, m: int) -> Poly:
-    """A polynomial of the same rest modulo m: without rests by a multiple of m, and what wraps at
-    one."""
+    """A polynomial of the same rest modulo m: without rests by a multiple of m, and without wraps
+    at one."""
     total = ZERO
     for monomial, c in p.terms.items():
         if c.denominator != 1 or any(power < 0 for _, power in monomial):
@@ -97,7 +97,8 @@ def bits(algebra: ScalarAlgebra, of: AtomKind, *ps: Poly) -> Poly:
 
 
 def _shifted(algebra: ScalarAlgebra, of: AtomKind, a: Poly, b: Poly) -> Poly:
-    """By so many bits as the type has at most: a product with, or a quotient by, a power of 2."""
+    """A shift by at most as many bits as the type has: a product with, or a quotient by, a power of
+    2."""
     n, m = b.number, modulus(of.result) or 0
     unsigned = limits(of.result) is not None and of.result.startswith("u")
     if n is None or not unsigned or not 0 <= n < m.bit_length() - 1:

@@ -1,9 +1,9 @@
-"""Machine integers in proofs: which values a normal form can have, and what wraps around.
+"""Machine integers in proofs: the values that a normal form can have, and wraps.
 
 An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for
-its value modulo 2^n. So sums and products need no thought, and whatever looks at the value asks for
-`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: what
-is computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
+its value modulo 2^n. So sums and products need no care, and a reader of the value asks for
+`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: a
+value computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from taso_mirage.prove.folds import inhabited
 FLAGS = 4
 """The number of factors of 0 or 1 that are distinguished when a polynomial is bounded."""
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-"""Integers of at most so many bits are numbers of the float type."""
+"""The most bits of integers that are numbers of the float type."""
 _WIDTH = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 
 
@@ -165,7 +165,7 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
 
 
 def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
-    """A bound of what is rounded, which keeps order; None where that is infinite."""
+    """A bound of a rounded value, since rounding keeps order; None where that is infinite."""
     exact = Fraction(bound or 0)
     if bound is None or abs(exact) >= 2**1000:
         return None
@@ -357,11 +357,11 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
 
 def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """A float that was computed from integers alone: the number, if its type surely has it, else a
-    function of it, so that what is lost on the way stays lost.
+    function of it, so that lost digits stay lost.
 
-    Others are real numbers: products with fractions, quotients of what is cut between bounds (they
-    are rounded to quantized numbers), counts of the definitions (of sizes alone), and what floats
-    were rounded to, where it has no bounds.
+    Others are real numbers: products with fractions, quotients of numbers that are cut between
+    bounds (they are rounded to quantized numbers), counts of the definitions (of sizes alone), and
+    rounded floats without bounds.
     """
     digits = DIGITS.get(dtype)
     if digits is None or p.number is not None or infinite(p) or not _counted(algebra, p):
@@ -369,7 +369,7 @@ def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     common = lcm(*(Fraction(c).denominator for c in p.terms.values()))
     if common & (common - 1) == 0 and (common > 1 or representable(algebra, p, dtype)):
         return p
-    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # what is cut by numbers
+    if common > 1 and any(a.kind == "max" for m in p.terms for a, _ in m):  # values cut by numbers
         return p
     found = value_bounds(algebra, p)
     if (found.low is None or found.high is None) and any(has(a.kind, "whole") for a in _inside_of(p)):

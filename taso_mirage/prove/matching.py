@@ -154,7 +154,7 @@ class Matching:
         return all(self.indices.entails((*given, *others), e, True) for e in wanted)
 
     def _changes(self, mine: list[str], body: Poly, theirs: list[str], rest: Poly) -> Iterator[dict[str, Dim]]:
-        """Candidates: what makes reads of one leaf read the same element."""
+        """Candidates: changes that make reads of one leaf read the same element."""
         if not mine:
             yield {}
             return

@@ -166,7 +166,7 @@ def _nonnegative_log(algebra: ScalarAlgebra, p: Poly) -> bool:
 
 
 def _nonnegative_about(algebra: ScalarAlgebra, p: Poly) -> bool:
-    """Whether it is >= 0 as a rounding f(x) is near x: what is whole and above -1 is, too."""
+    """Whether it is >= 0 as a rounding f(x) is near x: a whole number above -1 is, too."""
     spans = {m: span for m in p.terms if len(m) == 1 and m[0][1] == 1 and (span := near(m[0][0].kind)) is not None}
     if not spans:
         return False

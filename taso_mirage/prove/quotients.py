@@ -80,7 +80,7 @@ def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
 
 
 def without_factor(m: Monomial, a: Atom, power: int) -> Monomial:
-    """A product that has a factor so often, without it."""
+    """A product without one of its factors, to a power."""
     return tuple((x, n - power if x is a else n) for x, n in m if x is not a or n != power)
 
 

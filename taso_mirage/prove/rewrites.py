@@ -291,7 +291,8 @@ def _kinds(p: Poly) -> set[str]:
 
 
 def _capped(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
-    """max(min(p, c), min(q, c)) as min(max(p, q), c); what is never above c is its own minimum.
+    """max(min(p, c), min(q, c)) as min(max(p, q), c); a number that is never above c is its own
+    minimum.
 
     max(min(p, c), d) and min(max(p, d), c) are one number: the form depends on the sign of p.
     """

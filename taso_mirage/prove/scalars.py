@@ -161,7 +161,7 @@ class Scalars:
         return tuple(sorted((a, 1 if _boolean(a) else p) for a, p in powers.items() if p))
 
     def _cancel(self, powers: dict[Atom, int]) -> None:
-        """Take out x * (1 / x), of what is surely positive."""
+        """Take out x * (1 / x), for an x that is surely positive."""
         for a in [a for a in powers if a in self.inverses and self.inverses[a] in powers]:
             x = self.inverses[a]
             shared = min(powers[a], powers[x]) if powers[a] > 0 and powers[x] > 0 else 0
@@ -223,7 +223,7 @@ class Scalars:
         return bool(p.terms[min(p.terms, key=lambda m: (self.monomial_form(m), m))] < 0)
 
     def shifted(self, p: Poly) -> tuple[Poly, Poly]:
-        """(e, q) with p = exp(e) q: what the exponents of all terms share, and of two terms one
+        """(e, q) with p = exp(e) q: the shared exponent of all terms, and of two terms one
         exponential in the normal direction."""
         exponents = [next((a.args[0] for a, _ in m if a.kind == "exp"), ZERO) for m in p.terms]
         if not exponents or not any(e.terms for e in exponents):

@@ -1,5 +1,5 @@
-"""Equality of normal forms by cases: the sign of what a comparison or a maximum asks about, and the
-value of a condition inside of a function."""
+"""Equality of normal forms by cases: the sign of the polynomial in a comparison or a maximum, and
+the value of a condition inside of a function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case:
 
 
 def same_by_cases(algebra: ScalarAlgebra, same: Same, p: Poly, q: Poly, depth: int = DEPTH) -> bool:
-    """Whether p = q in each of the cases of what one of them asks about."""
+    """Whether p = q in each of the cases of a question that one of them has."""
     if len(p.terms) + len(q.terms) > SMALL:
         return False
     asked = next(_asked(p - q, False), None)
@@ -46,8 +46,8 @@ def same_by_cases(algebra: ScalarAlgebra, same: Same, p: Poly, q: Poly, depth: i
 
 
 def _asked(p: Poly, inside: bool) -> Iterator[Atom | Poly]:
-    """A condition inside of a function, or a polynomial whose sign matters; what is under a binder
-    is not looked at."""
+    """A condition inside of a function, or a polynomial whose sign matters; terms under a binder
+    are not visited."""
     for a in (a for m in p.terms for a, _ in m):
         if a.kind in ("positive", "zero"):
             yield a.args[0]
@@ -120,7 +120,7 @@ def _largest(algebra: ScalarAlgebra, a: Atom, case: Case) -> Poly:
 
 
 def _known(algebra: ScalarAlgebra, case: Case, p: Poly) -> bool:
-    """Whether p >= 0 is what the case says."""
+    """Whether p >= 0 is the assumption of the case."""
     sign = _sign(case, sign_of(algebra, "positive", p))
     return sign is not None and sign >= 0
 

@@ -41,8 +41,8 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     """Whether every element is equal for all sizes >= 1 of the symbols, within the bounds of
     `sizes`, and all finite real elements of the leaves.
 
-    Both sides have a value at the same operands: what divides by zero, or takes the root of a
-    negative number, has none, and there nothing is claimed.
+    Both sides have a value at the same operands: a term that divides by zero, or takes the root of
+    a negative number, has none, and there nothing is claimed.
     """
     xp = Elements(budget)
     found = _proved(xp, lhs, rhs)
@@ -84,7 +84,7 @@ def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tu
 
 
 def unproved(why: str, steps: int = 0) -> Failure:
-    """No proof was found after so much work; that says nothing about the terms."""
+    """No proof was found within the limit of work; that says nothing about the terms."""
     return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 

@@ -18,9 +18,9 @@ that no caller replaces."""
 
 
 def same_border(original: Model, optimized: Model) -> None:
-    """Raise CheckFailed with the first thing in which two models differ before and behind what they
-    compute: inputs and outputs in their order, with names, types, dims, defaults, documentation of
-    their quantization and metadata; versions of operators; metadata of the model."""
+    """Raise CheckFailed with the first difference of two models before and behind their
+    computation: inputs and outputs in their order, with names, types, dims, defaults, documentation
+    of their quantization and metadata; versions of operators; metadata of the model."""
     for what, before, after in _differences(original, optimized):
         raise CheckFailed(f"{what} is {before} in the original and {after} in the optimized model")
 
@@ -47,7 +47,7 @@ def _apart(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> It
 
 
 def _values(model: Model, kind: str) -> list[tuple[str, dict[str, Any]]]:
-    """Inputs or outputs with what a caller sees of them."""
+    """Inputs or outputs as a caller sees them."""
     graph = model.header.graph
     values = list(graph.inputs if kind == "inputs" else graph.outputs)
     if kind == "inputs" and model.header.ir_version < OVERRIDABLE:

@@ -1,5 +1,5 @@
 """The certificate of an optimization: every equality that leads from the original's terms to the
-result's, with what proves it.
+result's, with its proof.
 
 A certificate is plain data. Terms have numbers: those of the original in the order in which they
 run, then those that the certificate makes. Its records are read in their order by
@@ -19,7 +19,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
-from taso_mirage.onnx_io.opened import Opened, opened
+from taso_mirage.onnx_io.content_terms import Opened, opened
 from taso_mirage.operators.ops import by_onnx, load_specs
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
@@ -60,7 +60,7 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
 
 
 def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) -> Iterator[RewriteStep]:
-    """The steps from what is written for a term, where the model's opset has no operator of its
+    """The steps from the written nodes of a term, where the model's opset has no operator of its
     name, to the term: the file is read as the first."""
     standard, *_ = pass_order(equations, proofs)
     context = Context(model.opsets, {})
@@ -98,7 +98,7 @@ def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:
 
 
 class _Book:
-    """Numbers of terms, and what was written so far."""
+    """Numbers of terms, and the records so far."""
 
     def __init__(self, outputs: Sequence[Node], rules: Sequence[Equation], proofs: Proofs) -> None:
         self.rules, self.proofs = rules, proofs
@@ -112,8 +112,7 @@ class _Book:
             self._number(node)
 
     def follow(self, view: Opened, end: Model, steps: Iterable[RewriteStep], equations: Mapping[str, Equation]) -> None:
-        """Records of the steps to a model, or to a body, and of what was done inside of its
-        nodes."""
+        """Records of the steps to a model, or to a body, and of the changes inside of its nodes."""
         for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
@@ -236,8 +235,7 @@ def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
 
 
 def _cut(region: ChangedRegion, leaves: frozenset[Node]) -> dict[Node, Node]:
-    """Leaves with names in the order in which they are met; constants and sizes stay what they
-    are."""
+    """Leaves with names in the order in which they are met; constants and sizes are unchanged."""
     cut: dict[Node, Node] = {}
     for node in with_leaves((*region.olds, *region.news), leaves):
         if node in leaves and node.op not in BARE and node is not ABSENT and isinstance(node.type, Tensor):

@@ -18,7 +18,7 @@ from taso_mirage.search.weights import HALVES
 from taso_mirage.verdicts import Failure
 
 MOST = 64
-"""Terms of a region whose operands are not known from a match; what lies deeper is an operand."""
+"""Terms of a region whose operands are not known from a match; a deeper term is an operand."""
 BARE = ("constant", "extents", "absent")
 Pairs = tuple[tuple[Node, Node], ...]
 
@@ -61,7 +61,7 @@ class ChangedRegion:
 
 
 def region_leaves(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
-    """The operands of a region: what a match gave, or the highest terms that both sides reach."""
+    """The operands of a region: those of a match, or the highest terms that both sides reach."""
     return _boundary(region, heights) if region.operands is None else region.operands
 
 
@@ -83,8 +83,8 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
 
 
 def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
-    """Regions of which each replaces just what the one before it made are one, from the first old
-    to the last new."""
+    """Regions of which each replaces exactly the result of the one before are one, from the first
+    old to the last new."""
     current: ChangedRegion | None = None
     for region in regions:
         if current is not None and current.news == region.olds:
@@ -111,7 +111,7 @@ def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRe
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
     """The regions that a step replaced, each without the context that only carries it on."""
-    if step.equations == (BODIES,):  # what happened inside is a result of its own
+    if step.equations == (BODIES,):  # changes inside are a result of their own
         return
     pairs = tuple(step.table.items())
     if step.equations in ((FOLDING,), (HALVES,)):
@@ -188,8 +188,8 @@ def _bare(pattern: Node) -> Node:
 
 
 def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
-    """The application of the equation that turned the old terms into the new ones, with what its
-    variables stood for."""
+    """The application of the equation that turned the old terms into the new ones, with the values
+    of its variables."""
     olds, news = (tuple(side) for side in zip(*pairs, strict=True))
     nodes, around = list(olds), {}
     if len(equation.roots) > 1:  # its outputs may be deeper: terms above them look like one of them
@@ -256,7 +256,7 @@ def _opaque(node: Node) -> bool:
 
 
 def canonical_sides(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
-    """Both sides over leaves that are named in the order in which they are met."""
+    """The two sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
     weights = 0
@@ -316,7 +316,7 @@ def replay_names(
     outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
 ) -> tuple[Node, ...]:
     """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to
-    what replaces them, in `names`."""
+    their replacements, in `names`."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))

@@ -24,8 +24,7 @@ LABELS, LINE = 7, 13.0
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A piece of a bar: the class of its colour, where it begins, how long it is, and what is said
-    of it."""
+    """A piece of a bar: the class of its colour, where it begins, how long it is, and its text."""
 
     kind: str
     start: float
@@ -153,7 +152,7 @@ def roofline_points(pairs: Iterable[OperatorPair]) -> list[RooflinePoint]:
 
 
 def roofline_chart(points: Sequence[RooflinePoint], peaks: MeasuredPeaks) -> RooflineChart:
-    """The points below what the machine reached, both axes logarithmic."""
+    """The points below the machine's peaks, both axes logarithmic."""
     ridge = peaks.flops / peaks.bandwidth
     across = _decades([ridge, *(p.intensity for p in points)])
     up = _decades([peaks.flops, *(p.reached for p in points)])

@@ -1,4 +1,4 @@
-"""Classes of equal terms: what was said to be equal, and what equal operands give."""
+"""Classes of equal terms: stated equalities, and their consequences for terms of equal operands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A result as data, for JSON: what each field is called, its type, and what it means.
+"""A result as data, for JSON: the name, the type and the meaning of each field.
 
-The types are the schema of what `optimize --json` prints (`docs/schemas.py` writes it from them);
+The types are the schema of the output of `optimize --json` (`docs/schemas.py` writes it from them);
 times are in seconds.
 """
 
@@ -130,7 +130,7 @@ class SearchData(TypedDict):
     states: int
     matches: int
     ended: dict[str, int]
-    """How many parts ended by what."""
+    """The number of parts by the reason for their end."""
     extraction: ExtractionData | None
 
 
@@ -144,7 +144,7 @@ class MutantData(TypedDict):
 
 
 class MutantsData(TypedDict):
-    """The mutants (PET) that were looked at."""
+    """The mutants (PET) that were tried."""
 
     programs: int
     known: int
@@ -178,7 +178,7 @@ class LeftoverData(TypedDict):
 
 
 class StageSpendingData(TypedDict):
-    """The seconds of a stage, and what they were spent on."""
+    """The seconds of a stage, by purpose."""
 
     stage: str
     seconds: float
@@ -204,7 +204,7 @@ class ResultData(TypedDict):
     model: str
     written: list[str]
     open: str | None
-    """The line of Python that opens what was written."""
+    """The line of Python that opens the written model."""
     changed: bool
     """False where the original's graph was kept."""
     failure: str | None
@@ -373,5 +373,5 @@ def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing 
 
 
 def opened_with(result: Result, written: Sequence[Path]) -> str:
-    """The line of Python that opens what was written."""
+    """The line of Python that opens the written model."""
     return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))

@@ -1,5 +1,5 @@
-"""Two models compared: what differs in structure, and whether they compute the same by the
-criterion of the check."""
+"""Two models compared: differences in structure, and whether they compute the same by the criterion
+of the check."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SWEEPS = 8
 
 @dataclass(eq=False)
 class _Box:
-    """One drawn thing: what stands in it, its layer, and the boxes above that it is made of.
+    """One drawn thing: its text, its layer, and the boxes above that it is made of.
 
     A box without lines is a bend.
     """
@@ -274,8 +274,8 @@ def _bends(boxes: Iterable[_Box]) -> list[_Box]:
 
 
 def _order(layers: list[list[_Box]], downwards: bool) -> None:
-    """Sort every layer by the mean place of what its boxes depend on, operands in their order; ties
-    keep theirs."""
+    """Sort every layer by the mean place of the operands of its boxes, operands in their order;
+    ties keep theirs."""
     for k in range(len(layers)) if downwards else reversed(range(len(layers))):
         other = layers[k - 1] if downwards and k else layers[k + 1] if not downwards and k + 1 < len(layers) else []
         place = {id(b): i for i, b in enumerate(other)}

@@ -11,7 +11,7 @@ from taso_mirage.report.changes import ReportedChange
 
 @dataclass(frozen=True, slots=True)
 class StatedEquation:
-    """An equation in the direction in which it was taken, its guard, and what it stands on.
+    """An equation in the direction in which it was taken, its guard, and its ground.
 
     `region`: for a corrected mutant, a picture of where it is right without corrections.
     """
@@ -28,8 +28,7 @@ class Explanation:
     """A change with the seconds of one place before and after: predicted, and measured as models of
     their own (None: not measured).
 
-    `ground` says what the change stands on at these sizes: a proof, or the check of the whole
-    model.
+    `ground` is the ground of the change at these sizes: a proof, or the check of the whole model.
     """
 
     change: ReportedChange

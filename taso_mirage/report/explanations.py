@@ -269,7 +269,9 @@ def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
         return ""
     said = f"One by one the changes win {duration(alone)}, the whole model {duration(won)}"
     if alone > won:
-        return f"{said}: what neighbours share counts in each of them, and alone they run without what is around them."
+        return (
+            f"{said}: costs that neighbours share count in each of them, and alone they run without their surroundings."
+        )
     return f"{said}: the runtime gains more between them, and by kernels, than in each."
 
 

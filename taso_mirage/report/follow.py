@@ -1,9 +1,9 @@
 """Following a certificate from the original's terms to the optimized model's, without search and
 without the optimizer's word.
 
-Each record claims one equality. Terms are put into classes: by what was proved, and because equal
-operands give equal results. The certificate holds if every output of the optimized model is then in
-the class of the original's.
+Each record claims one equality. Terms are put into classes: by proofs, and because equal operands
+give equal results. The certificate holds if every output of the optimized model is then in the
+class of the original's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, 
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Opened, matching, opened
+from taso_mirage.onnx_io.content_terms import Opened, matching, opened
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
@@ -38,7 +38,7 @@ from taso_mirage.rewriting.text import parse_graph, show_graph
 
 @dataclass
 class Followed:
-    """How many equalities stand on what, and at how many places they were used."""
+    """The number of equalities by their ground, and of the places at which they were used."""
 
     equalities: Counter[str] = field(default_factory=Counter)
     alone: dict[str, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _Reader:
         self._add((old, new))
 
     def read(self, record: Sequence[Any]) -> None:
-        """One record: what it makes, and what it says is equal."""
+        """One record: the terms that it makes, and the equality that it states."""
         kind, *rest = record
         reads: dict[str, Callable[..., None]] = {
             "term": self._like,

@@ -1,7 +1,7 @@
 """The report of an optimization as one self-contained page: no network, and no script but that of
 its search box.
 
-`templates/report.html` says how it looks, this module what is in it.
+`templates/report.html` has its form, this module its content.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def most_of_it(explained: Sequence[Explanation]) -> str:
     if not explained:
         return ""
     if sum(each.gain for each in explained) <= 0:
-        return "Operator by operator the changes do not pay: what was gained lies in how the runtime runs the whole."
+        return "Measured one by one the changes gain nothing: the gain comes from how the runtime runs the whole model."
     largest = max(explained, key=lambda each: each.gain)
     share = largest.gain / sum(each.gain for each in explained if each.gain > 0)
     count = largest.change.count
     places = f"in {count} places" if count > 1 else "in one place"
     what = _arrows(explanation_lines(largest.change))
-    return f"The largest part ({share:.0%} of what the changes win one by one): {what}, {places}."
+    return f"The largest part ({share:.0%} of the changes' gains one by one): {what}, {places}."
 
 
 def _standing(result: Result) -> str:

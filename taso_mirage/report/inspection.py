@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.refusals import shown_sizes
+from taso_mirage.onnx_io.kernels import CarriedKernel
 from taso_mirage.operators.work import size, sized, work
 from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
+from taso_mirage.system.terminal import plural
 from taso_mirage.version import __version__
 
 LISTED = 8
@@ -108,6 +110,20 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         for row in found["opaque"]:
             table.add_row(row["node"], str(row["count"]), row["reason"])
         console.print(table, markup=False)
+
+
+def show_kernels(kernels: Sequence[CarriedKernel]) -> Iterator[str]:
+    """The kernels of a model with their plans and programs, as lines."""
+    yield plural(len(kernels), "fused kernel")
+    for each in kernels:
+        more = ", ..." if len(each.places) > LISTED else ""
+        yield ""
+        yield f"{each.name} ({each.target}): {' '.join(each.operators)}"
+        yield f"    {plural(len(each.places), 'place')}: {', '.join(each.places[:LISTED])}{more}"
+        yield "    plan:"
+        yield from (f"        {line}" for line in each.plan.splitlines())
+        yield "    program:" if each.source else "    the file does not have its program"
+        yield from each.source.splitlines()
 
 
 def quantity(value: float, unit: str) -> str:

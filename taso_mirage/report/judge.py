@@ -1,6 +1,6 @@
 """The ground of an equality of a certificate: the checker, else the prover, else numbers.
 
-What a certificate says of its own proofs decides nothing: it only says what is tried.
+A certificate's statement of its own proofs decides nothing: it only says which methods are tried.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def undecided(lhs: str, rhs: str) -> str:
 class CaseJudge:
     """The judge that finds the ground of an equality.
 
-    `strict`: only what the checker accepts. `numbers`: what has no proof may stand on a few random
-    inputs, which show no difference at single numbers, or below rounding.
+    `strict`: only equalities that the checker accepts. `numbers`: an equality without a proof may
+    rest on a few random inputs, which show no difference at single numbers, or below rounding.
     """
 
     def __init__(self, strict: bool = False, numbers: bool = False) -> None:

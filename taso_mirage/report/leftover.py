@@ -9,7 +9,7 @@ SHOWN, NAMED = 3, 5
 """Regions that the line names, and operators of each."""
 ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
 LEAST = 1.01
-"""A region that may make the model less than so many times as fast is not named."""
+"""The factor below which a region's gain for the model is not named."""
 REST = 0.25
 """The share of a model's time that no kernels save: regions together may save less than all,
 whatever the sum of their estimates."""

@@ -1,8 +1,8 @@
 """Equations as mathematics: trees that the template `math.html` writes as MathML.
 
-How a term is written follows from the first line of its operator's docstring, which is the type in
-mathematics: what gives `x + y` is a sum. What none of these forms fits is a function with its
-attributes below.
+The notation of a term follows from the first line of its operator's docstring, which is the type in
+mathematics: a term that gives `x + y` is a sum. A term that none of these forms fits is a function
+with its attributes below.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Writer:
         return Node(node.op, node.args, tuple(attrs), node.type)
 
     def _parted(self, text: str) -> str:
-        """A long expression, with names for what is there twice, and for long elements of it."""
+        """A long expression, with names for parts that occur twice, and for long elements of it."""
         whole = ast.parse(text, mode="eval").body
         while len(text) > LONG and (part := _part_to_name(whole)):
             name = next(self.letters)
@@ -242,7 +242,7 @@ FORMS: Mapping[str, tuple[int, TermNotation]] = {
         lambda node, args: _row(_indexed(SUMMATION, node), _at(PRODUCT, args[0]), binds=PRODUCT),
     ),
 }
-"""How a term is written by what its operator's docstring says; for how many operands (0: any)."""
+"""The notation of a term by its operator's docstring; for how many operands (0: any)."""
 
 
 # ---------------------------------------------------------------- pieces

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def rendered(template: str, **values: Any) -> str:
     """A template with values in it.
 
-    Names in them may be hostile. Nothing is marked as safe, so each is escaped; what one template
-    takes from another is markup already.
+    Names in them may be hostile. Nothing is marked as safe, so each is escaped; a template's part
+    from another is markup already.
     """
     return _environment().get_template(template).render(values)
 

@@ -72,7 +72,7 @@ def _float(types: Iterable[ValueType]) -> bool:
 def runtime_profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
     """The diagnosis of a model that was read from a file, at sizes at which it runs.
 
-    Raises what the runtime says where it does not.
+    Raises the runtime's error where it does not run the model.
     """
     settled = settled_sizes(model, session.original(model, config.target), config)
     model = replace(model, sizes=settled.workloads[0][0], integers=settled.integers)
@@ -127,7 +127,7 @@ def _named(node: Any) -> str:
 
 def carriers(found: FileNodes, run: Sequence[RunNode]) -> dict[int, RunNode]:
     """For each node of the file, by its place, the node of the runtime that has its name or gives
-    its output; else that of what reads it, of which it became a part."""
+    its output; else that of its reader, of which it became a part."""
     named = {n.name: n for n in run if n.name}
     stems = {re.sub(r"(_token_\d+|_nchwc|/duplicated)+$", "", n.name): n for n in run if n.name}
     made = {value: n for n in run for value in n.outputs if value}
@@ -165,7 +165,7 @@ def _beside(found: FileNodes, node: Any) -> bool:
 
 
 def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str]:
-    """Why a group is none of integers: what has to change so that it is one."""
+    """Why a group is none of integers: the changes that would make it one."""
     if node.op_type == NBITS:
         return [f"its accuracy level is below {LEVEL}: the runtime multiplies floats"]
     if not _beside(found, node):
@@ -312,7 +312,7 @@ def show_profile(found: Mapping[str, Any]) -> None:
     console.print(f"{found['runtime']}: {_time(found['seconds'])} a run{at}", highlight=False, markup=False)
     _print(
         console,
-        "what it computes in",
+        "arithmetic",
         ("", "share", "time", "operators of the runtime"),
         ((k, f"{found[k]['share']:.0%}", _time(found[k]["seconds"]), _listed(found[k]["operators"])) for k in KINDS),
     )

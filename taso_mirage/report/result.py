@@ -57,16 +57,16 @@ class Result:
     where a rewrite broke the model and was left out: it names the rewrite. `remarks` are all other
     things that a user should know.
 
-    `records`: what each kernel of the model was made of, by the name of its function; `unfused` is
-    the model without kernels then.
+    `records`: the record of each kernel of the model, by the name of its function; `unfused` is the
+    model without kernels then.
 
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in
     between needs; `rules` are those that could be applied; `cases` are the check's, with their
     float64 references, for a later stage that checks again; `normal` is the original after the
     passes, if they change it and it was measured no slower. `let_through`: rules that turn
     decisions of quantizers, which the user allowed, with their errors; the cases then have the
-    model's results as the original's. `seconds` are those of each stage; `spending` says what all
-    seconds were spent on; `left`: kernels that there was no time for; `written`: the files.
+    model's results as the original's. `seconds` are those of each stage; `spending` is the account
+    of all seconds; `left`: kernels that there was no time for; `written`: the files.
     """
 
     original: Model

@@ -1,5 +1,5 @@
-"""A rule in words: what it replaces by what, where it applies, what it saves, and on what evidence
-it stands."""
+"""A rule in words: the terms that it replaces and their replacements, where it applies, its
+savings, and its evidence."""
 
 from __future__ import annotations
 

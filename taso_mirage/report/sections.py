@@ -16,7 +16,7 @@ from taso_mirage.report.explanation import OperatorTimes
 from taso_mirage.report.result import Result
 
 LEAST, MOST, SECTIONS = 8, 6, 300
-"""Terms of a section at least, and so many times as many at most; sections of a model, at most."""
+"""Terms of a section at least, and the factor for its most terms; sections of a model, at most."""
 Anchor = tuple[tuple[Node, Node], ...]
 """Values of the original, each with the term that computes it in the result."""
 

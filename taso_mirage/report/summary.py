@@ -261,7 +261,7 @@ def _show_check(console: Console, result: Result) -> None:
     worst = max(result.differences, key=lambda d: d.error / d.bound if d.bound else d.error)
     cases = len({d.case for d in result.differences})
     console.print(
-        f"check: {passed} of {len(result.differences)} outputs on {cases} input sets are within the bound; "
+        f"check: {passed} of {len(result.differences)} outputs on {cases} input sets within the bound; "
         f"closest to it: error {worst.error:.2g}, bound {worst.bound:.2g}",
         highlight=False,
         markup=False,

@@ -1,5 +1,5 @@
 """Where the time goes: predicted seconds of every operator of both models, those of the runtime's
-operators as they were measured, and what the machine reached, for a roofline (Williams et al.,
+operators as they were measured, and the machine's peaks, for a roofline (Williams et al.,
 CACM'09)."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from taso_mirage.search.passes import Context
 from taso_mirage.targets.device import Device
 
 LONG, LARGEST = 3e-3, 1 << 26
-"""Seconds that the work of a peak should take by what is described of the device, and elements of
-its operands at most."""
+"""Seconds that the work of a peak should take by the description of the device, and elements of its
+operands at most."""
 SECONDS = 0.5
 """For how long the peaks are measured."""
 KERNEL = re.compile(r"C(pu|uda)Kernel\d+")
@@ -62,7 +62,7 @@ class OperatorPair:
 def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
     """The predicted seconds of both models, by term, and the peaks of the machine that measures.
 
-    After so many seconds nothing more is measured.
+    After the time limit nothing more is measured.
     """
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)

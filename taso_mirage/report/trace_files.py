@@ -3,14 +3,14 @@ of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from taso_mirage.errors import OutputError
-from taso_mirage.ir.model import Model, StoredWeight, Weight
+from taso_mirage.ir.model import Model, StoredWeight, TurnedWeight, Weight
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.opened import Opened
+from taso_mirage.onnx_io.content_terms import Opened
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.terminal import one_line
@@ -30,23 +30,30 @@ class TraceFiles:
         self.folder = folder
         self._views: dict[int, Opened] = {}
         self._listed: set[str] = set()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot write into {folder}: {error.strerror or error}; name another folder") from None
-        self._add(INDEX, COLUMNS)
-        self._add(WEIGHTS, WEIGHT_COLUMNS)
+        self._rows: dict[str, list[Sequence[str]]] = {INDEX: [COLUMNS], WEIGHTS: [WEIGHT_COLUMNS]}
+        self._inside: set[Path] = set()
+        self.flush()
 
     def index(self, row: Mapping[str, str]) -> None:
         """Add a row to the index, by its columns; those left out are empty."""
-        self._add(INDEX, [row.get(column, "") for column in COLUMNS])
+        self._rows[INDEX].append([row.get(column, "") for column in COLUMNS])
 
-    def write(self, name: str, text: str) -> None:
-        """Write one file, in the folder or in one inside it."""
+    def flush(self) -> None:
+        """Write the rows of the index and of the weights that were added."""
+        for name, rows in self._rows.items():
+            text = "".join("\t".join(one_line(cell).replace("\t", "\\t") for cell in row) + "\n" for row in rows)
+            self.write(name, text, "a")
+            rows.clear()
+
+    def write(self, name: str, text: str, mode: str = "x") -> None:
+        """Write one file, in the folder or in one inside it; mode "a" adds to it."""
         path = self.folder / name
         try:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", errors="replace")
+            if path.parent not in self._inside:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._inside.add(path.parent)
+            with path.open(mode, encoding="utf-8", errors="replace") as file:
+                file.write(text)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -55,7 +62,8 @@ class TraceFiles:
     ) -> str:
         """The graph of a model's inputs and some outputs, with its weights listed.
 
-        A node without a definition is what it does; its bodies' outputs are operands of it.
+        The text of a node without a definition is its content; its bodies' outputs are its
+        operands.
         """
         view = self._view(model, weights)
         nodes = topological(outputs)
@@ -78,13 +86,6 @@ class TraceFiles:
         for name in sorted(weights.keys() - self._listed):
             self._listed.add(name)
             array = weights[name].numpy()
-            source = "computed" if isinstance(weights[name], StoredWeight) else "the model"
-            self._add(WEIGHTS, [name, array.dtype.name, str(list(array.shape)), array_digest(array), source])
-
-    def _add(self, name: str, row: Iterable[str]) -> None:
-        path = self.folder / name
-        try:
-            with path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write("\t".join(one_line(cell).replace("\t", "\\t") for cell in row) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+            source = "computed" if isinstance(weights[name], StoredWeight | TurnedWeight) else "the model"
+            row = [name, array.dtype.name, str(list(array.shape)), array_digest(array), source]
+            self._rows[WEIGHTS].append(row)

@@ -22,8 +22,8 @@ from taso_mirage.verdicts import Failure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a left-hand side was found: the matched outputs, and what its variables and attribute
-    names stand for."""
+    """Where a left-hand side was found: the matched outputs, and the values of its variables and
+    attribute names."""
 
     outputs: tuple[Node, ...]
     operands: Mapping[str, Node]
@@ -47,10 +47,11 @@ def directed(name: str) -> tuple[str, bool]:
 class Equation:
     """lhs = rhs for all typings on which `where` holds.
 
-    Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all
-    of its places at once (`search/together.py`). `last`: among the passes it comes after large
-    fusions, whose patterns have what it takes away. `moving`: it moves a change of layout towards
-    the outputs, as the passes do at all places at once where that takes enough away in the end.
+    Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all of
+    its places at once (`search/simultaneous.py`). `last`: among the passes it comes after large
+    fusions, whose patterns have the operator that it removes. `moving`: it moves a change of layout
+    towards the outputs, as the passes do at all places at once where that takes enough away in the
+    end.
     """
 
     name: str
@@ -146,7 +147,7 @@ def _no_match(reason: str) -> Failure:
 
 
 def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failure:
-    """The right-hand side on what was matched; a failure where it has no type or another type than
+    """The right-hand side on the matched terms; a failure where it has no type or another type than
     the left-hand side."""
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
@@ -189,7 +190,7 @@ def _inside(node: Node) -> Node | None:
 def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:
     """One side of an equation with terms for its variables and values for its attribute names.
 
-    Raises what typing raises.
+    Raises the errors of typing.
     """
     done: dict[Node, Node] = {}
     order = topological(side.outputs)

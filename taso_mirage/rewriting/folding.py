@@ -1,5 +1,5 @@
-"""Terms of constants as what they always are: small ones by their values, large ones that are one
-number throughout as that number, expanded (a mask that masks nothing)."""
+"""Terms of constants as their values: small ones by their values, large ones that are one number
+throughout as that number, expanded (a mask that masks nothing)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from taso_mirage.verdicts import Failure
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """An equation at one place: what it matched, and the terms to put there."""
+    """An equation at one place: its match, and the terms to put there."""
 
     equation: Equation
     found: Match
@@ -24,7 +24,7 @@ class Application:
 Keep: TypeAlias = Callable[[Application], bool]
 """Whether an application is wanted, or proved.
 
-It may look at what `outline.surroundings` tells, and at nothing else.
+It may read the terms that `outline.surroundings` describes, and nothing else.
 """
 
 
@@ -32,7 +32,7 @@ class Rules:
     """Equations, tried where they can match: by the operator at their first output, then by the
     surroundings of a term.
 
-    Equal surroundings are matched once. What is found there holds for every term that looks so;
+    Equal surroundings are matched once. Applications found there hold for every term that looks so;
     equations that reach further down are tried on the term itself where their upper part fits.
     `keep` leaves out applications for good.
     """

@@ -80,7 +80,7 @@ class RuleEntry(TypedDict):
 
 
 class RejectedEntry(TypedDict):
-    """A candidate that was refuted, and by what."""
+    """A refuted candidate, and its refutation."""
 
     equation: str
     why: str
@@ -112,7 +112,7 @@ class Rule:
         return self.name.partition(".")[0]
 
     def instance(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """The two sides as typed terms at `given`, dims symbolic. Raises what typing raises."""
+        """The two sides as typed terms at `given`, dims symbolic. Raises the errors of typing."""
         bound = dict(self.attributes) | {name: self.operand(name, type) for name, type in self.given}
         like = next((type.dtype for _, type in self.given), "float32")
         return instantiate(self.equation.lhs, bound, like), instantiate(self.equation.rhs, bound, like)
@@ -337,8 +337,8 @@ def _read_equation(entry: Mapping[str, Any]) -> Equation:
 
 
 def _check_names(equation: Equation, given: Iterable[str], attributes: Iterable[str]) -> None:
-    """`given` and `attributes` say what every name of the left side is, and the rest of the rule
-    has no other names."""
+    """`given` and `attributes` define every name of the left side, and the rest of the rule has no
+    other names."""
     variables = {n.attr("name") for n in equation.lhs.inputs}
     values = {v for n in equation.lhs for _, v in n.attrs if isinstance(v, Expr)}
     bound = {v.name for v in values if v.name is not None}

@@ -1,8 +1,8 @@
 """A key of all that a rewrite at a term depends on: the term down to a few levels, over canonical
 leaves.
 
-Equal surroundings have equal keys, so what was found at one term is found at all that look like it:
-in equal layers, and above a rewrite, where every term is a new one.
+Equal surroundings have equal keys, so an application found at one term is found at all that look
+like it: in equal layers, and above a rewrite, where every term is a new one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from taso_mirage.ir.terms import LEAVES, Node, topological, variable, weight, wi
 from taso_mirage.operators.expressions import is_weight
 
 MatchKey: TypeAlias = tuple[Hashable, ...]
-"""A row for each term: operator, attributes and the places of the operands; or what there is to
-know of a leaf."""
+"""A row for each term: operator, attributes and the places of the operands; or the facts about a
+leaf."""
 MATCHED_LEVELS = 3
 """How many operators in a row from a term down are its surroundings.
 
@@ -55,7 +55,7 @@ def _inner(node: Node, place: Mapping[Node, int]) -> Hashable:
 
 
 def _leaf(node: Node) -> Hashable:
-    """The term itself where it is a constant; what is below another one is not looked at."""
+    """The term itself where it is a constant; terms below another one are not visited."""
     if not node.args and node.op not in LEAVES:
         return node
     return bool(node.args), is_weight(node), node.type

@@ -6,7 +6,7 @@ is read, and each variant is an equation of its own, with its own proof. An opti
 something (a bias, a mask), so leaving it out is adding nothing, and the variant without it follows:
 
 - An operator that may do without the operand is called without it (`None` in the middle of a call).
-- A sum is what remains of it: `add(y, *m)` is `y`.
+- A sum is its other operand: `add(y, *m)` is `y`.
 - Any other term that has the operand goes with it: so `mul(*b, c)`, where a call has that as its
   bias.
 - A condition of the guard that names the operand is left out, and so is its typing.

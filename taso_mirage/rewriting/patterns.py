@@ -2,7 +2,7 @@
 many.
 
 The same search serves both (egg's e-matching, Willsey et al., POPL'21, section 4, is the general
-one). A `PatternSpace` says what a place is.
+one). A `PatternSpace` defines its places.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PatternSpace(Protocol[Place]):
         """The term that stands for a place."""
 
     def forms(self, place: Place, op: str) -> Iterable[tuple[Attributes, tuple[Place, ...]]]:
-        """The attributes and operands of what an operator computes at a place."""
+        """The attributes and operands of the terms that an operator computes at a place."""
 
     def users(self, place: Place, op: str) -> Iterable[Place]:
         """The places that an operator computes from one."""
@@ -65,8 +65,8 @@ def found_at(
     apart: Callable[[tuple[Place, ...]], bool] = lambda places: True,
     why: MatchReason = UNASKED,
 ) -> Iterator[JointMatch[Place]]:
-    """Where patterns match with the first at a place; guards and computed attributes are not looked
-    at.
+    """Where patterns match with the first at a place; guards and computed attributes are not
+    checked.
 
     The others are found by climbing from an operand that they share, at places of which `apart`
     says whether the last may be an output beside those before.
@@ -121,7 +121,7 @@ def _path_to_bound(pattern: Node, bindings: Bindings[Place]) -> list[Node]:
 def _matched(
     pattern: Node, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: MatchReason
 ) -> Iterator[tuple[Node, Bindings[Place]]]:
-    """The terms at a place that look like a pattern, with what its names stand for."""
+    """The terms at a place that look like a pattern, with the values of its names."""
     if pattern.op == "input":
         bound = _bound(pattern.attr("name"), place, space, known, why)
         if bound is not None:

@@ -1,4 +1,4 @@
-"""The sides of an equation as texts over names: what reading it from right to left needs."""
+"""The sides of an equation as texts over names, for reading it from right to left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mapped(side: Graph, change: Callable[[str], str]) -> Graph:
 
 
 def free_names(graph: Graph) -> set[str]:
-    """The names that a side needs: its variables, and what its expressions mention."""
+    """The names that a side needs: its variables, and those in its expressions."""
     found = set()
     for node in graph:
         if node.op == "input":

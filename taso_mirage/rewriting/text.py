@@ -1,4 +1,4 @@
-"""Graphs, laws and equations as text in Python syntax: what is printed parses back.
+"""Graphs, laws and equations as text in Python syntax: every printed text parses back.
 
 Read with `ast`, never executed.
 """
@@ -100,7 +100,7 @@ def _show_value(value: Any, short: bool = False) -> str:
 
 
 def parse_graph(text: str) -> Graph:
-    """Read what `show_graph` prints. Raises SyntaxProblem with the line."""
+    """Parse the output of `show_graph`. Raises SyntaxProblem with the line."""
     return next(iter(parse_graphs(text).values()))
 
 

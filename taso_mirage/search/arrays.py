@@ -43,10 +43,10 @@ def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, An
             raise InvalidOption(f"{where}: no array {name!r}; it has {', '.join(map(str, arrays)) or 'none'}")
         if not isinstance(arrays[name], np.ndarray | np.generic):
             kind = type(arrays[name]).__name__
-            raise InvalidOption(f"{where}: {name!r} is of type {kind} and no array; the model wants {node.tensor}")
+            raise InvalidOption(f"{where}: {name!r} is of type {kind} and no array; the model expects {node.tensor}")
         if not _fits(arrays[name], node.tensor):
             raise InvalidOption(
-                f"{where}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
+                f"{where}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model expects {node.tensor}"
             )
     return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
 

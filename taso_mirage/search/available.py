@@ -22,8 +22,8 @@ from taso_mirage.search.passes import Context
 class Available:
     """Whether the target's runtime implements an operator for its operands.
 
-    What the original uses it does. Others are loaded once, and those outside of ONNX's own domain
-    run once: their kernels refuse what their schemas allow.
+    The runtime implements the operators of the original. Others are loaded once, and those outside
+    of ONNX's own domain run once: their kernels refuse operands that their schemas allow.
     """
 
     def __init__(self, original: Iterable[Node], context: Context, cache: CostCache | None = None) -> None:
@@ -36,9 +36,10 @@ class Available:
         return in_child(native.device_key, self.context.target, False)
 
     def _keys(self, node: Node) -> tuple[str, ...]:
-        """By what is asked, the narrowest first: what is there by one of these is there.
+        """Keys of the question, the narrowest first: an operator that is there by one of these is
+        there.
 
-        Convolutions with channels last are so many that each would take as long to try as to
+        Convolutions with channels last are so numerous that each would take as long to try as to
         measure, and one that is there says that those of other sizes are.
         """
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]

@@ -2,9 +2,9 @@
 options.
 
 Each class has a price: its cheapest option, with a part of the price of each class that this needs,
-where the parts of all that might need it sum to one; what every graph needs is paid in full, once.
-That is a solution of the dual of the linear program of Tensat (MLSys'21, section 4.3); parts are
-moved to raise it.
+where the parts of all that might need it sum to one; a class that every graph needs is paid in
+full, once. That is a solution of the dual of the linear program of Tensat (MLSys'21, section 4.3);
+parts are moved to raise it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ExtractionProblem:
         induction over its terms."""
         self.price = dict.fromkeys(self.place, 0.0)
         for _ in range(SWEEPS):
-            for each in reversed(self.place):  # what a class needs comes after it, but in cycles
+            for each in reversed(self.place):  # the needs of a class come after it, except in cycles
                 self.price[each] = min(self.value(each, o) for o in self.options[each].values())
         self.bound = sum(self.price[c] for c in self.forced)
 
@@ -140,7 +140,7 @@ class ExtractionProblem:
         return moved
 
     def value(self, of: int, option: Option) -> float:
-        """A lower bound of what an option adds to a graph."""
+        """A lower bound of the cost that an option adds to a graph."""
         weights, price = self.weights, self.price
         return option.cost + sum([price[n] * weights[n][of] for n in option.needs if n in weights])
 
@@ -170,7 +170,7 @@ class ExtractionProblem:
         self.options = {c: self.options[c] for c in found}
 
     def _order(self) -> dict[int, int]:
-        """Users before what they need; a cycle is entered from outside, where the tree is
+        """Users before their operands; a cycle is entered from outside, where the tree is
         dearest."""
         needs = {c: {n for o in ways.values() for n in o.needs} for c, ways in self.options.items()}
         users = Counter(chain.from_iterable(needs.values()))
@@ -193,7 +193,7 @@ class ExtractionProblem:
 
     def _must(self) -> dict[int, int]:
         """For each class, as bits of places, the classes that every term of it has: itself, and
-        what all its options need."""
+        those that all its options need."""
         everything = (1 << len(self.place)) - 1
         must = dict.fromkeys(self.place, everything)
         changed = True
@@ -212,7 +212,7 @@ class ExtractionProblem:
         return must
 
     def _drop_cycles(self, must: Mapping[int, int]) -> bool:
-        """Leave out options that need what cannot be had without their own class; whether there
+        """Leave out options that need a class that cannot be had without their own; whether there
         were any."""
         dropped = False
         for each, ways in self.options.items():

@@ -1,5 +1,5 @@
-"""The options of an optimization, and what all of its stages share: progress, interrupts, and the
-cache of measurements."""
+"""The options of an optimization, and the state that all of its stages share: progress, interrupts,
+and the cache of measurements."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ original (None: not measured), and why it was dropped (None: it was not)."""
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Progress without a listener."""
 
 
 def unseen(name: str, cost: float, timing: Timing | None, dropped: str | None) -> None:
-    """A candidate that nobody looks at."""
+    """A candidate without a listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,18 @@ class Config:
 
     `budget`: seconds of all but reading and writing. `seconds`: of one comparison of whole models,
     at most. `shapes`: sets of named sizes, each with its weight. `inputs`: the user's own, for the
-    check and the timing.
-    `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
-    measured here. `part`: the model is a part of another one, which is measured as a whole
-    afterwards, so what is predicted to be faster and measured no slower is taken. `partial`:
-    whether mutants with corrections take part in the search. `run_limit`: seconds that the runtime
-    may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
-    one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
-    file may become much larger, or what asks a user that. `allow_rounding`: which rewrites may turn
-    decisions of quantizers, and how far that may move the outputs. `effort`: how far searches and
-    check go. `elsewhere`: the model also goes
-    to other machines, or where the library of kernels is not. `candidates` hears of every model
-    that is tried. `trace`: the folder that the graph after every stage and rule is written to.
+    check and the timing. `scheduler`: the address of a Dask scheduler whose workers measure
+    operators; whole models are measured here. `part`: the model is a part of another one, which is
+    measured as a whole afterwards, so a candidate that is predicted to be faster and measured no
+    slower is taken. `partial`: whether mutants with corrections take part in the search.
+    `run_limit`: seconds that the runtime may take for one load, run or measurement. `rules`: the
+    rules that may be applied (None: all). `kernels`: one of KERNELS. `explain`: whether every
+    change is explained afterwards. `may_grow`: whether the file may become much larger, or a
+    function that asks the user. `allow_rounding`: which rewrites may turn decisions of quantizers,
+    and how far that may move the outputs. `effort`: how far searches and check go. `elsewhere`: the
+    model also goes to other machines, or where the library of kernels is not. `candidates` hears of
+    every model that is tried. `trace`: the folder that the graph after every stage and rule is
+    written to.
     """
 
     budget: float = 60.0

@@ -2,9 +2,9 @@
 runtime runs them, or by a roofline.
 
 A *fusion context* is a term with the producers that the runtime fuses it with, or keeps in the same
-layout: a convolution and the activation behind it. The term costs what it adds to them. What
-belongs together is asked of the runtime, which writes down what it makes of a small model; so there
-is no list of its fusions here.
+layout: a convolution and the activation behind it. The term costs the seconds that it adds to them.
+The runtime decides which terms belong together: it writes down the nodes that it makes of a small
+model; so there is no list of its fusions here.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
 FRESH = 10.0
-"""Seconds for which a look at the load holds: the rewriters of one command agree."""
+"""Seconds for which a reading of the load holds: the rewriters of one command agree."""
 DEPTH = 3
 """How many terms in a row take part in a fusion context."""
 SMALL, COPIES = 1 << 20, 8
-"""A fusion context that moves fewer bytes is measured in so many copies at once: one run of it is
-shorter than what a run costs anyway."""
+"""A fusion context that moves fewer bytes is measured in COPIES copies at once: one run of it is
+shorter than the cost of any run."""
 ENOUGH = 8
 """The number of measured terms that determine the error of rooflines on this machine."""
 CONTEST, GAIN = 0.4, 1.02
@@ -79,8 +79,8 @@ class TermCost(Protocol):
 
 @dataclass
 class Cost:
-    """Seconds of a graph: the sum over its terms; what depends on weights only is computed once,
-    ahead, and costs nothing."""
+    """Seconds of a graph: the sum over its terms; terms that depend on weights only are computed
+    once, ahead, and cost nothing."""
 
     term: TermCost
     _placed: dict[tuple[Node, tuple[FusionContext, ...]], tuple[FusionContext, float]] = field(default_factory=dict)
@@ -107,8 +107,8 @@ class Cost:
         return self._place(node, ())[1] if _runs(node) else 0.0
 
     def _place(self, node: Node, sole: tuple[FusionContext, ...]) -> tuple[FusionContext, float]:
-        """The fusion context of a term above producers that only it uses, and what it adds to them:
-        asked once for all that look so."""
+        """The fusion context of a term above producers that only it uses, and the seconds that it
+        adds to them: asked once for all that look so."""
         near = tuple([s.cut(DEPTH - 1) for s in sole])
         row, terms = match_key(node, DEPTH)
         key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
@@ -149,8 +149,8 @@ class Roofline:
 class MeasuredCost:
     """The cost of fusion contexts measured on ONNX Runtime, here or on an executor's machine.
 
-    Where that is impossible it is the roofline, times what that was off by at those measured: so
-    what a graph has of both is on one scale.
+    Where that is impossible it is the roofline, times its error at the measured terms: so the
+    measured and the predicted terms of a graph are on one scale.
     """
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
@@ -158,10 +158,10 @@ class MeasuredCost:
         self.target = context.target if executor is not None else _clocked(context.target)
         self.fallback = Roofline(context)
         self._ratios: list[float] = []
-        """Measured seconds over the roofline, of what was measured."""
+        """Measured seconds over the roofline, of the measured terms."""
         self.measured = 0
         self.deadline = math.inf
-        """The monotonic time from which nothing more is measured, only looked up: what is new then
+        """The monotonic time from which nothing more is measured, only looked up: a new term then
         costs its roofline."""
         self._known: dict[FusionContext, float] = {}
         self._described: dict[FusionContext, str | None] = {}
@@ -209,8 +209,8 @@ class MeasuredCost:
         return sum(w.bytes for w in counted if w is not None)
 
     def _measured(self, what: str, fusion: FusionContext, copies: int) -> float | None:
-        """A measurement by what it depends on: in memory, on disk, or now; None where the runtime
-        does not take the fusion context."""
+        """A measurement by its key: in memory, on disk, or now; None where the runtime does not
+        take the fusion context."""
         if (described := self._description(fusion)) is None:
             return None
         key = f"{what} {copies} {described}"
@@ -295,10 +295,10 @@ def _number(answer: Any) -> float:
 
 
 class AheadCost:
-    """Predicted seconds, where the runtime is asked what it runs as one: that takes no measurement,
-    so the cost is the same every time.
+    """Predicted seconds, where the runtime is asked which terms it runs as one: that takes no
+    measurement, so the cost is the same every time.
 
-    Nobody is asked of what is always so, nor once no time is left to ask.
+    Nobody is asked about constant facts, nor once no time is left to ask.
     """
 
     def __init__(self, predicted: PredictedCost, measured: MeasuredCost) -> None:
@@ -315,19 +315,19 @@ class AheadCost:
 
 
 def ahead(measured: MeasuredCost) -> TermCost:
-    """The cost ahead of what a measured one would measure; that itself, where no machine of its
-    kind is known."""
+    """The predicted form of a measured cost; the cost itself, where no machine of its kind is
+    known."""
     known = correction_of(measured.context.target.name)
     return measured if known is None else AheadCost(PredictedCost(measured.context, known), measured)
 
 
 class Weighted:
-    """The cost at several sets of sizes: what it is at each, times the share of that set.
+    """The cost at several sets of sizes: its cost at each, times the share of that set.
 
     Measured with a cache, else rooflines.
 
     `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
-    `by`: what the terms cost that could be measured.
+    `by`: the cost of the terms that could be measured.
     """
 
     def __init__(
@@ -347,8 +347,8 @@ class Weighted:
         return self._sum([term.seconds(fusion) for term in self.terms])
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        """Whether they are run as one at some sizes; at the others the term costs what it adds
-        there all the same."""
+        """Whether they are run as one at some sizes; at the others the term adds its cost there all
+        the same."""
         return any(term.joined(producer, node) for term in self.terms)
 
     def device(self) -> str:

@@ -1,5 +1,5 @@
-"""How much an optimization does for a result, as `--effort` has it: what options it sets where
-their user does not, and how far its searches and its check go."""
+"""The effort of an optimization, as `--effort` has it: the options that it sets where their user
+does not, and the extent of its searches and its check."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from taso_mirage.errors import InvalidOption
 @dataclass(frozen=True, slots=True)
 class Effort:
     """`options`: values of options of `optimize` by name. `states` of each part of a model are
-    looked at by its search, and it ends after `patience` of them without a cheaper one, or after so
-    many `matches` in all parts together. `draws`: sets of inputs of the check, at most."""
+    expanded by its search, and it ends after `patience` of them without a cheaper one, or after
+    `matches` in all parts together. `draws`: sets of inputs of the check, at most."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     states: int = 400

@@ -3,7 +3,7 @@ al., POPL'21, section 3).
 
 Proofs are paths in a forest of unions (Nieuwenhuis and Oliveras, RTA'05). A class keeps one term
 that stands for it: a constant if it has one, else a term over weights only, else the first. So
-guards and costs, which look at terms, see what the class is.
+guards and costs, which read terms, see the class.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def extract(
 def _cheapest_trees(options: ClassOptions, prices: Mapping[int, float]) -> ChosenOptions:
     """Every class by its cheapest tree.
 
-    It is acyclic: among equal trees, what was settled first needs only what was before.
+    It is acyclic: among equal trees, one that was settled first needs only earlier ones.
     """
     place = {each: i for i, each in enumerate(prices)}
 
@@ -116,8 +116,8 @@ class _Kept:
 @dataclass(frozen=True, slots=True)
 class _State:
     """Classes as bits of their places: needed, decided, and those that were first needed in their
-    turn, so that none of what they need was paid before. `owed` is the price of the forced classes
-    that are not decided, less what others still pay of classes that are."""
+    turn, so that none of their needs was paid before. `owed` is the price of the forced classes
+    that are not decided, less the amount that others still pay of classes that are."""
 
     needed: int
     decided: int
@@ -204,7 +204,7 @@ class _Search:
             low = rest & -rest
             rest ^= low
             future |= self.below[low.bit_length() - 1]
-        paid = state.decided & future  # in cycles only: then it matters what was taken there
+        paid = state.decided & future  # in cycles only: then the option taken there matters
         key = waiting, tuple((c, i) for c, i in self.choice.items() if paid >> self.problem.place[c] & 1)
         known = self.met.get(key)
         if known is not None and known <= state.cost and waiting:

@@ -36,7 +36,7 @@ class FusionContext:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # once: fusion contexts are what a search looks up most
+        # once: a search looks up nothing as often as fusion contexts
         object.__setattr__(self, "_hash", hash((self.node, self.producers)))
 
     def __hash__(self) -> int:
@@ -121,9 +121,9 @@ def context_model(fusion: FusionContext, context: Context, copies: int = 1) -> M
 
 
 def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:
-    """A model of terms at fixed sizes; what is not inside becomes a leaf, with random values where
-    it is a weight. An output that is there several times is computed as often, over leaves of its
-    own."""
+    """A model of terms at fixed sizes; a term that is not inside becomes a leaf, with random values
+    where it is a weight. An output that is there several times is computed as often, over leaves of
+    its own."""
     builder = _Builder(inside, context)
     results: list[Node] = []
     for i, output in enumerate(outputs):

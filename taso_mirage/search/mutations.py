@@ -1,8 +1,8 @@
 """Mutants of a model's costly programs, with corrections, as equations for its search (PET,
 OSDI'21, sections 4 to 6).
 
-The costliest programs come first, within a share of the budget; what was found of a program is kept
-on disk by its structure.
+The costliest programs come first, within a share of the budget; results for a program are kept on
+disk by its structure.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MutationStore:
             return None
 
     def write(self, program: Graph, made: Tried) -> None:
-        """Keep what was found; a folder that cannot be written to costs nothing but the time of the
+        """Keep the results; a folder that cannot be written to costs nothing but the time of the
         next run."""
         if self.folder is None:
             return

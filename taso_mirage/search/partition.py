@@ -15,8 +15,8 @@ LEAST, MOST, REST, APART = 24, 60, 8, 8
 terms; no cut leaves fewer than REST terms. A value from more than MOST terms before the part, such
 as a mask, does not count: it would make the cuts behind its last use, in the last layer, narrower
 than those of equal layers. The rule looks only ahead, so that equal layers are cut alike. A second
-look at a model cuts it at least APART terms away from where it was cut before: what one cut hid is
-then within a part."""
+search of a model cuts it at least APART terms away from where it was cut before: a region that one
+cut hid is then within a part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,15 +137,14 @@ class Context:
 
 
 def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
-    """The terms that an application builds above what it matched."""
+    """The terms that an application builds above its match."""
     return [n for n in topological(results, stop=set(known.values())) if n.args]
 
 
 def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the
     runtime's own, large patterns before small ones, because a small fusion would hide a large one;
-    and what would hide one as well (`last`).
-    `keep` says which applications are proved."""
+    and laws that would hide one as well (`last`). `keep` says which applications are proved."""
     helpful = [e for e in equations if e.last or can_shrink(e)]
     standard = [e for e in helpful if not (runtime_specific(e) or e.last)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
@@ -229,7 +228,7 @@ class _Sweep:
         self.outputs, self.rules, self.context, self.steps = outputs, context.helpful(rules), context, steps
         self.order = topological(outputs)
         self.done: dict[Node, Node] = {}
-        """The terms that are no longer there, and what is in their place."""
+        """The terms that are no longer there, and their replacements."""
         self.number = next(_NUMBERS)
 
     @cached_property
@@ -288,7 +287,7 @@ class _Once(dict[Node, int]):
 
 
 def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
-    """The matched terms that die: the outputs, and what only dying terms use."""
+    """The matched terms that die: the outputs, and those that only dying terms use."""
     inside = topological(found.outputs, stop=set(found.operands.values()))
     dying: Counter[Node] = Counter()
     dead: list[Node] = []
@@ -339,8 +338,8 @@ def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
 
 
 def _wanted(found: Match, uses: Mapping[Node, int]) -> bool:
-    """Whether every output is used outside of what was matched: else an equation with fewer outputs
-    does it."""
+    """Whether every output is used outside of the match: else an equation with fewer outputs does
+    it."""
     inside = topological(found.outputs, stop=set(found.operands.values()))
     return all(uses[o] > sum(o in n.args for n in inside) for o in found.outputs)
 
@@ -363,7 +362,7 @@ def _computes_again(application: Application, removed: Sequence[Node], added: Se
 
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
     """Whether fewer terms run after an application, no slower on a roofline, or as many that are
-    faster, as what others use stays; and all of them may be written."""
+    faster, as terms that others use stay; and all of them may be written."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
@@ -399,7 +398,7 @@ def _leaf(node: Node, name: str) -> Node:
 
 
 def _over(node: Node, done: dict[Node, Node]) -> Node:
-    """A term over other operands; `done` has them, and gets what is made."""
+    """A term over other operands; `done` has them, and gets the new terms."""
     for each in topological([node], stop=done):
         done[each] = with_args(each, tuple([done[a] for a in each.args]))
     return done[node]

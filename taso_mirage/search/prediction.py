@@ -29,7 +29,7 @@ RIDGE, OFFSET, SLOPE = 0.03, 0.3, 0.1
 """Penalties on squared coefficients, in squared errors of one row: those of all labels, the offset
 of one, and its slopes."""
 DIGITS = 4
-"""Decimals of coefficients: what depends on the order of a sum is rounded away."""
+"""Decimals of coefficients: digits that depend on the order of a sum are rounded away."""
 FREE = 0.06
 """The least part of its roofline that a term is taken to need, however little was measured."""
 SCALE = 10.0
@@ -41,8 +41,8 @@ HALF = frozenset({"float16", "bfloat16"})
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """A term as a prediction sees it: its label, what it does, and its seconds on a roofline with
-    a LAUNCH."""
+    """A term as a prediction sees it: its label, its work, and its seconds on a roofline with a
+    LAUNCH."""
 
     label: str
     half: bool

@@ -1,5 +1,5 @@
-"""The mutants of a costly part (PET, OSDI'21), what they cost without and with their corrections,
-and which are verified."""
+"""The mutants of a costly part (PET, OSDI'21), their costs without and with their corrections, and
+which are verified."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Ranked:
 
 
 def costed(original: Graph, mutants: Sequence[Mutant], cost: Cost, late: Late = lambda: False) -> Iterator[Ranked]:
-    """Each mutant with its region, its correction, and what both cost, until it is late.
+    """Each mutant with its region, its correction, and the costs of both, until it is late.
 
     Nothing here is verified.
     """

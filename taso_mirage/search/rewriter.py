@@ -21,13 +21,13 @@ from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Weighted, ahead
 from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
 from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
+from taso_mirage.search.simultaneous import all_at_once, at_every_place, laws_together
 from taso_mirage.search.steps import RewriteStep
-from taso_mirage.search.together import all_at_once, at_every_place, laws_together
 from taso_mirage.search.weights import fold_weights, split_halves
 
 EACH, CLEAR = 0.1, 1.05
-"""Seconds that a fusion into the runtime's own operators is run in turn with what it replaces, and
-how many times as long it must take to be left out."""
+"""Seconds that a fusion into the runtime's own operators is run in turn with its original terms,
+and how many times as long it must take to be left out."""
 LAST = 0.2
 """The part of a search's time that is kept for the passes after it, at most."""
 MERGES = 2
@@ -85,11 +85,11 @@ class Rewriter:
         self._joint = {stage: joint(stage) for stage in self.stages}
         self.decided = math.inf
         self.passing = 0.0
-        """Seconds that the passes took: what those after the search may take."""
+        """Seconds that the passes took: the limit of those after the search."""
 
     def measure_until(self, end: float, decided: float | None = None) -> None:
         """Measure nothing more from the monotonic time `end`, and from `decided` on nothing that
-        only says whether a single fusion is slower than what it replaces."""
+        only says whether a single fusion is slower than its original terms."""
         self.term.measure_until(end)
         self.decided = end if decided is None else decided
 
@@ -100,8 +100,8 @@ class Rewriter:
         passes; they start from another model, where steps to that are given.
 
         The search has no small fusions into the runtime's operators: they are made last, and would
-        only hide large ones. What the model after all passes costs is asked later: to measure it is
-        no part of what the search needs.
+        only hide large ones. The cost of the model after all passes is asked later: the search does
+        not need its measurement.
         """
         standard, large, every = self.stages
         start = time.monotonic()
@@ -120,7 +120,7 @@ class Rewriter:
         progress: Callable[[int, int], None],
         more: Sequence[Equation] = (),
     ) -> tuple[ModelCandidate | None, SearchStatistics]:
-        """The model after search and passes, if the search took a step, and what it looked at.
+        """The model after search and passes, if the search took a step, and its statistics.
 
         `more` equations are for it alone.
         """
@@ -208,7 +208,7 @@ class Rewriter:
 
     def _moved(self, model: Model, steps: list[RewriteStep]) -> tuple[Model, list[RewriteStep]]:
         """The model with its changes of layout moved towards the outputs, where that takes enough
-        away that what is left runs faster on a roofline: one move alone saves nothing."""
+        away that the rest runs faster on a roofline: one move alone saves nothing."""
         rules = Rules((e for e in self.equations if e.moving), self.proved)
         outputs, moved = at_every_place(model.graph.outputs, rules, self.known)
         if not moved:
@@ -220,7 +220,7 @@ class Rewriter:
         return made, [*steps, *moved, *rest, *more]
 
     def _estimate(self, model: Model) -> float:
-        """Seconds of what runs, on a roofline."""
+        """Seconds of the running terms, on a roofline."""
         return sum(self.context.estimate(n) for n in work_terms(model.nodes()))
 
     def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[RewriteStep]]:
@@ -230,8 +230,8 @@ class Rewriter:
 
 
 def shares(budget: Budget, count: int) -> Iterator[Budget]:
-    """Equal shares of what is left of a budget for one search after the other; an interrupt of one
-    ends them all."""
+    """Equal shares of the rest of a budget for one search after the other; an interrupt of one ends
+    them all."""
     for left in range(count, 0, -1):
         share = replace(budget, seconds=budget.left() / left, start=time.monotonic())
         yield share

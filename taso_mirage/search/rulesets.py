@@ -1,4 +1,5 @@
-"""Sets of rules as values: what the optimizer may apply, put together with `+` and `-`."""
+"""Sets of rules as values: the rules that the optimizer may apply, put together with `+` and
+`-`."""
 
 from __future__ import annotations
 

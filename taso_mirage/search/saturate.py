@@ -26,14 +26,14 @@ from taso_mirage.verdicts import Failure
 SATURATED = "saturated"
 NODES = 5_000
 MATCHES, BAN = 200, 2
-"""An equation with more new matches than this in an iteration rests for so many; both double each
-time (egg's BackoffScheduler)."""
+"""An equation with more new matches than this in an iteration rests for BAN iterations; both double
+each time (egg's BackoffScheduler)."""
 CANDIDATES, STEPS = 8, 200_000
 SEARCHING, GROWING = 0.2, 0.7
 """The part of a budget's seconds until which a best-first search may run, whose way is put in
 first, and then growing. Costing and extraction have the rest."""
 PHASES = ((2, 0.5), (12, 1.0))
-"""After so many iterations graphs are extracted, until this part of the seconds.
+"""Numbers of iterations after which graphs are extracted, until this part of the seconds.
 
 The first are where the second extraction starts: in a small e-graph good ones are found sooner.
 """
@@ -71,7 +71,7 @@ def saturate_part(
 def saturated(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> tuple[BestState, Saturation]:
-    """`saturate_part`, and what it did."""
+    """`saturate_part`, and its statistics."""
     start = cost(graph.outputs)
     left = budget.left()
     brief = replace(budget, seconds=left * SEARCHING, start=time.monotonic())
@@ -131,7 +131,7 @@ def _extracted(
 
 @dataclass(slots=True)
 class _Rule:
-    """An equation, what it was applied to, and when it may be tried again."""
+    """An equation, the terms that it was applied to, and when it may be tried again."""
 
     equation: Equation
     exchangeable: bool
@@ -142,7 +142,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """An application, the terms that it would add, and what they cost more than the terms that it
+    """An application, the terms that it would add, and their additional cost over the terms that it
     may replace, in seconds."""
 
     application: Application
@@ -275,12 +275,12 @@ class _Growth:
             return None
         matched = new_terms(found.outputs, found.operands)
         if is_weight(results[0]) and len(new) >= len(matched):
-            return None  # what depends on weights only is free, however it is written
+            return None  # a term that depends on weights only is free, however it is written
         dearer = sum(self.cost.of(n) for n in new if n not in self.graph) - sum(map(self.cost.of, matched))
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 
     def _made(self, addition: _Addition) -> bool:
-        """Add what an application gives; whether that was new."""
+        """Add the results of an application; whether they were new."""
         application, graph = addition.application, self.graph
         outputs, results = application.found.outputs, application.results
         before = len(graph)

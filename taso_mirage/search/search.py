@@ -28,11 +28,12 @@ SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
 """The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
 PLAIN = (str, int, float, tuple)
-"""Values of attributes that a text tells apart."""
+"""Values of attributes that a text distinguishes."""
 SEARCHING = 0.8
-"""The share of a look's time for searching its parts; the rest is for measuring what was found."""
+"""The share of a look's time for searching its parts; the rest is for measuring the states
+found."""
 FIRST = 0.7
-"""The share of a search's time for the first look at a model of several parts; the rest is for a
+"""The share of a search's time for the first pass over a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
 TERM = 0.02
 """Seconds for each term of a part that its search is expected to take; those searched before it
@@ -88,9 +89,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class BestState:
-    """The best state of one part: the path to it (each with the equations taken), costs, what the
-    search looked at and what ended it, and the gap of the extraction, where there was one: the
-    share of the cost that a better one might save.
+    """The best state of one part: the path to it (each with the equations taken), costs, the counts
+    of the search and the reason for its end, and the gap of the extraction, where there was one:
+    the share of the cost that a better one might save.
 
     `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
     it was is among them with an empty one.
@@ -203,7 +204,7 @@ def _searched(
     progress: Callable[[int], None],
 ) -> dict[Graph, BestState]:
     """The best states of some parts, until `kept` seconds are left: those first that cost most on a
-    roofline, in all their places, for each second that a search of so many terms takes. A part for
+    roofline, in all their places, for each second that their search is expected to take. A part for
     which there was no time stays as it is."""
     orders = {graph: topological(graph.outputs) for graph in places}
     prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}

@@ -1,5 +1,4 @@
-"""Parts of a result: which rewrites rest on each other, and what the original becomes without some
-of them."""
+"""Parts of a result: which rewrites rest on each other, and the original without some of them."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.search.steps import RewriteStep, replay, used
 
 INSIDE = 64
-"""Terms of what a step replaced that are looked at, at most: what lies deeper is an operand."""
+"""The largest number of terms of a step that are visited: a deeper term is an operand."""
 SINGLE = 400_000
 """Terms times steps up to which steps of several equations are taken apart."""
 
@@ -40,10 +39,10 @@ def single_steps(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> list[
 
 
 def change_kinds(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> list[ChangeKind]:
-    """The kinds of what the steps change.
+    """The kinds of the changes of some steps.
 
-    Two steps rest on each other if one replaces a term that the other made. What only leaves terms
-    away, or computes weights ahead, is of no kind: it is not slower.
+    Two steps rest on each other if one replaces a term that the other made. A step that only leaves
+    terms away, or computes weights ahead, is of no kind: it is not slower.
     """
     chains = _Chains(outputs)
     for group in _groups(steps):
@@ -68,8 +67,8 @@ def steps_without(
     """The steps but for some, given by number, over terms as they are then.
 
     Every step says that two terms are equal, so each of those that stay does too, whatever its
-    operands have become: terms made by a step that is left out are what it would have replaced.
-    Steps that then replace nothing are left out as well.
+    operands have become: terms made by a step that is left out are the terms that it would have
+    replaced. Steps that then replace nothing are left out as well.
     """
     rebased = _Rebased(outputs)
     for group in _groups(steps):

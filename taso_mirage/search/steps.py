@@ -26,7 +26,7 @@ class RewriteStep:
 
     Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are
     already rewritten. `details`: the steps of one equation each that this one is made of, where
-    they are known. `inside`: what was done to the bodies of the node that was replaced.
+    they are known. `inside`: the changes of the bodies of the node that was replaced.
     """
 
     equations: tuple[str, ...]

@@ -27,7 +27,7 @@ def surviving(
 ) -> tuple[ModelCandidate | None, Session | None]:
     """The candidate, and a session on it, if the runtime loads it and runs it once; where that
     crashes the runtime, without the first rewrites that do so; None where nothing is left. Each
-    rewrite that is left out is named in a note. Raises what the runtime says of a model that it
+    rewrite that is left out is named in a note. Raises the runtime's error for a model that it
     refuses."""
     for _ in range(MOST):
         try:

@@ -1,5 +1,5 @@
-"""Weights: what depends on weights only is computed ahead, and what their values say is written
-into the graph."""
+"""Weights: terms that depend on weights only are computed ahead, and facts about their values are
+written into the graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_DIGITS = 4
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22
-"""Weights of more bytes are not looked at for equal halves: tables of angles are small."""
+"""Bytes above which weights are not searched for equal halves: tables of angles are small."""
 
 
 def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[RewriteStep]]:
@@ -59,7 +59,7 @@ def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[RewriteStep]]:
     """Compute every term that depends on weights only, in float64, and keep it as a weight of its
-    own dtype. What a conversion on the way rounds to another number stays.
+    own dtype. A term with a conversion that rounds to another number stays.
 
     `needed`: Compute only those that the runtime takes as initializers only.
 
@@ -118,7 +118,7 @@ def _converts_within(node: Node) -> bool:
 
 
 def _as_declared(node: Node, exact: Any, weights: Mapping[str, Weight]) -> bool:
-    """Whether the declared dtypes give what float64 does, up to the last digits of the result."""
+    """Whether the result in the declared dtypes is that of float64, up to the last digits."""
     leaves = {n: weights[n.attr("name")].numpy() for n in _leaves([node])}
     declared, dtype = np.asarray(interpret([node], REALS, leaves)[node]), numpy_dtype(node.tensor.dtype)
     if not is_float(node.tensor.dtype):
@@ -153,8 +153,8 @@ def _foldable(model: Model, needed: bool) -> list[Node]:
     """The largest weight-only terms below terms that are not, as far as folding them does not blow
     the model up.
 
-    What an operator with a kernel reads is folded whatever its size: the search chose a kernel with
-    zeros for other groups because it is faster.
+    An operand of an operator with a kernel is folded whatever its size: the search chose a kernel
+    with zeros for other groups because it is faster.
     """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
@@ -171,7 +171,7 @@ def _foldable(model: Model, needed: bool) -> list[Node]:
 
 
 def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
-    """`node`, or where it is larger than what it is made of, the terms below it that are not."""
+    """`node`, or where it is larger than its operands, the terms below it that are not."""
     pending, kept = [node], []
     while pending:
         each = pending.pop()

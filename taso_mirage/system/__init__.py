@@ -1,1 +1,1 @@
-"""Processes, files and the terminal: what the rest asks of the operating system."""
+"""Processes, files and the terminal: the calls to the operating system."""

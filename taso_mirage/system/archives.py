@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The methods that numpy and `cache export` use; others may grow a million times."""
 LARGEST = 1 << 30
-"""Bytes of what an archive holds, where that is more than the file has."""
+"""Bytes of an archive's content, where that is more than the file has."""
 HEADER = 10_000
 """Characters of an array's header, as numpy reads them."""
 ENCRYPTED = 1
@@ -32,7 +32,7 @@ def opened_archive(path: Path, largest: int = LARGEST) -> Iterator[zipfile.ZipFi
     """A zip archive whose members are listed once, unencrypted, packed as `METHODS` say, and hold
     together no more than the file or `largest` bytes.
 
-    BadArchive where it is none, and where what is read of it in the block is damaged.
+    BadArchive where it is none, and where its content is damaged that the block reads.
     """
     with _damage(), path.open("rb") as content:
         if not zipfile.is_zipfile(content):

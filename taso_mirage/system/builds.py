@@ -1,8 +1,8 @@
 """Compiled files kept on disk: whole, checked before they are opened, and of this user alone.
 
 A file is kept under the digest of its content, beside an entry that names it; both are moved into
-place, so that processes that build the same at once cannot hurt each other, and what was cut off or
-changed is built anew.
+place, so that processes that build the same at once cannot hurt each other, and a file that was cut
+off or changed is built anew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT = 600.0
 
 DAY = 86400.0
 USED = ".used"
-"""The file of a folder whose lock says that a process uses what is there."""
+"""The file of a folder whose lock says that a process uses the folder."""
 
 
 def cache_root() -> Path:
@@ -39,16 +39,16 @@ def cache_root() -> Path:
 
 
 def private_folder(name: str, cache: Path | None = None) -> Path:
-    """A folder below a cache for what is believed because this user made it (code, verdicts), which
-    only this user writes to: in a cache that others share it has this user's number in its name.
-    Raises RuntimeUnavailable where there can be none."""
+    """A folder below a cache for files that are trusted because this user made them (code,
+    verdicts), which only this user writes to: in a cache that others share it has this user's
+    number in its name. Raises RuntimeUnavailable where there can be none."""
     cache = cache or cache_root()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for folder in (cache / name, cache / f"{name}-{os.getuid()}"):
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            owners = {folder.lstat().st_uid, folder.stat().st_uid}  # of a link, and of what it leads to
+            owners = {folder.lstat().st_uid, folder.stat().st_uid}  # of a link, and of its target
             if folder.is_dir() and owners == {os.getuid()}:
                 if folder.stat().st_mode & 0o022:
                     folder.chmod(0o700)
@@ -66,7 +66,7 @@ _USED: dict[str, int] = {}
 
 
 def _use(folder: Path, name: str) -> None:
-    """Let other processes see that this one uses what is in a folder, to its end."""
+    """Let other processes see that this one uses the files of a folder, to its end."""
     with suppress(ImportError, OSError):  # where there are no such locks, they do not
         import fcntl
 
@@ -124,8 +124,8 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what builds left that were killed: one of today may still run, and one that runs has
-    a lock, whatever the clock says."""
+    """Remove the files of builds that were killed: one of today may still run, and one that runs
+    has a lock, whatever the clock says."""
     for each in folder.glob("tmp*"):
         with suppress(OSError, OutputError):
             if time.time() - each.stat().st_mtime > DAY:
@@ -170,7 +170,7 @@ def compile_files(command: Sequence[str], limit: float = LIMIT) -> None:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # what it started itself ends with it
+            start_new_session=True,  # its own child processes end with it
         )
     except OSError as error:
         raise RuntimeUnavailable(

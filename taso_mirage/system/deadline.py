@@ -17,8 +17,8 @@ EXTRA = 1.02
 FOREVER = 1e9
 """Seconds that are left where there is no end."""
 INTERRUPTED = 1.5, 4.0
-"""Seconds that are left after an interrupt, beside those of what ends a command: until nothing
-begins that is not needed, and until all is given up."""
+"""Seconds that are left after an interrupt, beside those of the stages that end a command: until
+nothing begins that is not needed, and until all is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +27,9 @@ class Deadline:
     last one.
 
     After the first end no work begins that is not needed, at the last all work is given up. An
-    interrupt moves both up (`hasten`), as far as what ends the command allows: `closing` are the
-    seconds that to load, to compare and to check a result take, by what was seen so far. Neither is
-    later than that of the deadline that it is `within`.
+    interrupt moves both up (`hasten`), as far as the stages that end the command allow: `closing`
+    are the seconds that loading, comparing and checking a result take, by their times so far.
+    Neither is later than that of the deadline that it is `within`.
     """
 
     seconds: float = math.inf
@@ -64,8 +64,7 @@ class Deadline:
         return min(max(self._ends[1] - self.clock(), 0.0), around)
 
     def earlier(self, seconds: float) -> Deadline:
-        """A deadline with both ends so many seconds earlier, to leave time for work that
-        follows."""
+        """A deadline with both ends some seconds earlier, to leave time for work that follows."""
         found = Deadline(self.seconds, self.clock, self, self.start)
         found._ends = self._ends[0] - seconds, self._ends[1] - seconds
         return found
@@ -79,14 +78,14 @@ class Deadline:
         return found
 
     def hasten(self) -> None:
-        """An interrupt: what was found is to be measured and checked, and no more."""
+        """An interrupt: the results so far are to be measured and checked, and no more."""
         now = self.clock()
         least = (seconds + times * self.closing for seconds, times in zip(INTERRUPTED, (1, 2), strict=True))
         end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, least, strict=True))
         self._ends = end, last
 
     def demand(self, what: str, seconds: float = 0.0) -> None:
-        """Raise OutOfTime where so many seconds are not left to the last end."""
+        """Raise OutOfTime where fewer seconds are left to the last end."""
         if self.last() <= seconds:
             raise OutOfTime(f"the time is over: {what}")
 

@@ -15,7 +15,7 @@ from taso_mirage.errors import OutputError
 def write_file(path: Path, content: str | bytes, lasting: bool = True) -> None:
     """Write a file beside its target, flush it, then rename: never half a file.
 
-    OutputError where that fails. What need not be `lasting`, as it can be found again, is not
+    OutputError where that fails. A file that need not be `lasting`, as it can be made again, is not
     waited for until it is on the disk.
     """
     refuse_irregular(path)
@@ -49,8 +49,8 @@ def refuse_irregular(path: Path) -> None:
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files, by their paths from a folder. OSError for what is no regular file: a pipe
-    may have no end, or no beginning."""
+    """SHA-256 of files, by their paths from a folder. OSError for a file that is not regular: a
+    pipe may have no end, or no beginning."""
     found = {}
     for path in files:
         if path.exists() and not path.is_file():

@@ -25,7 +25,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(number: int) -> None:
-        """A byte far behind the text: what is locked there, nobody else can read."""
+        """A byte far behind the text: a locked byte cannot be read by others."""
         os.lseek(number, 1 << 30, os.SEEK_SET)
         msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
 else:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 class ScheduledWork:
     """A piece of work that may make a result better.
 
-    `gain` is what it is expected to save of one run of the model, in all of its places, and
-    `seconds` what it is expected to take; where fewer than `least` are left, it is not begun. `run`
-    does it within the seconds that it is given, more or less, and returns what it gained. Works of
-    one `sort` are alike: what some took and gained corrects what is expected of the others.
+    `gain` is its expected saving in one run of the model, in all of its places, and `seconds` its
+    expected time; where fewer than `least` are left, it is not begun. `run` does it within the
+    seconds that it is given, more or less, and returns its gain. Works of one `sort` are alike: the
+    actual seconds and gains of some correct the expectations of the others.
     """
 
     name: str
@@ -52,7 +52,7 @@ class _Record:
 class Schedule:
     """Works that wait, of which the best is done first, until no time is `left` for another one.
 
-    `left` gives the seconds that works may still take: what must follow on them is not in it.
+    `left` gives the seconds that works may still take, without those of the work that must follow.
     """
 
     left: Callable[[], float]
@@ -69,7 +69,7 @@ class Schedule:
         return work.seconds * (record.pace if record is not None else 1.0)
 
     def rate(self, work: ScheduledWork) -> float:
-        """The gain that a work has for each of its seconds, by what others of its sort had."""
+        """The gain of a work for each of its seconds, by the gains of others of its sort."""
         record, seconds = self._records.get(work.sort), self.expected(work)
         gain = work.gain * (record.part if record is not None else 1.0)
         return gain / seconds if seconds > 0 else math.inf if gain > 0 else 0.0
@@ -101,8 +101,8 @@ class Schedule:
         return work
 
     def run(self) -> list[ScheduledWork]:
-        """Do all for which there is time; what there was none for waits still. Returns those done,
-        in their order."""
+        """Do all works for which there is time; the others still wait. Returns those done, in their
+        order."""
         done = list[ScheduledWork]()
         while (work := self.step()) is not None:
             done.append(work)

@@ -1,4 +1,4 @@
-"""Where the seconds of a command go: by stage, and by what they are spent on.
+"""Where the seconds of a command go: by stage, and by purpose.
 
 An account is of the thread that opened it. Each of its seconds is in one stage, the outermost, and
 for one purpose, the innermost, so that all sums are the wall time. Other threads, and processes,
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 START, BETWEEN = "start", "between stages"
-"""Stages that are none: until a command's first line, and what no stage has."""
+"""Names in place of a stage: until a command's first line, and outside of all stages."""
 
 
 class Purpose(StrEnum):
@@ -107,7 +107,7 @@ class Account:
     @contextmanager
     def purpose(self, purpose: Purpose, usual: bool = False) -> Iterator[None]:
         """Seconds for this, but for those that something inside has another purpose for. A `usual`
-        purpose is for what has none yet."""
+        purpose is for seconds that have none yet."""
         purpose = self._purposes[-1] if usual and self._purposes[-1] is not Purpose.OWN else purpose
         self._charge()
         if purpose is Purpose.LOADS is not self._purposes[-1]:
@@ -150,8 +150,8 @@ def accounting(before: float = 0.0, clock: Callable[[], float] = time.perf_count
 
 @contextmanager
 def spent(purpose: Purpose, usual: bool = False) -> Iterator[None]:
-    """Around what takes seconds (or as a decorator of a function): they are for this purpose, if
-    this thread has an account; if `usual` only where they have no other."""
+    """Around slow work (or as a decorator of a function): its seconds are for this purpose, if this
+    thread has an account; if `usual` only where they have no other."""
     account = _account()
     if account is None:
         yield

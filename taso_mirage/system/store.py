@@ -1,6 +1,6 @@
 """Results kept on disk: a table in SQLite.
 
-Whatever is wrong with the file costs no more than what it held.
+A damaged file costs no more than its content.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Store:
         try:
             return self._opened(path)
         except (OSError, sqlite3.OperationalError):
-            return None  # no room, no permission, or another process holds it: nothing is wrong with what it has
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the message may quote what is no text
+            return None  # no room, no permission, or another process holds it: its content is right
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the message may quote bytes that are no text
             return self._anew(path)
 
     def _anew(self, path: Path) -> sqlite3.Connection | None:
@@ -54,7 +54,7 @@ class Store:
         database = sqlite3.connect(path, timeout=5)
         try:
             database.execute("PRAGMA trusted_schema=OFF")
-            database.execute("PRAGMA synchronous=OFF")  # what is lost is found again
+            database.execute("PRAGMA synchronous=OFF")  # lost rows are found again
             with database:
                 database.execute(self._schema("TABLE IF NOT EXISTS"))  # of processes that come at once, one makes it
             kinds = database.execute("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
@@ -113,8 +113,8 @@ class Store:
 def empty_table(path: Path, table: str, dry: bool = False) -> int | None:
     """Remove all rows of the table of a file, or with `dry` none; how many there are.
 
-    None for what is no database that has this table alone, and for one that another process writes
-    to.
+    None for a file that is no database with this table alone, and for one that another process
+    writes to.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=5)) as database:

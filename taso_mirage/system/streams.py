@@ -18,11 +18,10 @@ class CannotPrint(OutputError):
 
 
 class _Output(io.FileIO):
-    """A descriptor whose reader may leave: what comes then is dropped, as by /dev/null.
+    """A descriptor whose reader may leave: later output is dropped, as by /dev/null.
 
-    Who reads the first lines of what a command prints, as `head`, has what it wanted; the command
-    goes on to what it is for. Of standard error nothing is ever missed: the exit code says the
-    same.
+    A reader of the first lines of a command's output, as `head`, has them then; the command
+    completes its work. Of standard error nothing is ever missed: the exit code says the same.
     """
 
     def __init__(self, number: int, nothing: int) -> None:
@@ -36,13 +35,13 @@ class _Output(io.FileIO):
             os.dup2(self._nothing, self.fileno())
             if isinstance(error, BrokenPipeError) or self.fileno() == 2:
                 return memoryview(data).nbytes
-            why = "what was to be printed could not be written"
+            why = "the output could not be printed"
             raise CannotPrint(f"{why} ({error.strerror}); files that were written before stay") from None
 
 
 def steady() -> None:
     """Let this process have all three: one that was closed is /dev/null, as else the next file that
-    is opened would take its number and get what is printed; and outputs that end quietly."""
+    is opened would take its number and get the printed text; and outputs that end quietly."""
     nothing = os.open(os.devnull, os.O_RDWR)
     while nothing < len(NAMES):  # it took the number of one that is closed
         nothing = os.dup(nothing)

@@ -1,7 +1,7 @@
 """Printing of commands' output.
 
-Names come from files: what in them would steer a terminal, or end a line, is escaped here, and only
-here.
+Names come from files: characters in them that would steer a terminal, or end a line, are escaped
+here, and only here.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, A
 
     SyntaxProblem begins with the label, and names the field and the schema that has all of them.
     """
-    more = f"`taso-mirage schema {schema}` says what each is"
+    more = f"`taso-mirage schema {schema}` describes each"
     if not isinstance(entry, dict):
         raise SyntaxProblem(f"{label} is no table of fields; {more}")
     hints, required = _fields(kind)
@@ -74,14 +74,14 @@ def checked_entry(label: str, entry: Any, kind: Any, schema: str) -> dict[str, A
 @cache
 def _fields(kind: Any) -> tuple[Mapping[str, Any], Sequence[str]]:
     """The types of a TypedDict's fields, and the names of those that it must have."""
-    # `__required_keys__` does not know what is NotRequired where annotations are texts
+    # `__required_keys__` does not know NotRequired keys where annotations are texts
     hints = get_type_hints(kind, include_extras=True)
     required = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]  # type: ignore[comparison-overlap]
     return get_type_hints(kind), required
 
 
 def _check_type(label: str, value: Any, hint: Any, more: str) -> None:
-    """The plain type of a value; what tables and lists in it have is looked at by themselves."""
+    """The plain type of a value; the contents of tables and lists are checked by themselves."""
     kind: Any = get_origin(hint) or hint
     if kind is Literal:
         if value not in get_args(hint):

@@ -1,11 +1,11 @@
-"""Processes of our own for what holds the interpreter's lock: compilers, and searches.
+"""Processes of our own for work that holds the interpreter's lock: compilers, and searches.
 
 Those of `multiprocessing` run the user's script again in every one.
 
     python -m taso_mirage.system.workers MODULE:FUNCTION SECONDS [MODULE ...]
 
-imports the modules, reads a job a line (JSON), and answers each with what the function makes of it.
-One that takes longer ends the process.
+imports the modules, reads a job a line (JSON), and answers each with the function's result. One
+that takes longer ends the process.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def end_with_parent(descriptor: int) -> None:
 def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of `multiprocessing` for functions of modules.
 
-    They import nothing from the current folder, not even what Python starts them with, and end with
-    this process and with what goes wrong here. Raises TasoMirageError where the system has no room
-    for what they share (a full /dev/shm).
+    They import nothing from the current folder, not even Python's own start-up modules, and end
+    with this process and with errors here. Raises TasoMirageError where the system has no room for
+    their shared memory (a full /dev/shm).
     """
     kept = os.environ.get(SAFE_PATH)
     try:
@@ -178,7 +178,7 @@ def main(function: str, limit: str, *first: str) -> None:
         import_module(name)
     module, _, name = function.partition(":")
     call = getattr(import_module(module), name)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what others print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of others is no answer
     for line in sys.stdin:
         signal.setitimer(
             signal.ITIMER_REAL, float(limit)

@@ -34,7 +34,7 @@ class Device:
     does not iterate, if more than a sector. `cluster`: blocks that may be one, at most.
     `specialized`: attention is also measured in the form whose warps have roles
     (`gpu/specialized.py`). `rounds`: operands of products in single precision may be rounded to
-    TF32 there. `operator`: what one operator of the runtime reaches there.
+    TF32 there. `operator`: the speed of one operator of the runtime there.
     """
 
     name: str

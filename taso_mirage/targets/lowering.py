@@ -17,7 +17,7 @@ from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import target as named
 
 Record = Mapping[str, Any]
-"""A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel
+"""A choice as JSON has it: the record on disk, and all that `kernel` needs, with BATCH for a kernel
 of any number of samples."""
 BATCH = "batch"
 MeasuredSizes = Mapping[str, int]
@@ -72,13 +72,14 @@ class Backend(Protocol):
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """The choices for a goal's lanes as one for the goal.
 
-        Raises what `kernel` does for a damaged record.
+        Raises the errors of `kernel` for a damaged record.
         """
 
     def kernel(self, record: Record) -> PlannedNode:
         """The kernel that runs in a model on this machine.
 
-        Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError, ValueError.
+        Raises TasoMirageError, or the errors of a damaged record: LookupError, TypeError,
+        ValueError.
         """
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
@@ -91,17 +92,17 @@ class Backend(Protocol):
         """The choice of the same kernel that rounds no operands."""
 
     def start(self) -> None:
-        """Begin what takes a while before the first kernel can be measured."""
+        """Begin the slow preparations before the first kernel can be measured."""
 
     def close(self) -> None:
-        """End what was started for measuring."""
+        """End the processes that were started for measuring."""
 
 
 def here(target: str) -> Backend:
     """The back end of a target on this machine.
 
-    Raises InvalidOption for a target without kernels, RuntimeUnavailable, with what to install,
-    where it cannot be.
+    Raises InvalidOption for a target without kernels, RuntimeUnavailable, with the package to
+    install, where it cannot be.
     """
     module = named(target).lowering
     if module is None:

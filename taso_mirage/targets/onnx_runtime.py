@@ -52,9 +52,9 @@ def inference_session(
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
-    `apart`: what `ort_values` gives; `dump`: a file for the model that the runtime makes of this
-    one, with its weights beside it; `profile`: what the name of a file of its profiler begins
-    with; `serial`: runs are on one thread, the caller's; `resting`: threads sleep between runs.
+    `apart`: the result of `ort_values`; `dump`: a file for the model that the runtime makes of this
+    one, with its weights beside it; `profile`: the beginning of the name of a file of its profiler;
+    `serial`: runs are on one thread, the caller's; `resting`: threads sleep between runs.
     """
     import onnxruntime
 
@@ -211,7 +211,7 @@ PLACE = re.compile(r"/\S*onnxruntime\S*:\d+ [^()]*\([^()]*\)(?: const)?(?: \[wit
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, at most 400 characters, without places in the runtime's
-    source: what it says of dims comes after them."""
+    source: its message on dims comes after them."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return PLACE.sub("", line)[:400]
 

@@ -58,7 +58,7 @@ def session(
 def _wanted(source: str | bytes, name: str | None) -> Stamp:
     """The stamp by which a file is opened.
 
-    Raises InvalidModel for what is no ONNX: runtimes read other formats, too.
+    Raises InvalidModel for a file that is no ONNX: runtimes read other formats, too.
     """
     said = metadata(source)
     return (stamp.read_stamp(said) or Stamp()) if name is None else target_named(name).stamp

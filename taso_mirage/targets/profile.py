@@ -1,5 +1,5 @@
-"""The model that ONNX Runtime makes of a model, with what each of its nodes takes and how long, or
-only how long its operators take: by the runtime's own profiler."""
+"""The model that ONNX Runtime makes of a model, with the operands and the time of each of its
+nodes, or only the times of its operators: by the runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def _of_node(event: Mapping[str, Any]) -> bool:
 def profiled_seconds(
     source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float
 ) -> tuple[dict[str, float], float]:
-    """The seconds of a run by operator of the runtime, kernels of a `Trusted` model
-    among them, and those of a run without the profiler: of some runs of the optimized model the
-    lower quartiles. What runs in the body of a node counts for the operators there.
+    """The seconds of a run by operator of the runtime, kernels of a `Trusted` model among them, and
+    those of a run without the profiler: of some runs of the optimized model the lower quartiles.
+    Nodes that run in the body of a node count for the operators there.
 
-    The profiler looks at the shapes of a node while its clock runs, which takes some microseconds:
-    of small operators it tells its own time. Raises RunFailed.
+    The profiler reads the shapes of a node while its clock runs, which takes some microseconds: of
+    small operators it tells its own time. Raises RunFailed.
     """
     plain = run_of(inference_session(source, providers), inputs)
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 class Trusted:
     """A model whose kernels may be compiled and run: they were made here, or the user says so.
 
-    What opens models runs the kernels of no other (`onnx_runtime.opened_session`).
+    Code that opens models runs the kernels of no other (`onnx_runtime.opened_session`).
     """
 
     model: bytes | str
@@ -76,7 +76,7 @@ class RuntimeSession(Protocol):
     def bound(self, inputs: Arrays) -> Callable[[], float]:
         """A run with inputs and outputs bound in place. A plain run takes a microsecond for each of
         them and copies every output, which a term within a model does not; a small term would seem
-        to cost several times what it does."""
+        to cost several times as much."""
 
 
 class Target(Protocol):
@@ -116,7 +116,7 @@ class Target(Protocol):
     def runtime(self) -> str:
         """The runtime and its version.
 
-        Raises RuntimeUnavailable, with what to install, where it is missing.
+        Raises RuntimeUnavailable, with the package to install, where it is missing.
         """
 
     @property
@@ -125,7 +125,7 @@ class Target(Protocol):
 
     @property
     def plain(self) -> Target:
-        """A variant without its own options: what it runs other operators like."""
+        """A variant without its own options, which runs other operators alike."""
 
     @property
     def serial(self) -> Target | None:
@@ -168,7 +168,7 @@ class Target(Protocol):
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
         them or keeps a layout."""
 
-    # ------------------------------------------------------------ what it can run
+    # ------------------------------------------------------------ support
 
     @property
     def domains(self) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The backend of `torch.compile(model, backend="taso_mirage")`: a captured graph becomes programs,
-one for each set of weights and kind of sizes; what cannot, or is no faster, runs by PyTorch, with a
-warning."""
+one for each set of weights and kind of sizes; a graph that cannot, or is no faster, runs by
+PyTorch, with a warning."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COMPILING = compile_lock
 """Whoever compiles a graph has it, or captures one: PyTorch has one state for captures and exports,
 and the optimizer has one process of the runtime, and one deadline."""
 TRAINING = (
-    "taso_mirage is for inference, and the result of this call wants gradients: call the model under "
+    "taso_mirage is for inference, and the result of this call requires gradients: call the model under "
     "torch.inference_mode() or torch.no_grad()"
 )
 
@@ -76,7 +76,7 @@ def backend(
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, if `optimize` has them, or `fallback`, with what their effort sets.
+    """The options, if `optimize` has them, or `fallback`, with the values that their effort sets.
 
     Raises InvalidOption.
     """
@@ -90,8 +90,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, of so many operations runs: by OURS, COMPOSED,
-    INDUCTOR or EAGER, and why not by ours; of one that was slower, what the optimizer noted."""
+    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
+    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
+    notes."""
 
     by: str
     operations: int
@@ -145,7 +146,8 @@ class CapturedGraph:
 
     @property
     def ways(self) -> list[Way]:
-        """How it runs, and each of its pieces; what only looks at its arguments is not named."""
+        """How it runs, and each of its pieces; a piece that only reads its arguments is not
+        named."""
         return [*([] if self._way is None else [self._way]), *(way for piece in self._pieces for way in piece.ways)]
 
     def _computed(self, given: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
-from taso_mirage.torch.captured import TURN, CapturedRun, CapturedWhereFaster
+from taso_mirage.torch.cuda_graphs import TURN, CapturedRun, CapturedWhereFaster
 
 DTYPES = {
     torch.float32: 1,
@@ -37,7 +37,7 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
-"""Bytes: on a GPU kernels read so many at once, and end the process where memory begins between."""
+"""Bytes that kernels on a GPU read at once; they end the process where memory begins between."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
@@ -51,15 +51,15 @@ class Calls(Protocol):
         anything."""
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
-        """The results on these tensors and integers, in the session's order; raises what ONNX
-        Runtime raises."""
+        """The results on these tensors and integers, in the session's order; raises ONNX Runtime's
+        errors."""
 
 
 class HostCalls:
     """Calls on a CPU, through arrays of numpy, without a copy.
 
-    The memory of results is the runtime's, which keeps what was let go; the system would have to
-    clear what PyTorch asked for anew.
+    The memory of results is the runtime's, which keeps freed memory; the system would have to clear
+    new memory that PyTorch asked for.
     """
 
     owning = False
@@ -81,7 +81,7 @@ def _array(each: Any) -> Any:
 
 class BoundCalls:
     """Calls of sessions, one after the other, on the memory that tensors have: each reads inputs,
-    and what those before it gave, by name, and nothing is copied between them.
+    and the results of those before it, by name, and nothing is copied between them.
 
     `owning`: see `Calls`. On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where
     every session runs `alone` on the GPU, nobody waits for the end of a run, and runs are captured
@@ -135,7 +135,8 @@ class BoundCalls:
 
     @contextmanager
     def _ordered(self) -> Iterator[None]:
-        """Runs inside are behind what the current stream does, and before what it will do."""
+        """Runs inside come after the work on the current stream so far, and before its later
+        work."""
         if self._stream is None:
             yield
             return
@@ -159,8 +160,8 @@ class OpenSession:
 class _BoundSession:
     """Runs of one session, with bindings that stay while the same memory comes again.
 
-    `allocates`: results are in memory that PyTorch gave. `whole`: so is what the runs read and
-    write, and the sizes of the results are known before.
+    `allocates`: results are in memory that PyTorch gave. `whole`: so are the operands and results
+    of the runs, and the sizes of the results are known before.
     """
 
     def __init__(self, opened: OpenSession, device: Any, stream: Any, allocates: bool) -> None:
@@ -226,7 +227,7 @@ class _BoundSession:
         """A tensor as the session reads it."""
         if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
             return tensor
-        with self._in_its_order():  # so that its memory goes to what comes after the run
+        with self._in_its_order():  # so that its memory goes to work after the run
             moved = tensor.to(place).contiguous().resolve_neg()
             return moved if _is_aligned(moved) else moved.clone()
 
@@ -241,7 +242,7 @@ def _is_aligned(tensor: Any) -> bool:
 def _places(session: Any, device: Any) -> list[Any]:
     """Where a session reads each input.
 
-    What lies elsewhere is copied when it is bound, and not again where the binding stays.
+    A value that lies elsewhere is copied when it is bound, and not again where the binding stays.
     """
     names = [each.name.lower() for each in session.get_input_memory_infos()]
     return [device if device.type in name and "pinned" not in name else torch.device("cpu") for name in names]

@@ -24,7 +24,7 @@ def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int
         fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in given]
         with mode, writes, torch.no_grad():
             torch.fx.Interpreter(captured).run(*fakes)
-    except Exception:  # what depends on elements, or is unknown to PyTorch's own tracing
+    except Exception:  # a call that depends on elements, or is unknown to PyTorch's own tracing
         return None
     return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and memory(each) in writes.to)
 

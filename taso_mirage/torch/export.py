@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.torch.decompositions import ALONE, FAITHFUL
 from taso_mirage.torch.encoder import ENCODERS
-from taso_mirage.torch.faithful import ALONE, FAITHFUL
 from taso_mirage.torch.functionalization import FreeDims
 from taso_mirage.torch.masks import ATEN, with_hidden_rows
 from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
@@ -138,7 +138,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             _fold(model)
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
-        except Exception as error:  # the exporter raises what its many parts raise
+        except Exception as error:  # the exporter raises the errors of its many parts
             raise _refused(_reason(error)) from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
@@ -148,8 +148,8 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
 
 
 def _fold(model: Any) -> None:
-    """Compute in a model what depends on no input, and write functions in the places of their
-    calls.
+    """Compute the terms in a model that depend on no input, and write functions in the places of
+    their calls.
 
     Nothing more: the exporter's optimizer takes numbers to be equal that are near, so that 1e-9 is
     0, and leaves it out of a sum.
@@ -189,7 +189,8 @@ def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
 
 
 def _exportable(program: Any) -> Any:
-    """The program, if it changes nothing in place, with what the exporter has wrong in parts.
+    """The program, if it changes nothing in place, with decompositions of the operators that the
+    exporter has wrong.
 
     Raises ChangesInPlace, and StaysInPart where there are none.
     """
@@ -226,8 +227,8 @@ def _convert_subtracted(program: Any) -> None:
 def _shapes(program: Any) -> Any:
     """PyTorch's ShapeEnv of a program, which knows its free sizes; None where all are fixed.
 
-    To write an operator in parts may take a size to be what it is, without a word: only the guards
-    that are added there tell.
+    Decomposing an operator may fix a size, without a word: only the guards that are added there
+    tell.
     """
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,))]
@@ -255,7 +256,7 @@ def _expression(size: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says of itself; what matters of it is in errors."""
+    """Without the exporter's own messages; the important ones are in errors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.equal import check_equal, in_float64
+from taso_mirage.torch.comparison import check_equal, in_float64
 from taso_mirage.torch.functionalization import Captured, value_of
 from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
@@ -127,7 +127,7 @@ class Fallback:
         self.code = self._apart(found) if self._changed else found
 
     def _compare(self, code: GraphCall, given: Sequence[Any]) -> None:
-        """Raise Unsupported where results, or what is changed in place, are not eager's."""
+        """Raise Unsupported where results, or arguments changed in place, are not eager's."""
 
         def results(call: GraphCall) -> list[Any]:
             copies = self._copies(given)
@@ -180,10 +180,10 @@ def ran_once(captured: Captured, given: Sequence[Any], cuda: bool) -> GraphCall:
 def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
     """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
 
-    What is fixed in a graph whose sizes are, dynamo has guarded when it calls it. Where sizes are
-    free the code holds for some of them alone: dynamo guards them again.
+    Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
+    code holds for some of them alone: dynamo guards them again.
     """
-    own = copy.deepcopy(captured)  # Inductor changes what it is given
+    own = copy.deepcopy(captured)  # Inductor changes its argument
     if _is_fixed(captured):
         found: GraphCall = lookup_backend(INDUCTOR)(own, list(given))
         return found

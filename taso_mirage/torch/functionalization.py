@@ -19,7 +19,7 @@ VIEWS = frozenset(
     "select split squeeze swapaxes swapdims t tensor_split to transpose unbind unflatten unfold unsqueeze view "
     "view_as".split()
 )
-"""Functions and methods that look at their operand or copy it, and change nothing."""
+"""Functions and methods that read their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
 CALLS = frozenset(("call_function", "call_method", "call_module"))
@@ -35,10 +35,10 @@ Captured = Any
 @dataclass(frozen=True)
 class FunctionalSplit:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
-    and the numbers at `numbers`; `outer` takes all arguments and what `inner` gives, and gives the
-    results; without it these are the results. `free` says of each of `inputs` what is not fixed.
-    `changed` are the positions of the arguments that the graph changes in place: `inner` gives what
-    they become, after the results, and `outer` writes it into them."""
+    and the numbers at `numbers`; `outer` takes all arguments and the results of `inner`, and gives
+    the results; without it these are the results. `free` has, for each of `inputs`, the dims that
+    are not fixed. `changed` are the positions of the arguments that the graph changes in place:
+    `inner` gives their new values, after the results, and `outer` writes these into them."""
 
     inner: Any
     outer: Any
@@ -66,7 +66,7 @@ def largest_bytes(captured: Captured) -> int:
 
 def states_of_norms(captured: Captured) -> set[int]:
     """The positions of arguments that batch norms in training are seen to change in place; the
-    exporter finds these and all others, and is run again for what is not known before."""
+    exporter finds these and all others, and is run again for new ones."""
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     found: set[Any] = set()
     for node in captured.graph.nodes:
@@ -167,7 +167,7 @@ def _free(value: Any) -> FreeDims:
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
 
 
-# ---------------------------------------------------------------- what stays in PyTorch
+# ---------------------------------------------------------------- the rest, in PyTorch
 
 
 def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -212,7 +212,7 @@ def _stays(node: Any) -> bool:
 
 
 def _indexes(node: Any) -> bool:
-    """Whether `x[i]` is a view, a size, or a part of what is one."""
+    """Whether `x[i]` is a view, a size, or a part of one."""
     taken, index = node.args
     if isinstance(value_of(taken), torch.Tensor):
         each = index if isinstance(index, tuple) else (index,)
@@ -221,7 +221,8 @@ def _indexes(node: Any) -> bool:
 
 
 def _check_views(stays: Sequence[Any]) -> None:
-    """Refuse a copy among what is taken after arguments were changed: it was made before."""
+    """Refuse a copy among values that are taken after arguments were changed: it was made
+    before."""
     for node in stays:
         memory, operands = _memory(node), [_memory(operand) for operand in node.all_input_nodes]
         if memory is not None and memory not in operands:

@@ -1,8 +1,8 @@
 """The meaning `torch`: tensors of PyTorch in the declared dtypes, so that a model's terms are a
 function that Inductor compiles.
 
-What PyTorch has as one operator is that one (`TorchMeaning.own`): windows would be many times what
-they see, and Inductor knows these operators. All others are their definitions.
+An operator that PyTorch has as one is that one (`TorchMeaning.own`): windows would be many times
+the elements that they see, and Inductor knows these operators. All others are their definitions.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _group_norm(
 class TorchMeaning(Meaning[Any]):
     """Tensors on a device.
 
-    What has no form in PyTorch raises Unsupported, or what PyTorch raises.
+    A term without a form in PyTorch raises Unsupported, or PyTorch's error.
     """
 
     own: ClassVar[Mapping[str, Callable[..., Any]]] = {

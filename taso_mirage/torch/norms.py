@@ -13,7 +13,7 @@ import torch
 def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
     """(n,c,...) -> the norm, and the mean and the variance of each channel, (c).
 
-    What is in half precision is summed in single, as in PyTorch: squares would end at 65504.
+    Values in half precision are summed in single, as in PyTorch: squares would end at 65504.
     """
     wide, weight, bias = (each.float() if _is_half(each) else each for each in (x, weight, bias))
     axes = [0, *range(2, x.ndim)]
@@ -59,7 +59,7 @@ decompositions."""
 
 NORMS = frozenset((torch.batch_norm.__name__, torch.instance_norm.__name__))
 STATISTICS = 5
-"""The place of what says whether those of the batch are meant."""
+"""The place of the flag that says whether those of the batch are meant."""
 
 HOLDING = frozenset((torch.ops.aten.detach_.default,))
 """Operators that are said to change an operand in place, but for its numbers: constants of a graph
@@ -73,10 +73,10 @@ def trains(node: Any) -> bool:
 
 
 def may_change(node: Any) -> bool:
-    """Whether a node of a graph of ATen may change what an operand holds in place, or trains.
+    """Whether a node of a graph of ATen may change the elements of an operand in place, or trains.
 
-    A schema says what an operator changes, but for the running statistics of norms. A graph inside
-    of the graph, or an operator of others, may be anything.
+    A schema names the operands that an operator changes, except for the running statistics of
+    norms. A graph inside of the graph, or an operator of others, may be anything.
     """
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
         return bool(node.op == "call_module")

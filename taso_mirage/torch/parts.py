@@ -1,7 +1,7 @@
 """A model in parts, each of which rounds operands to TF32 or not: PyTorch decides it by kinds of
 operators, ONNX Runtime's CUDA provider for a session.
 
-The model is cut as it was exported, before anything is optimized: what becomes of an operator, a
+The model is cut as it was exported, before anything is optimized: the replacement of an operator, a
 convolution that is written as a product, say, stays in the part of that operator.
 """
 
@@ -45,7 +45,7 @@ KINDS: Mapping[Callable[[], bool], frozenset[str]] = {
     _recurrent: frozenset(("GRU", "LSTM", "RNN")),
     _products: frozenset(("Attention", "DeformConv", "Einsum", "Gemm", "MatMul")),
 }
-"""ONNX's operators by what of PyTorch's settings says whether their operands are rounded on CUDA.
+"""ONNX's operators by the setting of PyTorch that says whether their operands are rounded on CUDA.
 Without cuDNN PyTorch makes products of the others."""
 ROUNDING = frozenset().union(*KINDS.values())
 """The operators whose operands ONNX Runtime rounds where its `use_tf32` is on."""
@@ -136,8 +136,8 @@ def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes that depend on inputs alone, or give integers, as sizes are: what they are computed
-    from goes from part to part, not they."""
+    """The nodes that depend on inputs alone, or give integers, as sizes are: their operands go from
+    part to part, not they."""
     found: set[ir.Node] = set()
     for node in graph:
         integers = all(value.dtype == ir.DataType.INT64 for value in node.outputs)
@@ -152,7 +152,7 @@ def _producers(node: ir.Node) -> list[ir.Node]:
 
 
 def _cut(model: ir.Model, places: _Places) -> tuple[PrecisionPart, ...]:
-    """The parts; none where a type of what goes between them is not known."""
+    """The parts; none where a type of a value between them is not known."""
     last = len(places.regimes) - 1
     wanted: list[dict[ir.Value, None]] = [{} for _ in places.regimes]
     for value in model.graph.outputs:

@@ -15,7 +15,7 @@ from taso_mirage.torch.functionalization import CALLS, Captured, value_of
 PieceCompiler = Callable[[Captured], Callable[..., Any]]
 """A captured graph, which gives a tuple, as a function."""
 PLACES = 8
-"""Operators may stay at so many places of a graph: each piece between them is compiled."""
+"""The most places of a graph at which operators may stay: each piece between them is compiled."""
 
 
 class StaysInPart(Unsupported):
@@ -31,7 +31,7 @@ def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceC
     """The graph as calls of pieces in their order, those between the nodes that stay compiled, and
     how many nodes these are; None where that cannot be said, or would be many.
 
-    What changes in place does so in its turn.
+    A piece that changes an argument in place does so in its turn.
     """
     staying = _staying(captured, stays)
     parts = _parts(captured, staying)
@@ -75,7 +75,7 @@ def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     try:
         with modes[0], torch.no_grad():
             finder.run(*given)
-    except Exception:  # what runs with elements alone
+    except Exception:  # a call that runs with elements alone
         return set()
     return finder.found
 
@@ -105,7 +105,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _parts(captured: Captured, staying: Collection[Any]) -> dict[Any, int]:
-    """The number of each node's piece, in their order; what is taken from several results of a
+    """The number of each node's piece, in their order; a result that is taken from several of a
     node is in its piece."""
     parts: dict[Any, int] = {}
     number, stayed = 0, False

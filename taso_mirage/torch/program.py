@@ -18,10 +18,10 @@ from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
 from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.composed import candidates
-from taso_mirage.torch.equal import check_equal, in_float64
+from taso_mirage.torch.comparison import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
 from taso_mirage.torch.functionalization import Captured, FreeDims, FunctionalSplit, functional_split, largest_bytes
+from taso_mirage.torch.inductor_calls import candidates
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart
 from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
@@ -38,12 +38,12 @@ LARGE = 4 * SAMPLE
 and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
 takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
 COMPOSED_ON = frozenset(("cuda",))
-"""The devices on which what was optimized may run by Inductor's code: on a CPU its operators are
+"""The devices on which the optimized graph may run by Inductor's code: on a CPU its operators are
 hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
 """PyTorch's operators in which the order among equals is free."""
 COMPARED = 3
-"""At so many sizes the first run is compared with eager PyTorch."""
+"""The number of sizes at which the first run is compared with eager PyTorch."""
 
 
 class TooRounded(Unsupported):
@@ -67,10 +67,10 @@ def spent(seconds: Mapping[str, float]) -> str:
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    A session computes what the inner half does, or, where `composing` is tried and that is faster,
-    Inductor's code of what the optimizer made of it. `rounding`: whether operands are rounded to
-    TF32 where PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and
-    Unsupported with the reason where the graph has to stay there.
+    A session computes the functional part, or, where `composing` is tried and that is faster,
+    Inductor's code of the optimized graph. `rounding`: whether operands are rounded to TF32 where
+    PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and Unsupported
+    with the reason where the graph has to stay there.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Program:
         self._sizes = model.sizes
         self._may_round = rounding_operators(model.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
-        self._reference(given)  # so that what draws random numbers is not optimized
+        self._reference(given)  # so that a graph that draws random numbers is not optimized
         few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
@@ -165,7 +165,7 @@ class Program:
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
 
     def _compose(self, sessions: Sessions, given: Sequence[Any], free: bool) -> None:
-        """Run what was optimized by Inductor's code, with its kernels or without, where that gives
+        """Run the optimized graph by Inductor's code, with its kernels or without, where that gives
         the same and is faster; at other sizes, if some are `free`, the session runs if it is no
         slower than eager PyTorch."""
         cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)
@@ -182,7 +182,7 @@ class Program:
                 ratio = slower(run, partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):
                 continue
-            except Exception as error:  # Inductor raises what its many parts raise
+            except Exception as error:  # Inductor raises the errors of its many parts
                 what = f"{type(error).__name__}: {first_line(error)}"
                 warnings.warn(f"taso_mirage: Inductor does not compile an optimized graph: {what}", stacklevel=2)
                 continue

@@ -15,7 +15,7 @@ ROUNDS, SECONDS = 40, 1.0
 PATIENCE = 8.0
 """Seconds after which none begins in any case: without a verdict no graph is slower."""
 SHORT = 1e-4
-"""Seconds of calls of which nobody looks at the time: what Python does counts there."""
+"""Seconds of calls whose time does not matter: the time of Python counts there."""
 TimedCall = Callable[[], Any]
 
 
@@ -45,7 +45,7 @@ def _raced(times: tuple[list[float], list[float]]) -> Timing:
 
 
 def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:
-    """Whether nobody looks at the time of these calls."""
+    """Whether the time of these calls does not matter."""
     _seconds(ours, cuda)  # a second run may be captured
     return max(_seconds(ours, cuda), _seconds(theirs, cuda)) < SHORT
 

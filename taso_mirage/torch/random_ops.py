@@ -96,7 +96,7 @@ def _layout(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
-    """A node in another graph, with what it is computed from."""
+    """A node in another graph, with its operands."""
     for operand in node.all_input_nodes:
         if operand not in known:
             _copied(graph, operand, known)
@@ -124,7 +124,7 @@ def random_state(cuda: bool) -> RandomState:
 
 
 def restore_random_state(state: RandomState) -> None:
-    """Make them what they were."""
+    """Restore the generators' state."""
     torch.set_rng_state(state[0])
     for each in state[1:]:
         torch.cuda.set_rng_state(each, 0)

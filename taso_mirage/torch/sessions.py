@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from taso_mirage.api import Options, optimize
-from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
+from taso_mirage.errors import InputsRefused, InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.session import session_on_stream
@@ -23,8 +23,8 @@ from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.onnx_runtime import opened_session, resting_options
 from taso_mirage.targets.protocol import Source, Trusted
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
-from taso_mirage.torch.captured import TURN, TensorCall
-from taso_mirage.torch.composed import ComposedCalls, OptimizedPart
+from taso_mirage.torch.cuda_graphs import TURN, TensorCall
+from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
 from taso_mirage.torch.parts import PrecisionPart, parts_of
 from taso_mirage.torch.race import slower
 
@@ -38,8 +38,8 @@ LEAST = 0.5
 
 
 class Sessions:
-    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with
-    what was found for a graph like it. The budget `began` with the graph's export, by
+    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with the
+    precedent's options for a graph like it. The budget `began` with the graph's export, by
     `time.monotonic`; with the sessions, if left out."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Sessions:
 
     def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[PrecisionPart]:
         """The model in parts that round the operands of these operators, or in one that rounds
-        nothing: what is faster on these inputs, both as they were exported."""
+        nothing: the faster one on these inputs, both as they were exported."""
         parts = parts_of(self._model, rounded)
         if len(parts) == 1 or not self._options.get("measure", True):
             return parts
@@ -98,7 +98,7 @@ class Sessions:
         return results, HostCalls(opened[0].session)
 
     def composed(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
-        """Calls of what the optimizer made of the parts as one function by Inductor; see there."""
+        """Calls of the optimized parts as one function by Inductor; see there."""
         return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
     def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
@@ -113,9 +113,9 @@ class Sessions:
         options["target"] = CUDA_TF32 if self._cuda and part.tf32 else self._device.type
         try:
             _, result = optimize(part.model, output=path, return_result=True, inputs=[asked], **options)
-        except InvalidOption:
-            raise
         except TasoMirageError as error:
+            if isinstance(error, InvalidOption) and not isinstance(error, InputsRefused):
+                raise
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
@@ -140,7 +140,7 @@ class Sessions:
 
 
 def budget_left(budget: float, spent: float) -> float:
-    """Seconds that the optimizer has of a graph's budget, of which so many were spent before."""
+    """Seconds that the optimizer has of a graph's budget, of which some were spent before."""
     return max(LEAST * budget, (1 - FINISHING) * budget - spent)
 
 

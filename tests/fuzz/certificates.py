@@ -1,5 +1,5 @@
-"""Certificates and models of which something was changed, followed by `verify`: what is accepted
-computes the same in ONNX Runtime, bit for bit, and has the same border."""
+"""Changed certificates and models, followed by `verify`: an accepted model computes the same in
+ONNX Runtime, bit for bit, and has the same border."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def certificate_case(seed: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def _certified(random: Random, folder: Path) -> Path:
-    """A folder with a model, what it becomes, and the certificate; made once."""
+    """A folder with a model, its optimized form, and the certificate; made once."""
     index = random.randrange(len(NAMES) + DRAWN)
     made = folder / str(index)
     if not (made / "c.json").exists():

@@ -21,7 +21,7 @@ COMMANDS = {
 
 
 def kept_case(number: int, folder: Path) -> tuple[str, list[str]]:
-    """The file of a number, in a folder of its own: what its commands came to."""
+    """The file of a number, in a folder of its own: the outcomes of its commands."""
     kept, here = KEPT[number], folder / "here"
     here.mkdir()
     (folder / "secret.bin").write_bytes(SECRET * 10)

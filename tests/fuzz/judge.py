@@ -1,5 +1,5 @@
-"""One hostile case in a process that lives on: what the command did, and whether it read, wrote,
-started or said what it should not."""
+"""One hostile case in a process that lives on: the outcome of the command, and whether it read,
+wrote, started or said anything forbidden."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from taso_mirage.targets.cpu.compiler import compiler
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"of no one else's concern"
 MEMORY = 6 * 2**30
-"""Bytes that a case may take: what wants more gets a MemoryError, which is an answer."""
+"""Bytes that a case may take: a larger request gets a MemoryError, which is an answer."""
 CODES = {0: "done", 1: "error", 2: "option", 3: "model", 4: "output", 5: "check", 6: "runtime", 130: "interrupted"}
 FINE = frozenset({"done", "model", "runtime", "option"})
 
 
 class Watch:
-    """Python's audit events of this process: paths opened outside of what is the program's own, and
+    """Python's audit events of this process: paths opened outside of the program's own, and
     programs that were started."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def judged(job: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def in_folder(folder: Path, cache: Path) -> Iterator[list[str]]:
-    """Work in a folder; gives what Python did outside of it."""
+    """Work in a folder; gives Python's accesses outside of it."""
     home, kept, watch = os.getcwd(), os.environ.get("TASO_MIRAGE_CACHE"), _watch[0]
     (folder / "tmp").mkdir(exist_ok=True)
     os.environ["TASO_MIRAGE_CACHE"], tempfile.tempdir = str(cache), str(folder / "tmp")
@@ -175,7 +175,7 @@ def _command(seed: int, folder: Path) -> list[str]:
 
 
 def ran(command: Sequence[str]) -> tuple[str, list[str]]:
-    """A command line's exit code in words, and what is wrong with that or with what it said."""
+    """A command line's exit code in words, and the errors of it and of its output."""
     try:
         done: Done = run(*command, check=None)
     except AssertionError as error:  # a traceback

@@ -242,8 +242,8 @@ def _explained(pair: Pair, feed: Inputs, left: Ran) -> bool:
 
 
 def verdict_of(pair: Pair, feed: Inputs, left: Ran, right: Ran) -> tuple[str, str]:
-    """The verdict on one input, and what it says. Nothing is claimed where the left side fails, is
-    not defined in real numbers, or leaves the range of its dtype."""
+    """The verdict on one input, and its text. Nothing is claimed where the left side fails, is not
+    defined in real numbers, or leaves the range of its dtype."""
     if isinstance(left, str):
         return "the left side fails", left
     env = {n: EXACT.load(_value(pair, n, feed)) for n in leaves(pair.typing)}
@@ -290,7 +290,7 @@ def _in_single(found: Difference, left: Any, exact: Any) -> bool:
 
 
 class Watch:
-    """Whether a term gives what is no number of finite operands, or is larger than its dtype
+    """Whether a term gives NaN or an infinity of finite operands, or is larger than its dtype
     holds."""
 
     def __init__(self, env: Mapping[Node, Any]) -> None:
@@ -312,7 +312,7 @@ class Watch:
         return value
 
     def _is_zero(self, scale: Node) -> bool:
-        """Whether a scale, or what else an operator divides floats by, has a zero."""
+        """Whether a scale, or another divisor of floats, has a zero."""
         if scale is ABSENT or not is_float(scale.dtype):
             return False
         value = scale.attr("value").numpy() if scale.op == "constant" else self.values[scale]
@@ -336,7 +336,7 @@ def _known(pair: Pair) -> bool:
 
 
 def _difference(i: int, new: Any, old: Any, exact: Any, rough: Callable[[], list[Any]]) -> Difference:
-    """The criterion of `measure.check`; where it is missed, with what a rounding of every
+    """The criterion of `measure.check`; where it is missed, with the part that a rounding of every
     intermediate result of either side explains."""
     name = f"output_{i}"
     found = difference("a run", name, new, old, exact)
@@ -352,8 +352,8 @@ def _difference(i: int, new: Any, old: Any, exact: Any, rough: Callable[[], list
 
 
 def _resolutions(pair: Pair, feed: Inputs, references: Sequence[Sequence[Any]]) -> list[Any]:
-    """How far a rounding of every intermediate result moves each output of one side from what that
-    side is in float64, the larger of both; of integers, which elements it turns."""
+    """How far a rounding of every intermediate result moves each output of one side from its
+    float64 value, the larger of both; of integers, which elements it turns."""
     found: list[Any] = [0.0 if r.dtype.kind == "f" else np.zeros(r.shape, bool) for r in references[0]]
     for model, reference in zip(pair.models, references, strict=True):
         for seed in SEEDS:

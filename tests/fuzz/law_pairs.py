@@ -120,7 +120,7 @@ def _raised(names: Mapping[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def _moved(value: Any, by: int, rank: int) -> Any:
-    """An axis, axes or a permutation behind so many new axes; what else it may be stays."""
+    """An axis, axes or a permutation behind so many new axes; other attributes stay."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -134,7 +134,7 @@ def _moved(value: Any, by: int, rank: int) -> Any:
 
 def _like(value: Any, dtype: str, more: Sequence[int], every: bool) -> Any:
     """An operand in another dtype ("" keeps it; not `every`: of floats only), with more axes in
-    front; what is no operand stays."""
+    front; a value that is no operand stays."""
     if not isinstance(value, Node) or value is ABSENT:
         return value
     wanted = dtype if dtype and (every or is_float(value.dtype)) else value.dtype
@@ -162,7 +162,7 @@ def applied(rule: Rule, typing: Typing, proofs: Proofs) -> Typing | Refusal:
 @dataclass(frozen=True, slots=True)
 class Style:
     """How numbers are drawn: floats from a range or whole, integers up to `high` or the ends of
-    their type, or with what is not finite."""
+    their type, or with infinities and NaN."""
 
     low: float
     high: float

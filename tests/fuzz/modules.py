@@ -1,5 +1,5 @@
-"""Random modules of PyTorch under the back end: what they give, what they change in place, what
-shares memory with what, at the first call and at others, is eager's."""
+"""Random modules of PyTorch under the back end: their results, their changes in place and the
+memory that tensors share are eager's, at the first call and at others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 ROUNDED = 2e-2
 Step = tuple[str, tuple[int, ...], Any]
-"""An operation, the values that it takes by number, and what else it needs."""
+"""An operation, the values that it takes by number, and its further arguments."""
 UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": torch.relu,
     "tanh": torch.tanh,
@@ -133,7 +133,7 @@ def random_arguments(random: Random, call: int) -> list[Any]:
 
 
 def moduled(seed: int, folder: Path) -> tuple[str, list[str]]:
-    """The module of a seed: how it ran, and what differs from eager."""
+    """The module of a seed: how it ran, and its differences from eager."""
     from exporter import read_once
 
     logging.disable(logging.CRITICAL)  # eager fails in some, which PyTorch logs
@@ -213,8 +213,8 @@ def alike(wanted: Any, found: Any) -> bool:
 
 
 def close(a: Any, b: Any) -> bool:
-    """Equal in dtype and shape, and within rounding to half precision: what a graph makes of
-    halves, a runtime may compute in single precision."""
+    """Equal in dtype and shape, and within rounding to half precision: a runtime may compute a
+    graph of halves in single precision."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if not a.is_floating_point():
@@ -223,8 +223,8 @@ def close(a: Any, b: Any) -> bool:
 
 
 def shared(result: Any, arguments: Sequence[Any]) -> list[list[int]]:
-    """For each tensor of a result, the arguments whose memory it has: what a caller changes in one,
-    it sees in the other."""
+    """For each tensor of a result, the arguments whose memory it has: a change in one is seen in
+    the other."""
     return [
         [
             i

@@ -1,5 +1,5 @@
-"""Models with something wrong: fields, whole messages and bytes are changed, and what an attacker
-would write is planted."""
+"""Models with something wrong: fields, whole messages and bytes are changed, and an attacker's
+values are planted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A file that is replaced while a command runs: before one look at a file among all that it takes,
-something else is put in the place of what it reads or writes."""
+something else is put in the place of the file that it reads or writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models that together have what a model file can have; what is drawn is made of them."""
+"""Small models that together have every feature of a model file; random ones are made of them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _written(inputs: Mapping[str, Any], path: Path, content: bytes) -> list[str]
 
 
 def differing(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
-    """Outputs of both models that are not alike, and what their types differ in."""
+    """Outputs of both models that are not alike, and the differences of their types."""
     first, second = (onnx.load(folder / name) for name in ("m.onnx", "out.onnx"))
     wrong = [f"the type of {a.name}" for a, b in zip(first.graph.output, second.graph.output, strict=True) if a != b]
     given = [

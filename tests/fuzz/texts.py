@@ -54,8 +54,8 @@ PIECES = (
 
 
 def text_case(seed: int, folder: Path) -> tuple[str, list[str]]:
-    """A damaged text of a seed: the command that reads it must say so in one line, or take it for
-    what it is."""
+    """A damaged text of a seed: the command that reads it must say so in one line, or read it as it
+    is."""
     return KINDS[seed % len(KINDS)](Random(seed), folder)
 
 
@@ -131,7 +131,7 @@ def _rule_file(random: Random, folder: Path) -> tuple[str, list[str]]:
 
 @cache
 def _certified(folder: Path) -> Path:
-    """A model, what `optimize` makes of it, the certificate, and a checkpoint of its kernels."""
+    """A model, its optimized form, the certificate, and a checkpoint of its kernels."""
     made = folder / "certified"
     made.mkdir(exist_ok=True)
     (made / "m.onnx").write_bytes(contents()[1])

@@ -1,8 +1,8 @@
 """Every kind of text that the package generates, by name: programs in Triton and Gluon, C++, plans,
 and the sources of TensorRT plugins.
 
-The muGraphs are those of the tests: written by hand, or hand-written forms at several sizes. What
-only a search writes (8-bit floats, integers, packed weights, free sizes) is kept in
+The muGraphs are those of the tests: written by hand, or hand-written forms at several sizes.
+Programs that only a search writes (8-bit floats, integers, packed weights, free sizes) are kept in
 `searched.json`, so that a change of the search changes no text here.
 """
 
@@ -26,6 +26,7 @@ import test_convolutions as winograd  # noqa: E402
 import test_convolutions_gpu as channels_last  # noqa: E402
 import test_depthwise_gpu as depthwise  # noqa: E402
 import test_linear as linear  # noqa: E402
+import test_max_pool_gpu as max_pool  # noqa: E402
 import test_shifted_gpu as shifted  # noqa: E402
 import test_stationary as stationary  # noqa: E402
 
@@ -75,6 +76,8 @@ def gpu_graphs() -> Iterator[tuple[str, Graph]]:
         yield f"stationary/{name}", Graph(of_weights[1].inputs, (of_weights[0].mugraph(stationary.BLOCK),))
     for name, (of_channels, lanes) in depthwise.FORMS.items():
         yield f"depthwise/{name}", Graph(of_channels[1].inputs, (of_channels[0].mugraph(lanes),))
+    for name, (of_windows, pixels) in max_pool.FORMS.items():
+        yield f"max pool/{name}", Graph(of_windows[1].inputs, (of_windows[0].mugraph(pixels),))
     for name, value in _searched("gpu"):
         yield f"searched/{name}", value
 
@@ -119,7 +122,7 @@ def _programs(name: str, graph: Graph) -> Named:
 
 
 def _plan(program: TritonProgram) -> str:
-    """The plan of a program with stand-ins for machine code, and what tuning knows of each
+    """The plan of a program with stand-ins for machine code, and the tuner's facts about each
     launch."""
     noted = "".join(f"{x.schedule} {x.traffic} {x.precisions}\n" for x in program.launches)
     try:
@@ -142,7 +145,7 @@ def _batched() -> Named:
 
 
 def _scheduled() -> Named:
-    """What a schedule changes: options, and launches by which blocks take turns."""
+    """Programs of schedules: options, and launches by which blocks take turns."""
     split = triton.program(mugraphs.attention_split_safe()[0])
     yield "gpu/scheduled/overlapped.triton", tune.overlapped(split).source
     (made, goal), block = shifted.FORMS["phases"]
@@ -153,7 +156,7 @@ def _scheduled() -> Named:
 
 
 def _cpu(name: str, graph: Graph) -> Named:
-    """The C++ of a muGraph, without what all have, and its plan."""
+    """The C++ of a muGraph, without the common part, and its plan."""
     try:
         made = cpu_kernel(graph)
     except Unsupported as error:

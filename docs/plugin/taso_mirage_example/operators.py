@@ -4,7 +4,7 @@ from op_specs.arithmetic import mul, sqrt, sub
 from op_specs.reductions import reduce_sum
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.operators.ops import op
+from taso_mirage.operators.ops import Ints, op
 
 
 @op(onnx="CDist", domain="com.microsoft", since=1)
@@ -27,3 +27,14 @@ cdist.laws("""
     # a distance is the same both ways
     transpose(cdist(x, y, metric=d), perm=(1, 0)) == cdist(y, x, metric=d)
 """)
+
+
+@op()
+def distances(xp, a, b, *, block: Ints = (16, 1)):
+    """(m,k), (n,k) -> (m,n), the distances of `cdist`: the term of the kernel in `form.py`. `block`:
+    how many rows of b lie side by side, and into how many parts the rows of a are cut, which
+    changes nothing"""
+    return cdist(xp, a, b)
+
+
+distances.example("float32[3,4]", "float32[5,4]")

@@ -1,9 +1,15 @@
-"""Distances that are transposed are taken the other way round."""
+"""Distances that are transposed are taken the other way round, and the kernel computes them."""
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 import taso_mirage
+from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel
+from taso_mirage.kernels.form import CPU_GOALS
+from taso_mirage.operators.ops import term
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 
 def test_a_transposed_distance_is_the_other_distance() -> None:
@@ -21,3 +27,20 @@ def test_a_transposed_distance_is_the_other_distance() -> None:
     assert list(faster.graph.node[0].input) == ["y", "x"]
     assert all(difference.passed for difference in result.differences)
     onnx.checker.check_model(faster)
+
+
+def test_the_kernel_computes_distances_from_known_rows() -> None:
+    x, known_rows = variable("x", Tensor("float32", (9, 40))), weight("w", Tensor("float32", (150, 40)))
+    node = term("cdist", x, known_rows)
+    assert list(CPU_GOALS.candidates([x, known_rows, node], lambda node: [], lambda node: True, {})) == [[node]]
+    w = variable("w", known_rows.tensor)
+    goal = Graph((x, w), (term("cdist", x, w),))
+    given = CPU_GOALS.prepared(goal, (x, known_rows))
+    assert given is not None
+    rows, known = (np.random.default_rng(0).normal(size=node.shape).astype(np.float32) for node in (x, w))
+    wanted = np.sqrt(((rows[:, None].astype(np.float64) - known) ** 2).sum(-1))
+    found = given.mugraphs(goal, CPU_DEVICE)
+    assert len(found) == 3
+    for each in found:
+        (made,) = NativeKernel(each.graph)(rows, known)
+        np.testing.assert_allclose(made, wanted, rtol=1e-5)

@@ -74,10 +74,9 @@ class CompiledKernel:
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
     """The module of a program's source, from a file in `folder`. It imports triton.
 
-    What is compiled names no lines, which would name the folder: no two builds would be equal;
-    and products are contracted with sums, whatever a version of Triton does unasked. The
-    setting is part of the key in Triton's cache, so all processes that share the cache have to
-    have it.
+    The compiled code names no lines, which would name the folder: no two builds would be equal; and
+    products are contracted with sums, whatever a version of Triton does by default. The setting is
+    part of the key in Triton's cache, so all processes that share the cache have to have it.
     """
     path = folder / f"{name}.py"
     path.write_text(source)
@@ -134,7 +133,7 @@ def _compiled(
         (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
     }
     named = [i for i, name in enumerate(names) if isinstance(constants.get(name), str)]
-    # A launch takes the text of a constant for what is known of its alignment, which is in the key
+    # A launch takes the text of a constant as a fact about its alignment, which is in the key
     # of Triton's cache.
     aligned |= {(i,): [] for i in named}
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)

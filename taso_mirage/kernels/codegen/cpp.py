@@ -5,16 +5,17 @@ that runs the grids in order.
                          void (*parallel_for)(void (*)(void*, size_t), size_t, void*, void*), void* pool);
     extern "C" size_t NAME_scratch();   // bytes that `scratch` must have, aligned to 64
 
-Where sizes are named that only a run knows (n0, ...), they come behind the inputs and what is
-prepared, at `inputs[count of inputs + 1]`, a `const size_t*`; then NAME_scratch takes it too.
+Where sizes are named that only a run knows (n0, ...), they come behind the inputs and the prepared
+arrays, at `inputs[count of inputs + 1]`, a `const size_t*`; then NAME_scratch takes it too.
 
 Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count,
 data, pool)` calls fn(data, i) for every i below count, in any order, on any threads, and returns
 when all have returned; `pool` is handed through (an OrtKernelContext, say). Where it is null the
 blocks run in a loop. Kernels keep no state between calls.
 
-A muGraph that prepares its weights has more, for what is computed from them, once, and read in
-every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to 64.
+A muGraph that prepares its weights has one more for the arrays that are computed from them, once,
+and read in every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to
+64.
 
     extern "C" const size_t NAME_prepared[];  // its bytes, how many inputs are weights, and which
     extern "C" void NAME_prepare(const void** inputs, void* prepared);  // reads only those
@@ -191,7 +192,7 @@ class CppProgram:
         self.waiting.append(made)
 
     def _run_prepared(self) -> None:
-        """First the digits of what several may read, then all blocks."""
+        """First the digits that several terms may read, then all blocks."""
         digits: dict[object, str] = {}
         group, self.waiting = self.waiting, []
         for i, made in enumerate(group, len(self.prepared) - len(group)):
@@ -237,7 +238,7 @@ class CppProgram:
         self.calls.append(f"run({names[0]}_blocks, {count}, all_{names[0]}, parallel_for, pool);")
 
     def _before(self, count: int) -> str:
-        """The bytes of what is prepared for so many terms."""
+        """The bytes of the prepared arrays of the first terms."""
         return " + ".join(["0", *(f"({made.name}::PREPARED + 63) / 64 * 64" for made in self.prepared[:count])])
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:

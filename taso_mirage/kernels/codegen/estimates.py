@@ -44,7 +44,7 @@ def estimated(
     more = blocks * loop / (launch.blocks * usual_size(launch.loop))  # than the traffic is of
     needed = (
         traffic.in_flight * schedule.stages if launch.loop != 1 else 0
-    )  # what a loop does not load stays in registers
+    )  # values that a loop does not load stay in registers
     needed = needed if shared is None else shared
     resident = max(1, min(device.shared // max(needed, 1), device.threads // (32 * schedule.warps), RESIDENT))
     waves = math.ceil(blocks / (device.processors * resident))

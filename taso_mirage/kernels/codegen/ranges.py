@@ -14,7 +14,7 @@ def ranges(
     measured: Sequence[Mapping[str, int]], times: Sequence[Sequence[float]], usual: int
 ) -> tuple[int, list[tuple[int, int]]]:
     """The place of the program for most runs, and before it those for smaller runs, each with the
-    largest product of named sizes that it is for: the geometric mean of what was measured on both
+    largest product of named sizes that it is for: the geometric mean of the measured sizes on both
     sides. `times` has those of all programs at each of the `measured` sizes, of which the first are
     the usual ones; `usual` is the fastest there."""
     fastest = [own.index(min(own)) if min(own) < CLEARLY * own[usual] else usual for own in times]

@@ -30,8 +30,8 @@ def measured(
 ) -> float:
     """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that
     goes round `sets` of inputs at least once, and has REPLAYED calls or as many as take SPAN
-    seconds, replayed for about `seconds`. The first call is outside of the graph, for what compiles
-    then. Of a slow call (SLOW) that takes more than `enough` a single round counts."""
+    seconds, replayed for about `seconds`. The first call is outside of the graph, for compilation.
+    Of a slow call (SLOW) that takes more than `enough` a single round counts."""
     import torch
 
     side = torch.cuda.Stream()
@@ -53,7 +53,8 @@ def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[in
     """How often a graph goes round, and the seconds of a call in one round, 0 where that is not
     measured.
 
-    A round by the GPU's clock tells: a call by itself takes what the host needs to launch it.
+    The time of a round is by the GPU's clock: a call by itself takes as long as the host needs to
+    launch it.
     """
     if len(sets) >= REPLAYED:
         return 1, 0.0

@@ -1,9 +1,9 @@
 """A muGraph as one readable Python module: a Triton function for each kernel, and `launch(*inputs)`
 over torch tensors.
 
-Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after
-the loop, in which order, and what is folded when. Layouts in shared memory and barriers are the
-Triton compiler's, except in the forms in Gluon, which say their own.
+Mirage (OSDI'25), section 6, as far as Triton leaves it to us: the order of computations before, in
+and after the loop, and the time of each fold. Layouts in shared memory and barriers are the Triton
+compiler's, except in the forms in Gluon, which say their own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbols
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
-from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.buffers import dense_buffers, kernel_terms, output_buffers, tensor_buffers
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
-from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, LaunchedFunction, gpu_programs
+from taso_mirage.kernels.codegen.gpu.forms import LaunchedFunction, gpu_programs
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
-from taso_mirage.kernels.codegen.gpu.specialized import SpecializedBlock
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
@@ -76,27 +74,15 @@ def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
     return found
 
 
-def _kernel(node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str]) -> TritonBlock:
-    return TritonBlock(node, name, [each for each in reads if each is not None], writes, sizes)
-
-
-KERNEL = GpuProgram("kernel", _kernel, SpecializedBlock)
-"""How a kernel with a body is written."""
-
-
-def _program_of(node: Node) -> GpuProgram:
-    return KERNEL if traits(node).lowering is Lowering.KERNEL else gpu_programs()[node.op]
-
-
 def _function(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]) -> LaunchedFunction:
     """A term that is launched as a function."""
     read = [buffers.get(a) for a in node.args]
-    return _program_of(node).function(node, name, read, list(output_buffers(node, buffers)), sizes)
+    return gpu_programs()[node.op].function(node, name, read, list(output_buffers(node, buffers)), sizes)
 
 
 def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
     """The form whose groups of warps do not wait for each other as those of a block do."""
-    found = _program_of(node).in_groups
+    found = gpu_programs()[node.op].in_groups
     if found is None:
         raise Unsupported(f"{node.op}, which has no form in Gluon")
     return found(block)
@@ -105,7 +91,8 @@ def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
 def _specialized(
     terms: Sequence[Node], blocks: Sequence[LaunchedFunction], chosen: Sequence[LaunchSchedule | None]
 ) -> list[LaunchedFunction]:
-    """Those that have such a form in it. Raises Unsupported where none has."""
+    """The blocks, with specialized forms in place of those that have one. Raises Unsupported where
+    none has."""
     found, reasons = list(blocks), list[str]()
     for i, (node, block, schedule) in enumerate(zip(terms, blocks, chosen, strict=True)):
         if schedule is None and not block.specialized:

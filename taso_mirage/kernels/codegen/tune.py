@@ -50,8 +50,8 @@ REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take
 minutes."""
 ONCE = 2.1
-"""Where nothing iterates, an operator's result takes the place of its operand: of what both have,
-with little besides, half is held at a time."""
+"""Where nothing iterates, an operator's result takes the place of its operand: of both values, with
+little besides, half is held at a time."""
 OPTIONS = "OPTIONS = ("
 """Where the schedules are in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
@@ -72,7 +72,7 @@ LIMIT = 10.0
 
 
 def compilers(count: int) -> Workers:
-    """Up to so many processes, and COMPILERS, that compile programs into Triton's cache."""
+    """At most COMPILERS processes that compile programs into Triton's cache."""
     return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
 
 
@@ -95,8 +95,8 @@ class Trial:
 class TunedProgram:
     """The fastest program with its best schedules.
 
-    `measured` says whether `seconds` are a measurement or the model's; `trials` are all that was
-    looked at.
+    `measured` says whether `seconds` are a measurement or the model's; `trials` are all tried
+    programs.
     """
 
     program: TritonProgram
@@ -116,8 +116,8 @@ def tuned_program(
     prepare: Prepare | None = None,
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
-    measured where there is a GPU, else by the model. What does not compile or fit, or whose results
-    `check` refuses, is passed over; Unsupported is raised where nothing is left.
+    measured where there is a GPU, else by the model. A program that does not compile or fit, or
+    whose results `check` refuses, is passed over; Unsupported is raised where none is left.
 
     All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
     together, one launch after the other, until it is `late`. Without a `compiler` this process
@@ -162,7 +162,7 @@ def _tuned(
 
 def newness(program: TritonProgram) -> tuple[int, int]:
     """How many newer forms a program has (warps with roles, clusters, blocks that take tiles in
-    turn), and its kernels: what is least is simplest."""
+    turn), and its kernels: the least is the simplest."""
     schedules = [x.schedule for x in program.launches]
     roles, turns = (any(s.specialized for s in schedules), any(s.persistent for s in schedules))
     return roles + turns + any(x.cluster != 1 for x in program.launches), len(schedules)
@@ -185,7 +185,7 @@ def _rescheduled(
     trials: list[Trial],
 ) -> list[Trial]:
     """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`);
-    what was not tried before is added to `trials`."""
+    new trials are added to `trials`."""
     known = {trial.program.source for trial in trials}
     tried = [
         (k, scheduled(trial.program, i, schedule))
@@ -335,7 +335,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
             types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
             for i, (shape, tile) in enumerate(maps):
                 types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
-            try:  # a grid is no part of what is compiled
+            try:  # a grid is no part of the compiled code
                 getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
                 if not _is_triton(error):
@@ -347,7 +347,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """The schedules that are tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
-    if launch.schedule.specialized and not launch.maps:  # what fits is its own
+    if launch.schedule.specialized and not launch.maps:  # only its own fits
         return [launch.schedule]
     if launch.maps:
         own = launch.schedule
@@ -432,8 +432,8 @@ def _seconds(
 
 
 def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """The results of a call whose new tensors are full of NaN: what it does not write would else be
-    an earlier program's, and right."""
+    """The results of a call whose new tensors are full of NaN: elements that it does not write
+    would else be an earlier program's, and right."""
     import torch
 
     before = torch.get_deterministic_debug_mode()

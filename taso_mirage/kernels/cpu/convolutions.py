@@ -1,8 +1,8 @@
 """Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the
 relu that follow.
 
-What they have in common with other goals is the evidence: a muGraph is verified against its goal,
-at small sizes, as its algebra depends on neither the channels nor how many tiles there are.
+With other goals they share the evidence: a muGraph is verified against its goal, at small sizes, as
+its algebra depends on neither the channels nor how many tiles there are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ work."""
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A goal that is a convolution: its operands, and what follows."""
+    """A goal that is a convolution: its operands, and its epilogue."""
 
     x: Node
     w: Node
@@ -55,7 +55,8 @@ class Convolution:
     group: int = 1
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once = True, False
+    large, once, joins = True, False, False
+    together = "minimal filtering"
 
     @property
     def known(self) -> list[Node]:
@@ -141,7 +142,7 @@ def is_convolution(node: Node) -> bool:
 
 
 def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution | None:
-    """A convolution with what follows; None for other terms.
+    """A convolution with its epilogue; None for other terms.
 
     It is of a kernel with tiles, with stride 1, no dilation and no negative pads.
     """

@@ -6,8 +6,8 @@ addresses: they come 1.2 times as fast from large pages, in which a kernel may k
 as fast where they are numbers of half the width, as a checkpoint's often are. One of more rows is
 bound by arithmetic, which a runtime is good at, but not at every size (docs/measured/cpu.md).
 
-Weights of few bits in blocks stay what they are: few rows multiply integers, for which a row is
-digits, more rows multiply floats that are made of a strip of the weights (`block_linear.h`).
+Weights of few bits in blocks stay packed: few rows multiply integers, for which a row is digits,
+more rows multiply floats that are made of a strip of the weights (`block_linear.h`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
-"""The same for weights of few bits, where a power of two of rows multiplies integers
-(`block_linear.h`)."""
+"""Blocks of weights of few bits, where a power of two of rows multiplies integers
+(`block_linear.h`): columns and rows."""
 NARROW_ROWS = 8
 """Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
@@ -58,7 +58,7 @@ MULTIPLIED = tuple(
 )
 BIASED = MULTIPLIED[3:]
 SAVED = 1.0, 0.1
-"""About what is saved of the time in which weights come from memory, and of that of the
+"""The estimated savings of the time in which weights come from memory, and of that of the
 arithmetic."""
 
 
@@ -164,7 +164,8 @@ class WeightProducts:
     """A goal whose results are products with weights, of one x if they are several."""
 
     parts: tuple[WeightProduct, ...]
-    once = False
+    once, joins = False, True
+    together = "products"
 
     @property
     def known(self) -> list[Node]:
@@ -233,7 +234,7 @@ def shared_operand(node: Node) -> Node | None:
 
 def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
     """A product of a model with the sums that alone read it: of a bias, if it has none itself, then
-    of what has the shape of the result."""
+    of a tensor of the shape of the result."""
     members = [node]
     biased = any(each.match(node) is not None for each in BIASED)
     for added in [(node.dtype, shape) for shape in (node.shape[-1:], node.shape)[biased:]]:
@@ -256,7 +257,7 @@ def weight_products(goal: Graph) -> WeightProducts | None:
 
 
 def _summed(node: Node, more: tuple[Node, ...] = ()) -> Iterator[tuple[WeightProduct, tuple[Node, ...]]]:
-    """A product that a term may be, and what is added to it."""
+    """A product that a term may be, and its summand."""
     made = _multiplied(node, {})
     if made is not None:
         yield made, more

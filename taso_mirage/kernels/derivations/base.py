@@ -1,8 +1,8 @@
 """A derivation kind is one object: all that the search asks about one way to make a class from
 others.
 
-The object says how the kind evaluates in the field, how it is written into a kernel's body, what it
-needs of loops, what it costs, and what an exponential that overflows does to it (Mirage, OSDI'25,
+The object defines how the kind evaluates in the field, how it is written into a kernel's body, its
+needs of loops, its cost, and the effect of an exponential that overflows on it (Mirage, OSDI'25,
 section 4). No module outside of this folder tells kinds apart by their names.
 """
 
@@ -108,15 +108,15 @@ class BodyWriter(Protocol):
         """The axis of a label in `ordered`."""
 
     def contracted(self, made: int, args: Sequence[int]) -> Node:
-        """The product of two classes, summed over what the class `made` lacks."""
+        """The product of two classes, summed over the labels that the class `made` lacks."""
 
     def summed(self, made: int, c: int) -> Node:
-        """A class, summed over what the class `made` lacks: at once with the sums that it is
-        itself, where these wait for no loop, no cluster combines them, and nothing else reads
+        """A class, summed over the labels that the class `made` lacks: at once with the sums that
+        it is itself, where these wait for no loop, no cluster combines them, and nothing else reads
         them."""
 
     def folded(self, c: int, label: str, operator: str) -> Node:
-        """A class reduced by an operator over what a block has of a label: of a cluster's one
+        """A class reduced by an operator over a block's part of a label: of a cluster's one
         element."""
 
     def combining(self, label: str) -> int | None:
@@ -130,7 +130,8 @@ class BodyWriter(Protocol):
         cluster, given its value in one; `over` is that of `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
-        """The exponent `c` less what it is relative to; None where it is computed as it is."""
+        """The exponent `c` less the maximum that it is relative to; None where it is computed as it
+        is."""
 
 
 class Costing(Protocol):

@@ -1,4 +1,4 @@
-"""Arithmetic, element by element: what the algebra of sketches knows."""
+"""Arithmetic, element by element: the functions that the algebra of sketches knows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from taso_mirage.operators.ops import term
 
 
 class Elementwise(DerivationKind):
-    """`scalar` is what definitions of operators call it, `name` the operator that bodies have."""
+    """`scalar` is its name in definitions of operators, `name` the operator that bodies have."""
 
     __slots__ = ()
     scalar: ClassVar[Scalar]

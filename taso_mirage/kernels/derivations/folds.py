@@ -44,7 +44,7 @@ class Wanted(Protocol):
 class FoldKind(DerivationKind):
     """A reduction of which the algebra knows the name alone; it takes its elements in any order.
 
-    `fold` is what definitions of operators call it, None where no definition does; `operator` is
+    `fold` is its name in definitions of operators, None where no definition has it; `operator` is
     the one that a body has for it, `over` the accumulator that a for-loop has, or None.
     """
 
@@ -126,7 +126,7 @@ class Max(FoldKind):
 
 
 class Dot(DerivationKind):
-    """The sum of a product: what a matrix unit computes, where both operands have a label that the
+    """The sum of a product: a matrix unit computes it, where both operands have a label that the
     other lacks."""
 
     __slots__ = ()

@@ -4,8 +4,8 @@ as a model writes it.
 exp(s) has degree 1 in s; products add degrees, quotients subtract them.
 
 exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a
-number. So a value grows, or is within range, or is ill, which no result may be made of. What each
-derivation kind makes of its operands is beside its definition.
+number. So a value grows, or is within range, or is ill, which no result may be made of. The effect
+of each derivation kind on its operands is beside its definition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OverflowEffect:
 
 
 def joined(below: Sequence[OverflowEffect], grows: bool, signs: Signs, ill: str) -> OverflowEffect:
-    """A value of such operands; `ill` is what is wrong with itself."""
+    """A value of such operands; `ill` is the problem with the value itself."""
     inherited = next((v.ill for v in below if v.ill), "")
     return OverflowEffect(any(v.exponential for v in below), grows, *signs, inherited or ill)
 

@@ -212,7 +212,7 @@ class Closing(Protocol):
 
 
 class Variances:
-    """The variances in a closure, and what is made of a difference from a mean without it."""
+    """The variances in a closure, and the terms made of a difference from a mean without it."""
 
     def __init__(self, closing: Closing) -> None:
         self.closing, self.algebra = closing, closing.algebra
@@ -246,8 +246,8 @@ class Variances:
         """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer
         products that no worklist makes.
 
-        A product in half precision rounds what is no input itself, and a large mean would show it:
-        then x and w are inputs.
+        A product in half precision rounds operands that are no inputs themselves, and a large mean
+        would show it: then x and w are inputs.
         """
         closing, goal = self.closing, self.closing.goal
         half = any(leaf.dtype in ("float16", "bfloat16") for leaf in goal.leaves.values())

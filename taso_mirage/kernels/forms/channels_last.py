@@ -18,31 +18,23 @@ from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.conversion import Conversion, known_bias, stored_array
 from taso_mirage.kernels.cpu.convolutions import followed_convolution
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
-from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, OPERATOR, ChannelsLastConvolution, read_convolution
+from taso_mirage.kernels.gpu.convolutions import (
+    OPERATOR,
+    ChannelsLastConvolution,
+    is_half_convolution,
+    read_convolution,
+)
 from taso_mirage.kernels.gpu.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.forms import ADDED, RegionPattern
-
-CONVOLVED = tuple(
-    RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
-    for operands in ("x, w, b", "x, w")
-)
+from taso_mirage.rewriting.forms import ADDED
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
-    return followed_convolution(node, users, wanted) if _is_convolution(node) else []
-
-
-def _is_convolution(node: Node) -> bool:
-    """Of images in half precision, with stored weights and channels of fixed sizes."""
-    found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
-    if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
-        return False
-    return min(found["pads"]) >= 0 and known_bias(found.get("b", ABSENT)) is not None
+    return followed_convolution(node, users, wanted) if is_half_convolution(node) else []
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
-    """A convolution with what follows, the last of which is what others read."""
+    """A convolution with its epilogue, whose last term the others read."""
     conv, *following = members
     x, w = conv.args[:2]
     b = _bias(conv, model)

@@ -33,7 +33,8 @@ def _of_blocks(node: Node) -> tuple[Any, ...]:
 
 
 def _digits(node: Node) -> tuple[Dim, int, int]:
-    """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
+    """The rows of x that become digits where integers are multiplied, the bytes of a row's digits,
+    and their bits: see `BlockLinear`."""
     size, most = node.attr("block_size"), node.attr("block")[1]
     bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
     return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)

@@ -1,7 +1,7 @@
 """Convolutions as kernels for a GPU: with channels last, in half precision, with the sum and the
 relu that follow.
 
-Libraries are good at convolutions of many channels, far from what memory allows at groups of few,
+Libraries are good at convolutions of many channels, far from the limit of memory at groups of few,
 and leave sums and activations to kernels of their own. A goal is one term, `implicit_gemm`, whose
 merged groups are those that are one in the model; its muGraphs are the same with others merged.
 """
@@ -17,12 +17,14 @@ from typing import Any
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.convolution import is_flat
+from taso_mirage.kernels.conversion import known_bias
 from taso_mirage.kernels.gpu.in_operators import channels_first
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
+from taso_mirage.rewriting.forms import RegionPattern
 from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
@@ -43,11 +45,15 @@ more. Where one convolution among kernels stays theirs, its layout is turned bef
 GROUPED = 5.0
 """About how many times as long as memory libraries take for groups of few channels."""
 OPERATOR = "implicit_gemm"
+CONVOLVED = tuple(
+    RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
+    for operands in ("x, w, b", "x, w")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLastConvolution:
-    """A goal that is a convolution: (n,h,w,g*c), (i,j,c,g*o), and what follows."""
+    """A goal that is a convolution: (n,h,w,g*c), (i,j,c,g*o), and its epilogue."""
 
     x: Node
     w: Node
@@ -62,7 +68,8 @@ class ChannelsLastConvolution:
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once = True, False
+    large, once, joins = True, False, False
+    together = "channels last"
 
     @property
     def known(self) -> list[Node]:
@@ -135,8 +142,8 @@ class ChannelsLastConvolution:
                 yield from ((m, (pixels, n, depth, one)) for one in (0, 1) if steps <= WRITTEN or not one)
 
     def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save: what sums and activations move, and what libraries take
-        for groups. None of one group that is bound by operations."""
+        """Seconds that the kernel may save: the movement of sums and activations, and the time of
+        libraries for groups. None of one group that is bound by operations."""
         given = [each for each in (self.x, self.w, self.z) if each is not ABSENT]
         memory = sum(size(each.type) for each in (*given, self.goal())) / device.bandwidth
         if self.group > 1:
@@ -156,10 +163,19 @@ def _evidence(small: ChannelsLastConvolution, goal: Graph, merged: int) -> Evide
 
 
 def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
-    """What a goal is that is such a convolution; None for others."""
+    """Read a goal of a convolution with channels last; None for other goals."""
     if len(goal.outputs) != 1 or goal.outputs[0].op != OPERATOR or goal.outputs[0].dtype not in HALF_FLOATS:
         return None
     (node,) = goal.outputs
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
     return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
+
+
+def is_half_convolution(node: Node) -> bool:
+    """Whether a term of a model is a convolution of images in half precision, with stored weights
+    and channels of fixed sizes."""
+    found = next((names for each in CONVOLVED if (names := each.match(node)) is not None), None)
+    if found is None or node.dtype not in HALF_FLOATS or len(node.shape) != 4 or found["w"].op != "weight":
+        return False
+    return min(found["pads"]) >= 0 and known_bias(found.get("b", ABSENT)) is not None

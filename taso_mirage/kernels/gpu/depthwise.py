@@ -1,7 +1,7 @@
 """Convolutions of each channel alone, in single precision, as kernels for a GPU.
 
 Nothing in them is a product of matrices, and memory bounds them: a kernel of their own reads an
-image once, has several results for what it loads, and computes what follows.
+image once, has several results for each load, and computes the epilogue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseConvolution(FollowedConvolution):
-    """A goal that is a `depthwise_conv`: (n,c,h,w), (m*c,1,i,j), and what follows."""
+    """A goal that is a `depthwise_conv`: (n,c,h,w), (m*c,1,i,j), and its epilogue."""
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """The block sizes with few lanes beyond a plane; of small planes a block has several

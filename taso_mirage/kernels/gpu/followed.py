@@ -1,5 +1,5 @@
 """Goals that are one convolution in single precision, with channels first as models have them, and
-what follows it element by element."""
+an epilogue element by element."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ class FollowedConvolution(ABC):
     node: Node
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large = once = True
+    large, once, joins = True, True, False
+
+    @property
+    def together(self) -> str:
+        """A name for goals that are tried in a model together: its operator."""
+        return self.node.op
 
     @property
     def known(self) -> list[Node]:
@@ -43,7 +48,7 @@ class FollowedConvolution(ABC):
 
     def small(self) -> tuple[FollowedConvolution, Graph]:
         """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
-        what follows is the same terms in both."""
+        the epilogue is the same terms in both."""
         x, w = self._small_operands()
         attrs: dict[str, Any] = dict(self.node.attrs)
         y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, attrs).shape[1:])))
@@ -67,15 +72,15 @@ class FollowedConvolution(ABC):
         """An image and weights of few channels and pixels, with the kernel as it is."""
 
     def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save: what libraries move more than once of the image, and
-        what passes between operators."""
+        """Seconds that the kernel may save: the bytes of the image that libraries move more than
+        once, and those that pass between operators."""
         x, result = self.node.args[0], size(self.node.type)
         following = sum(1 for each in self.node.attr("body") if each.args)
         return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
 
 
 def read_followed(op: str, kind: type[FollowedConvolution], goal: Graph) -> FollowedConvolution | None:
-    """What a goal is that is one term of this operator; None for others."""
+    """Read a goal that is one term of this operator; None for others."""
     return kind(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == op else None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.mugraph import natural_weights
 from taso_mirage.ir.terms import ABSENT, Node, constant
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
@@ -59,8 +58,15 @@ CUT = np.int32(0x1FFF)
 
 
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The nearest numbers of TF32; infinite ones of what is nearly the largest of all."""
+    """The nearest numbers of TF32; infinite ones for numbers near the largest of all."""
     return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
+
+
+def natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
+    """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
+    (o,c,i,j), or of a transposed one (c,o,i,j)."""
+    kernel = (*range(2, spatial + 1), 0)
+    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
 
 
 def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:

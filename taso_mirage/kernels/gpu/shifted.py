@@ -1,9 +1,9 @@
 """Convolutions in single precision as kernels for a GPU: with channels first, as models have them,
-and what follows element by element.
+and an epilogue element by element.
 
 A goal is one term, `shifted_conv`, whose muGraphs are the same in other blocks. Libraries multiply
-in the layout with channels last, which an image takes two copies more to be in, and leave what
-follows to a kernel of its own.
+in the layout with channels last, for which an image takes two copies more, and leave the epilogue
+to a kernel of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUMS = 256 * 192
 
 @dataclass(frozen=True, slots=True)
 class ShiftedConvolution(FollowedConvolution):
-    """A goal that is a `shifted_conv`: (n,c,h,w), (p,j,o,i,c), and what follows."""
+    """A goal that is a `shifted_conv`: (n,c,h,w), (p,j,o,i,c), and its epilogue."""
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """Blocks whose sums fit, of no more columns than there are."""

@@ -1,5 +1,5 @@
-"""Convolutions of a model in single precision, with what follows them element by element, as the
-terms that a GPU's kernels are found for."""
+"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms that
+a GPU's kernels are found for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def single_convolution(node: Node) -> Mapping[str, Any] | None:
 def fused_members(
     depthwise: bool, node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]
 ) -> list[Node]:
-    """A convolution that one term may compute, with what follows; nothing for other terms."""
+    """A convolution that one term may compute, with its epilogue; nothing for other terms."""
     found = single_convolution(node)
     if found is None or ("group" in found) != depthwise:
         return []
@@ -111,7 +111,7 @@ def _is_closed(members: Sequence[Node], users: Users, wanted: IsWanted) -> bool:
 
 
 def fused_term(op: str, members: Sequence[Node], model: Conversion) -> Node | None:
-    """A convolution with what follows as one term of this operator; None where it has no form."""
+    """A convolution with its epilogue as one term of this operator; None where it has no form."""
     conv = members[0]
     found = single_convolution(conv)
     if found is None:
@@ -165,7 +165,7 @@ def _in_parts(found: Mapping[str, Any], spatial: int, model: Conversion) -> Node
 
 def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:
     """Weights (o,c,i,j) as (2,j,o,i,c), of a transposed convolution from (c,o,i,j): the nearest
-    numbers of TF32, and what they lack; None where they are not finite."""
+    numbers of TF32, and the differences from these; None where they are not finite."""
     first = (1, 0) if transposed else (0, 1)
     kernel = range(2, array.ndim)
     turned = np.ascontiguousarray(array.transpose(kernel[-1], first[0], *kernel[:-1], first[1]))

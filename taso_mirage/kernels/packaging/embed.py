@@ -77,9 +77,9 @@ class EmbeddedRegion:
         return not self.kernel.free and any(not isinstance(n, int) for n in sizes)
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the
-        region does at these sizes; a dim that has a name in the kernel may be any, but of every
-        tensor the same."""
+        """Raise IllTyped, with the place and both types, unless the kernel has the region's
+        operands and results at these sizes; a dim that has a name in the kernel may be any, but of
+        every tensor the same."""
         named: dict[Dim, Dim] = {}
         for word, nodes, types in (
             ("input", self.inputs, self.kernel.inputs),
@@ -95,7 +95,7 @@ class EmbeddedRegion:
 
 
 def _takes(type: Tensor, node: Node, sizes: Mapping[str, int], named: dict[Dim, Dim]) -> bool:
-    """Whether a term has a kernel's type; `named` keeps what its named dims are."""
+    """Whether a term has a kernel's type; `named` keeps the values of its named dims."""
     wanted, given = type.shape or (), node.shape
     if node.dtype != type.dtype or len(wanted) != len(given):
         return False
@@ -116,16 +116,16 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
     """The model with one node for each region, and functions for each different kernel.
 
     Where the custom-operator library is registered (`runtime.register`) a node runs its kernel,
-    elsewhere a function, which is made of the region's own terms. Regions may read what others
-    give. Equal kernels are in the file once. Arranged weights are weights of the model's own, and
+    elsewhere a function, which is made of the region's own terms. Regions may read the results of
+    others. Equal kernels are in the file once. Arranged weights are weights of the model's own, and
     those that nothing reads any more are left out. The sources travel in the metadata. `sizes` are
-    of the model's free dims: what has such a dim runs its kernel at these sizes, and its own terms
-    at others.
+    of the model's free dims: a region with such a dim runs its kernel at these sizes, and its own
+    terms at others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
     the model does not have or that cannot be a function, for too many kernels, or for a model with
-    code that nobody trusts: the library would run it too. That a kernel computes what its region
-    does is for the caller to know.
+    code that nobody trusts: the library would run it too. The caller must know that a kernel
+    computes its region.
     """
     return embedded(model, regions, sizes)[0]
 
@@ -133,8 +133,9 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 def embedded(
     model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
 ) -> tuple[Model, dict[Node, Node]]:
-    """The model that `embed` makes, and for each term of the model before the one of the same value;
-    it is in the made model unless it is inside a region. Arguments and errors are those of `embed`.
+    """The model that `embed` makes, and for each term of the model before the term of the same
+    value, which the made model has unless it is inside a region. Arguments and errors are those of
+    `embed`.
     """
     if not model.trusted and carries_code(model.header):
         raise Unsupported("the model carries kernels that are not trusted, so none is made for it")

@@ -1,4 +1,4 @@
-"""The functions that a model gets for its kernels, in ONNX: what a kernel stands for, where it is
+"""The functions that a model gets for its kernels, in ONNX: the terms of a kernel, where it is
 called, and at which sizes.
 
 CudaKernel0(x0, ...) => (y0, ...)       a kernel's own operators, for where the library that runs

@@ -91,7 +91,7 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_ranges(graph, before).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
-    prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
+    prepared = " prepared" if any(map(prepares, graph)) else ""  # a word that older libraries do not know
     prepared += " sizes" if has_free_sizes(graph) else ""
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
     return PlannedNode(
@@ -155,7 +155,7 @@ def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
     buffers."""
     outputs = [program.buffer(name) for name in program.results]
     if len(set(program.results)) < len(outputs) or any(b.role != "output" for b in outputs):
-        raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
+        raise Unsupported(f"the results {program.results} of a program; each must be written by a kernel, once")
     found = {b.name: f"o{i}" for i, b in enumerate(outputs)} | {name: f"n{i}" for i, name in enumerate(program.sizes)}
     for role, first in (("input", 0), ("scratch", scratch)):
         own = [b for b in program.buffers if b.role == role]

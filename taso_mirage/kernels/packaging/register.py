@@ -1,5 +1,5 @@
-"""Loading a model with its kernels: `providers = register(options, model)`; and what the file says
-of them, read without loading it."""
+"""Loading a model with its kernels: `providers = register(options, model)`; and the metadata of the
+file, read without loading it."""
 
 from __future__ import annotations
 

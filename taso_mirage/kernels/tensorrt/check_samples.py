@@ -1,5 +1,7 @@
-"""Compare what trtexec wrote with --exportOutput=FILE to the expected outputs: python
-check_samples.py FILE [SAMPLES]."""
+"""Compare the file of trtexec's --exportOutput with the expected outputs:
+
+python check_samples.py FILE [SAMPLES]
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int
 
 
 def samples(path: Path) -> Samples:
-    """Random inputs of a plain model, and what ONNX Runtime makes of them on the CPU.
+    """Random inputs of a plain model, and ONNX Runtime's outputs on the CPU.
 
     Tolerances are those of the optimizer's check.
     """

@@ -38,7 +38,7 @@ class PluginLaunch:
     """One kernel on the GPU.
 
     `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch
-    memory. `cluster`: so many blocks along the first dim of the grid run as one.
+    memory. `cluster`: the number of blocks along the first dim of the grid that run as one.
     """
 
     grid: tuple[int, int, int]

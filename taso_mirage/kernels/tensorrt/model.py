@@ -79,7 +79,7 @@ def models(path: Path, shapes: _Shapes) -> Models:
 
 def _called(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every kernel's node where it is called: the functions of NAMESPACE around them
-    go. What is a kernel's own takes its attributes."""
+    go. Functions with attributes of their own stay."""
     return _without(proto, [f.name for f in proto.functions if f.domain == NAMESPACE and not f.attribute])
 
 
@@ -109,14 +109,14 @@ def _plugins(
 def _sources(proto: onnx.ModelProto) -> dict[str, str]:
     """The kernels' Triton code, as the metadata has it.
 
-    What is no name of a kernel could be a path, so it is left out.
+    A text that is no name of a kernel could be a path, so it is left out.
     """
     found = {p.key.removeprefix(TRITON): p.value for p in proto.metadata_props if p.key.startswith(TRITON)}
     return {f"{name}.py": text for name, text in found.items() if name.isidentifier()}
 
 
 def _drop(proto: onnx.ModelProto) -> None:
-    """Leave out what only the custom-operator library reads: functions, sources."""
+    """Leave out data that only the custom-operator library reads: functions, sources."""
     functions = [function for function in proto.functions if function.domain != NAMESPACE]
     del proto.functions[:]
     proto.functions.extend(functions)

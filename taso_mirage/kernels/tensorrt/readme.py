@@ -1,5 +1,4 @@
-"""The README of an exported folder: what is in it, and the commands that build, run and check
-it."""
+"""The README of an exported folder: its content, and the commands that build, run and check it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def sources(kernels: Mapping[str, PluginKernel]) -> dict[str, str]:
 
 
 def _with_included(names: Iterable[str]) -> list[str]:
-    """Files of RUNTIME, the headers of its own that they include, and what is written for these."""
+    """Files of RUNTIME, the headers of its own that they include, and the files written for
+    these."""
     found: dict[str, None] = {}
     left = list(names)
     while left:

@@ -1,7 +1,7 @@
 """Scalar functions, each one record in one place.
 
-`record` says what a record holds. A new function is a record in a file here, or is declared beside
-the operator that maps it.
+`record` describes the fields of a record. A new function is a record in a file here, or is declared
+beside the operator that maps it.
 """
 
 from taso_mirage.meanings.functions import analysis, arithmetic, logic

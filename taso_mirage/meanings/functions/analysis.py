@@ -1,8 +1,8 @@
 """Exponentials, logarithms, trigonometric and hyperbolic functions: records of scalar functions.
 
-Core Triton has no tanh and no log1p; those here keep their digits where results are small: what
-comes later may scale them up (the cap of Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba
-are softplus of about -6).
+Core Triton has no tanh and no log1p; those here keep their digits where results are small: later
+operators may scale them up (the cap of Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba are
+softplus of about -6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG1P = (
     "tl.where(1.0 + {0} == 1.0, {0}, "
     "tl.where({0} < 1.0, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)), tl.log(1.0 + {0})))"
 )
-"""Kahan's: the quotient is what rounding 1 + x left of x. At most 3e-7 of the result off."""
+"""Kahan's: the quotient corrects the rounding of 1 + x. At most 3e-7 of the result off."""
 SERIES_OF_TANH = (
     "tl.where(tl.abs({0}) < 0.3, {0} + {0} * {0} * {0} * (-0.33333334 + {0} * {0} * (0.13333334 + {0} * {0} * (-0.053968254 "
     "+ {0} * {0} * 0.021869488))), 1.0 - 2.0 / (tl.exp(2.0 * {0}) + 1.0))"

@@ -1,4 +1,4 @@
-"""Sums, products, quotients, powers and what rounds: records of scalar functions."""
+"""Sums, products, quotients, powers and roundings: records of scalar functions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _by_zero(algebra: ScalarAlgebra, divisor: Poly) -> Poly:
 
 
 def _no_power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
-    """Where p^q has no value: of 0 where q < 0, of what is negative where q is not whole."""
+    """Where p^q has no value: of 0 where q < 0, of a negative number where q is not whole."""
     n = q.number
     if n is None:
         negative = algebra.sign("positive", p.scaled(-1)).terms or algebra.sign("zero", p).terms
@@ -263,7 +263,7 @@ SIGN = Function(
     triton="tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
 )
 
-# ---------------------------------------------------------------- what rounds
+# ---------------------------------------------------------------- roundings
 
 _ROUNDS = (
     Fact("increasing", "f(x) <= f(y)", "x < y"),

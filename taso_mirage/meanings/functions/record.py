@@ -27,7 +27,7 @@ class Fact:
     """A statement about the function, which it calls f, that holds for all reals x, y, z in
     `domain`.
 
-    `use` says what proofs make of it.
+    `use` says how proofs use it.
     """
 
     use: str
@@ -39,7 +39,7 @@ class Fact:
 class Comparison:
     """0 or 1 by the `sign` ("positive" or "zero") of a - b, or of b - a where `swapped`.
 
-    `holds`: what it is where the difference has that sign.
+    `holds`: its value where the difference has that sign.
     """
 
     sign: str
@@ -85,16 +85,16 @@ class Function:
     """A function of elements. All but the name and the numpy function may be left out.
 
     Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
-    result is a bool. Field: `field` is what it does to residues; without it, it is a random oracle
-    on floats. Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is
-    what else holds, and `undefined` is 1 where it has no value, else 0, of the operands that
+    result is a bool. Field: `field` is its effect on residues; without it, it is a random oracle on
+    floats. Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` are
+    further facts, and `undefined` is 1 where it has no value, else 0, of the operands that
     `decisive` has (all if none). `ring`: on integers it is one of their classes modulo 2^n.
     `boolean` names the function that it is on booleans. `infinite` gives the result where an
     operand is an infinite constant, or None. `comparison` and `division` say which of these it is.
     Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton`
     are expressions of the operands. `dear`: it is not computed twice where a load will do. `fold`:
-    folding with it. `whole`: the whole number that it rounds an exact one to. `near`:
-    the bounds of f(x) - x.
+    folding with it. `whole`: the whole number that it rounds an exact one to. `near`: the bounds of
+    f(x) - x.
     """
 
     name: str
@@ -149,7 +149,7 @@ def declare_function(made: Function) -> Function:
 
 
 def function_of(fn: Callable[..., Any]) -> Function:
-    """The record of what a definition maps."""
+    """The record of a function that a definition maps."""
     if isinstance(fn, Function):
         return fn
     return _BY_REAL.get(fn) or _uninterpreted(fn)

@@ -28,7 +28,7 @@ SECONDS = 0.2
 """For running it both ways."""
 SEED = 1
 SLOWER = 1.05
-"""A kernel of free sizes takes at most so many times as long as the operators at other sizes."""
+"""The largest time of a kernel of free sizes relative to the operators at other sizes."""
 LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 """Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that
 none here finds there; and that a file has."""
@@ -37,7 +37,7 @@ none here finds there; and that a file has."""
 @spent(Purpose.TUNING)
 def region_seconds(
     graph: Graph,
-    spot: RegionSite,
+    site: RegionSite,
     kernel: PlannedNode,
     opsets: Mapping[str, int],
     target: Target,
@@ -46,10 +46,10 @@ def region_seconds(
     """The seconds of a region with its operators, and with the kernel in their place; None where
     its weights are too many for one file.
 
-    Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the
+    Where the kernel prepares weights, both sides arrange them ahead, and have enough copies of the
     region that its weights come from memory, as in a whole model.
     """
-    known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
+    known = [leaf for leaf, node in zip(graph.inputs, site.inputs, strict=True) if prepares and is_weight(node)]
     held, made = (sum(size(leaf.type) for leaf in leaves) for leaves in (known, graph.outputs))
     if held > MOST:
         return None
@@ -65,7 +65,7 @@ def region_seconds(
 
 def slower_elsewhere(
     sizes: SymbolSizes,
-    spot: RegionSite,
+    site: RegionSite,
     kernel: PlannedNode,
     opsets: Mapping[str, int],
     target: Target,
@@ -75,7 +75,7 @@ def slower_elsewhere(
     ones than these."""
     for other in (dict.fromkeys(sizes, 1), {name: LARGER * n for name, n in sizes.items()}):
         try:
-            times = region_seconds(resized(spot, other), spot, kernel, opsets, target, prepares)
+            times = region_seconds(resized(site, other), site, kernel, opsets, target, prepares)
         except TasoMirageError:
             continue  # a region that has no such sizes
         if times is not None and times[1] > SLOWER * times[0]:

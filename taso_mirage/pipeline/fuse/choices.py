@@ -1,7 +1,7 @@
 """The fastest muGraphs that were found on this machine, on disk.
 
-What this user found is believed. What came otherwise (`cache import`, a cache that others write to)
-is compared with its goal first."""
+A record of this user is believed. A record of other origin (`cache import`, a cache that others
+write to) is compared with its goal first."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Choices:
         _sign(path, record)
 
     def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
-        """The file of a choice; its name is what it depends on: the region's structure and shapes,
-        the machine, and this version."""
+        """The file of a choice; its name has all that the choice depends on: the region's structure
+        and shapes, the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         names = [] if free is None else [str(free), str(measured)]
         said = "\0".join([program, self.target, self.key, __version__, *names])

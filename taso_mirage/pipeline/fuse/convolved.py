@@ -26,7 +26,7 @@ class ConvolvedModel:
     originals: Mapping[Node, Node]
     weights: Mapping[str, Weight]
     biases: Mapping[Node, Node]
-    """The biases of convolutions, by what is added in their place."""
+    """The biases of convolutions, by the terms that are added in their place."""
 
     def without_rest(self, model: Model) -> Model:
         """This model, some parts of which are kernels now, with the other parts as they were: pairs
@@ -71,8 +71,8 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ConvolvedModel:
 
 
 def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTerms, list[Node]]]:
-    """What may be terms of forms with what follows, by the last operator of each; of the sum of
-    two, one has it."""
+    """The terms that forms may have, with their epilogues, by the last operator of each; of the sum
+    of two, one has it."""
     order = model.nodes()
     readers, wanted = users(order), set(model.graph.outputs)
     position = {node: i for i, node in enumerate(order)}

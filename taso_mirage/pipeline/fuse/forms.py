@@ -24,18 +24,18 @@ class RegionForm:
     """
 
     kind: EqualRegions
-    spots: Sequence[RegionSite]
+    sites: Sequence[RegionSite]
     operators: tuple[str, ...]
     several: bool = False
 
 
-def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool, prepared: bool = False) -> list[RegionForm]:
+def forms(kind: EqualRegions, sites: Sequence[RegionSite], arranging: bool, prepared: bool = False) -> list[RegionForm]:
     """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
     every place of it has to have them, and the goal over them has to be proved equal. Of one whose
-    kernel is by hand (`prepared`) only what computes is named."""
+    kernel is by hand (`prepared`) only the operators that compute are named."""
     shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
-    first = RegionForm(kind, spots, tuple(op for op in shown if not (prepared and selects(op))))
-    given = {tuple(map(is_named_weight, spot.inputs)): spot.inputs for spot in spots}  # all that is asked of inputs
+    first = RegionForm(kind, sites, tuple(op for op in shown if not (prepared and selects(op))))
+    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # all that is asked of inputs
     found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
@@ -47,7 +47,7 @@ def forms(kind: EqualRegions, spots: Sequence[RegionSite], arranging: bool, prep
         made = replace(made, free=FreeSizes((*names, *(x.shape for x in sums)), kind.free.outputs))
     if kind.batch is not None:
         made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
-    places = [replace(spot, inputs=goal.inputs(kind.goal, spot.inputs)) for spot in spots]
+    places = [replace(site, inputs=goal.inputs(kind.goal, site.inputs)) for site in sites]
     return [replace(first, several=True), RegionForm(made, places, first.operators, several=True)]
 
 

@@ -1,5 +1,5 @@
-"""The kinds of regions of a model, with all that is known of them before any is searched; what goes
-wrong with one costs that one."""
+"""The kinds of regions of a model, with all that is known of them before any is searched; an error
+with one costs that one."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def found_kinds(
     if prepared is not None:
         with contained("any region", report):
             made.layout = with_terms(model, prepared.terms) if prepared.terms else None
-            made.model = made.layout.model if made.layout else decomposed(model, sizes)
+            made.model = made.layout.model if made.layout else decomposed(model, sizes, prepared)
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):
         regions = free_regions if backend.free else equal_regions
         found, made.left_out = regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)
-    for kind, spots in found.items():
+    for kind, sites in found.items():
         with contained(operators_of(kind.goal), report):
-            goal = None if prepared is None or late() else prepared.prepared(kind.goal, spots[0].inputs)
-            made.forms[kind] = forms(kind, spots, backend.arranged, goal is not None)
-            made.possible[kind] = possible_seconds(kind, len(spots), goal, backend.device)
-            made.places[kind] = spots
+            goal = None if prepared is None or late() else prepared.prepared(kind.goal, sites[0].inputs)
+            made.forms[kind] = forms(kind, sites, backend.arranged, goal is not None)
+            made.possible[kind] = possible_seconds(kind, len(sites), goal, backend.device)
+            made.places[kind] = sites
             made.prepared |= {} if goal is None else {kind.goal: goal}
     made.places = dict(sorted(made.places.items(), key=lambda each: -made.possible[each[0]]))
     return made

@@ -1,4 +1,4 @@
-"""Whether kernels are searched, taken from what was searched before, or left out."""
+"""Whether kernels are searched, taken from earlier searches, or left out."""
 
 from __future__ import annotations
 

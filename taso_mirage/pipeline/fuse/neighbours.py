@@ -1,8 +1,8 @@
 """Kernels of neighbouring regions as one: a norm, the products with weights that read it, and the
 gate or sum behind them.
 
-Each part keeps the muGraph that was found for it, and one reads what the other gives: so the whole
-is right because its parts are. What lies between them stays in scratch memory, and the runtime
+Each part keeps the muGraph that was found for it, and one reads the results of the other: so the
+whole is right because its parts are. Values between them stay in scratch memory, and the runtime
 starts one node in place of several.
 """
 
@@ -17,7 +17,6 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, substitute, users, variable
 from taso_mirage.kernels.batches import region_members
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.cpu.linear import WeightProducts
 from taso_mirage.kernels.regions import PRODUCTS, RegionSite
 from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.targets.lowering import Backend, Record
@@ -42,13 +41,13 @@ class Neighbours:
     def __post_init__(self) -> None:
         nodes = self.model.nodes()
         self.order, self.readers = {node: i for i, node in enumerate(nodes)}, users(nodes)
-        self.kind = {spot: kind for kind in self.kinds for spot in kind.spots}
+        self.kind = {site: kind for kind in self.kinds for site in kind.sites}
         graphs = [from_json(kind.record["mugraph"]) for kind in self.kinds]
-        self.graphs = {spot: graph for kind, graph in zip(self.kinds, graphs, strict=True) for spot in kind.spots}
+        self.graphs = {site: graph for kind, graph in zip(self.kinds, graphs, strict=True) for site in kind.sites}
 
     def together(self, backend: Backend) -> list[tuple[Fused, list[RegionSite]]]:
         """The kinds that products with weights become with their neighbours, each with the places
-        that it is made of: what such products read comes first, then what reads them."""
+        that it is made of: the operands of such products come first, then their readers."""
         found: dict[str, tuple[Record, list[RegionSite], list[RegionSite]]] = {}
         for parts in self._units():
             whole = self._whole(parts)
@@ -60,11 +59,11 @@ class Neighbours:
 
     def _units(self) -> list[list[RegionSite]]:
         """Places that lie beside each other, in the order in which they run; each is in one."""
-        units = {spot: [spot] for spot in sorted(self.kind, key=self._place) if self._multiplies(spot)}
+        units = {site: [site] for site in sorted(self.kind, key=self._place) if self._multiplies(site)}
         taken = set(units)
         for around in (self._before, self._after):
-            for spot, parts in units.items():
-                for each in around(spot):
+            for site, parts in units.items():
+                for each in around(site):
                     if each not in taken and self._fits([*parts, each]):
                         parts.append(each)
                         taken.add(each)
@@ -77,32 +76,33 @@ class Neighbours:
                 last += parts
         return [sorted(parts, key=self._place) for parts in made if len(parts) > 1]
 
-    def _place(self, spot: RegionSite) -> int:
-        return self.order[spot.outputs[0]]
+    def _place(self, site: RegionSite) -> int:
+        return self.order[site.outputs[0]]
 
-    def _multiplies(self, spot: RegionSite) -> bool:
-        return self.kind[spot].prepares is WeightProducts
+    def _multiplies(self, site: RegionSite) -> bool:
+        goal = self.kind[site].prepares
+        return goal is not None and goal.joins
 
     def _reads(self, parts: Sequence[RegionSite], others: Sequence[RegionSite]) -> bool:
         given = {o for each in others for o in each.outputs}
         return any(x in given for each in parts for x in each.inputs)
 
-    def _before(self, spot: RegionSite) -> list[RegionSite]:
-        return [each for each in self.kind if self._reads([spot], [each])]
+    def _before(self, site: RegionSite) -> list[RegionSite]:
+        return [each for each in self.kind if self._reads([site], [each])]
 
-    def _after(self, spot: RegionSite) -> list[RegionSite]:
-        return [each for each in self.kind if self._reads([each], [spot])]
+    def _after(self, site: RegionSite) -> list[RegionSite]:
+        return [each for each in self.kind if self._reads([each], [site])]
 
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
         """Whether they are few, with few inputs, agree on sizes, and read nothing that depends on
-        what they give."""
+        their results."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
         return few and self._agree(parts) and not self._hangs(read, given)
 
     def _hangs(self, read: Iterable[Node], given: Set[Node]) -> bool:
-        """Whether one of these depends on what parts give; what comes before all parts does not."""
+        """Whether one of these depends on the results of parts; terms before all parts do not."""
         first = min(self.order[node] for node in given)
         left, seen = [node for node in read if self.order[node] >= first], set[Node]()
         while left:
@@ -120,10 +120,10 @@ class Neighbours:
         types: dict[Node, object] = {}
         dims: dict[Dim, Dim] = {}
         names = set[tuple[str, ...]]()
-        for spot in parts:
-            graph = self.graphs[spot]
+        for site in parts:
+            graph = self.graphs[site]
             names.add(tuple(sorted(size_names([x.shape for x in graph.inputs]))))
-            for leaf, node in zip((*graph.inputs, *graph.outputs), (*spot.inputs, *spot.outputs), strict=True):
+            for leaf, node in zip((*graph.inputs, *graph.outputs), (*site.inputs, *site.outputs), strict=True):
                 if types.setdefault(node, leaf.type) != leaf.type:
                     return False
                 pairs = [(n, dim) for n, dim in zip(leaf.shape, node.shape, strict=True) if isinstance(n, Symbolic)]
@@ -132,7 +132,7 @@ class Neighbours:
         return len(names) == 1 or not any(self.kind[each].record.get("before") for each in parts)
 
     def _whole(self, parts: Sequence[RegionSite]) -> RegionSite:
-        """All parts as one place: its results are what is used outside."""
+        """All parts as one place: its results are those used outside."""
         inside = {node for each in parts for node in region_members(each)}
         given = [o for each in parts for o in each.outputs]
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
@@ -144,14 +144,15 @@ class Neighbours:
     ) -> Fused:
         parts = [self.kind[each] for each in places[: len(places) // len(wholes)]]
         operators = tuple([name for part in parts for name in part.operators])
-        return Fused(operators, tuple(wholes), record, backend.kernel(record), 0.0, WeightProducts)
+        goal = next((part.prepares for part in parts if part.prepares is not None), None)
+        return Fused(operators, tuple(wholes), record, backend.kernel(record), 0.0, goal)
 
 
 def without(kinds: Sequence[Fused], places: Sequence[RegionSite]) -> list[Fused]:
     """The kinds where they have other places than these."""
     gone = set(places)
-    left = [replace(kind, spots=tuple([s for s in kind.spots if s not in gone])) for kind in kinds]
-    return [kind for kind in left if kind.spots]
+    left = [replace(kind, sites=tuple([s for s in kind.sites if s not in gone])) for kind in kinds]
+    return [kind for kind in left if kind.sites]
 
 
 # ---------------------------------------------------------------- muGraphs
@@ -160,23 +161,23 @@ def without(kinds: Sequence[Fused], places: Sequence[RegionSite]) -> list[Fused]
 def joined_record(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) -> Record:
     """The choices for some parts, operands first, as one for the place that they are together."""
     graphs = [from_json(record["mugraph"]) for record, _ in parts]
-    spots = [spot for _, spot in parts]
+    sites = [site for _, site in parts]
     ranged = [{each["most"]: from_json(each["mugraph"]) for each in record.get("before", ())} for record, _ in parts]
     before = []
     for most in sorted({most for each in ranged for most in each}):
         own = [
             next((each[m] for m in sorted(each) if m >= most), last) for each, last in zip(ranged, graphs, strict=True)
         ]
-        before.append({"mugraph": to_json(joined_mugraph(own, spots, whole)), "most": most})
-    return {"mugraph": to_json(joined_mugraph(graphs, spots, whole)), "before": before}
+        before.append({"mugraph": to_json(joined_mugraph(own, sites, whole)), "most": most})
+    return {"mugraph": to_json(joined_mugraph(graphs, sites, whole)), "before": before}
 
 
-def joined_mugraph(graphs: Sequence[Graph], spots: Sequence[RegionSite], whole: RegionSite) -> Graph:
+def joined_mugraph(graphs: Sequence[Graph], sites: Sequence[RegionSite], whole: RegionSite) -> Graph:
     """muGraphs, each for its place in a model, as the one for the place that they are together."""
     known: dict[Node, Node] = {}
-    for graph, spot in zip(graphs, spots, strict=True):
-        for leaf, node in zip(graph.inputs, spot.inputs, strict=True):
+    for graph, site in zip(graphs, sites, strict=True):
+        for leaf, node in zip(graph.inputs, site.inputs, strict=True):
             known.setdefault(node, variable(f"i{len(known)}", leaf.tensor))
-        mapping = {leaf: known[node] for leaf, node in zip(graph.inputs, spot.inputs, strict=True)}
-        known.update(zip(spot.outputs, substitute(graph.outputs, mapping), strict=True))
+        mapping = {leaf: known[node] for leaf, node in zip(graph.inputs, site.inputs, strict=True)}
+        known.update(zip(site.outputs, substitute(graph.outputs, mapping), strict=True))
     return Graph(tuple([known[x] for x in whole.inputs]), tuple([known[o] for o in whole.outputs]))

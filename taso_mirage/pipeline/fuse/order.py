@@ -22,12 +22,12 @@ MADE, TRIED = "kernels", "kernels in the model"
 
 
 class KernelOrder:
-    """Kernels of kinds of regions, of which the `possible` seconds are what they may save, and
-    trials of them in the model.
+    """Kernels of kinds of regions, with the `possible` seconds that they may save, and trials of
+    them in the model.
 
     `make` gives the kernels of a kind that are faster alone, within some seconds; `place` puts some
     in the model and says whether it is faster so; a trial takes about `trial()` seconds. Those are
-    kept as long as there is a kernel that was not tried, so that what was made is tried. `left`:
+    kept as long as there is a kernel that was not tried, so that made kernels are tried. `left`:
     the seconds for all of it. With `once` the kernels are tried when no other one is made: one
     trial of all costs as much as one of each.
     """

@@ -1,5 +1,5 @@
 """The muGraphs of a model's regions: all regions are searched at once, in processes, where the CPU
-is not what is measured."""
+is not measured."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ for a search where there is no limit."""
 
 def searchers(count: int, seconds: float) -> Workers | None:
     """Processes that will search; None where there are few cores. Each search may take so many
-    seconds. To be started at once: each takes seconds to import what it needs (`start` with an
-    empty job)."""
+    seconds. To be started at once: each takes seconds to import its modules (`start` with an empty
+    job)."""
     return Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
 
 

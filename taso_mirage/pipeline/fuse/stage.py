@@ -1,12 +1,13 @@
 """The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model;
-what gains most for each second comes first (`order.py`).
+the work that gains most for each second comes first (`order.py`).
 
-What is faster than the runtime on the region alone goes into the model, and stays where the whole
-model was measured faster; the result passes the check of every other rewrite. A model with free
-dims gets kernels of any sizes. What has no such form gets one of any number of samples, or, where
-the target tells sizes apart, for the most important sizes, and keeps its operators for all others.
-Where no rewrite was faster, kernels are tried in the model after the passes, in which more of it is
-in a region: batch normalizations in the weights of convolutions, say.
+A kernel that is faster than the runtime on the region alone goes into the model, and stays where
+the whole model was measured faster; the result passes the check of every other rewrite. A model
+with free dims gets kernels of any sizes. A region without such a form gets one of any number of
+samples, or, where the target distinguishes sizes, for the most important sizes, and keeps its
+operators for all others. Where no rewrite was faster, kernels are tried in the model after the
+passes, in which more of it is in a region: batch normalizations in the weights of convolutions,
+say.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def fused(
     says why.
 
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
-    and choice together take the budget of `config`, and no more than what had begun when it ended;
-    `stop` ends them, and what was measured to be faster until then is kept. `original`: a session
-    on it, if there is one; `trying`: the seconds that a model takes to load and to compare at
-    least, if they are known; `backend`: that of the target, if it is there; `once`: all kernels are
-    tried together, against the original, and no model is loaded for another look; `ready`:
-    processes that search, if some were started.
+    and choice together take the budget of `config`, and no more than the step in progress when it
+    ended; `stop` ends them, and kernels that were measured to be faster until then are kept.
+    `original`: a session on it, if there is one; `trying`: the seconds that a model takes to load
+    and to compare at least, if they are known; `backend`: that of the target, if it is there;
+    `once`: all kernels are tried together, against the original, and no model is loaded for another
+    look; `ready`: processes that search, if some were started.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -140,7 +141,9 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             why = f"regions with the free dims {names} were left out: no kernel runs them at every size"
-            self.notes.append(f"{why}; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed")
+            self.notes.append(
+                f"{why}; fix its sizes where possible: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
         self.notes += ["interrupted: kernels were tried for a part of the regions"] if self.budget.stop else []
         spent = time.monotonic() - self.budget.start
         seconds, left = {**self.result.seconds, "kernels": spent}, self._left(spent)
@@ -157,9 +160,9 @@ class _Stage:
         if self.ended:
             return f"no kernels: {self.ended}"
         if not self.kinds:
-            return "no kernels: no part of the model can be one"
-        tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
-        return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
+            return "no kernels: no region of the model can be fused"
+        tried = f"{len(self.kinds)} different regions" if len(self.kinds) > 1 else "one region"
+        return f"no kernels: {tried} of the model can be fused, but none makes the model measurably faster"
 
     # ------------------------------------------------------------ kernels
 
@@ -183,7 +186,7 @@ class _Stage:
 
     def _left(self, spent: float) -> Leftover | None:
         """The kinds of regions that there was no time for."""
-        estimates = [(self.forms[k][0].operators, len(spots), self.possible[k]) for k, spots in self.kinds.items()]
+        estimates = [(self.forms[k][0].operators, len(sites), self.possible[k]) for k, sites in self.kinds.items()]
         untried = [i for i, kind in enumerate(self.kinds) if kind in self.untried or kind in self.order.waiting]
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
@@ -223,7 +226,7 @@ class _Stage:
 
     def _tried(self, form: RegionForm, seconds: float) -> Fused | None:
         """A kind of region with its kernel, if that is faster than the operators."""
-        kind, spots = form.kind, form.spots
+        kind, sites = form.kind, form.sites
         try:
             chosen = self.chosen.fastest(kind, seconds)
         except TasoMirageError:
@@ -234,21 +237,20 @@ class _Stage:
             return self._otherwise(form, seconds)
         self._in_time()
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-        place = spots[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
+        place = sites[0], chosen[1], opsets, self.comparisons.clock(), form.several or made is not None
         times = alone.region_seconds(kind.whole, *place)
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
         self._in_time()
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
             return self._otherwise(form, seconds) if worth else None
-        prepares = None if made is None else type(made)
-        self.tried.append(Fused(form.operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+        self.tried.append(Fused(form.operators, tuple(sites), *chosen, (before - after) * len(sites), made))
         return self.tried[-1] if worth else None
 
     def _otherwise(self, form: RegionForm, seconds: float) -> Fused | None:
         """The kind with another kernel than one of free sizes, which is none or is slower."""
         kind = form.kind
-        other = None if kind.free is None else other_kind(kind, form.spots[0], self.backend.batched)
+        other = None if kind.free is None else other_kind(kind, form.sites[0], self.backend.batched)
         return None if other is None else self._tried(replace(form, kind=other), seconds / 2)
 
     def _searches(self) -> Searches:
@@ -292,8 +294,8 @@ class _Stage:
         return shipped(kinds, self.backend, self._report) if self.config.elsewhere else list(kinds)
 
     def _beside(self) -> Session:
-        """A session on what the next model is compared with: the model so far, or, where there is
-        one comparison alone, the original."""
+        """A session on the model with which the next one is compared: the model so far, or, where
+        there is one comparison alone, the original."""
         if self.once and not self.kept:
             return runtime.original(self.result.original, self.comparisons.clock())
         return self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
@@ -321,7 +323,7 @@ class _Stage:
             return None  # and no session: a large model is not to be there more often than it must
         self.last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kind in trial for x in kind.turned}
-        placed = PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio / gained, len(stored))
+        placed = PlacedKernels(tuple((k.operators, len(k.sites)) for k in trial), timing.ratio / gained, len(stored))
         self.made.append(placed)
         return tried
 
@@ -387,8 +389,8 @@ class _Stage:
         return made.noted(*self.notes)
 
     def _differences(self, model: Model) -> list[Difference]:
-        """Those of the model with its kernels, and without their library where it is for other
-        machines, too."""
+        """The differences of the model with its kernels, and without their library where it is for
+        other machines, too."""
         kinds = rounding_nothing(self.kept, self.backend)
         exact, result = self.kept if kinds is None else kinds, self.result
         check = KernelCheck(result.original, result.cases, self.target, self.config.elsewhere)

@@ -28,26 +28,26 @@ class Fused:
     else changes."""
 
     operators: tuple[str, ...]
-    spots: tuple[RegionSite, ...]
+    sites: tuple[RegionSite, ...]
     record: Record
     kernel: PlannedNode
     saved: float
-    prepares: type | None = None
-    """The type of the region's goal, if its kernel prepares weights (`kernels.form`)."""
+    prepares: PreparedGoal | None = None
+    """The region's goal, if its kernel is a form's (`kernels.form`)."""
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
-        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
+        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.sites]
 
     @property
     def turned(self) -> set[Node]:
         """The weights that it reads in another order of their axes than the model has them in."""
-        return {x for spot in self.spots for x in spot.inputs if is_turned(x)}
+        return {x for site in self.sites for x in site.inputs if is_turned(x)}
 
 
 def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None, device: Device) -> float:
-    """Seconds of the starts of operators, of what goes through memory between them, and of what
-    prepared weights may save, in all places together."""
+    """Seconds of the starts of operators, of values that go through memory between them, and of the
+    savings by prepared weights, in all places together."""
     inner = [n for n in kind.whole if n.args and n.op != "item"]
     moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
     saved = 0.0 if made is None else made.saved(device)
@@ -58,24 +58,24 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
     """The kinds as they are tried in the model: those that prepare weights together first, as no
     layout is changed between two convolutions, so that all gain more than each alone; then, as the
     gain of a product or two is small beside a CPU's noise, all that are left; then each."""
-    together: dict[type, list[Fused]] = {}
+    together: dict[str, list[Fused]] = {}
     for kind in worth:
         if kind.prepares is not None:
-            together.setdefault(kind.prepares, []).append(kind)
+            together.setdefault(kind.prepares.together, []).append(kind)
     several = [*together.values(), worth] if together else []
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
 
 
 def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
-    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by what
-    they saved alone, if the runs leave that gain open."""
+    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by their
+    savings alone, if the runs leave that gain open."""
     left = timing.original - sum(kind.saved for kind in trial)
     gain = timing.original / left if left > 0 else math.inf
     return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
 
 
 def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
-    """The kinds with kernels that round no operands of products, which is what the check compares;
+    """The kinds with kernels that round no operands of products, for the comparison of the check;
     None where none of them rounds any."""
     records = [backend.fine(kind.record) for kind in kept]
     if all(record == kind.record for record, kind in zip(records, kept, strict=True)):

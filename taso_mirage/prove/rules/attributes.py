@@ -21,8 +21,8 @@ REGROUPED = "regrouped"
 
 @dataclass(frozen=True, slots=True)
 class AttributeSite:
-    """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other
-    attributes, and its given value."""
+    """Where an attribute is drawn: its operator, the operands' shapes, the known values of the
+    other attributes, and its given value."""
 
     op: Op
     shapes: tuple[tuple[int, ...], ...]
@@ -61,17 +61,17 @@ def _order(key: str) -> tuple[bool, str]:
     return key not in ("axes", "axis", "kernel", "starts", "strides"), key
 
 
-def _drawn(spot: AttributeSite, key: str) -> Any:
-    domain = spot.op.traits.domains.get(key, key)
+def _drawn(site: AttributeSite, key: str) -> Any:
+    domain = site.op.traits.domains.get(key, key)
     how = domain if callable(domain) else DRAWN.get(domain)
-    return how(spot) if how else _from_examples(spot, key)
+    return how(site) if how else _from_examples(site, key)
 
 
-def _from_examples(spot: AttributeSite, key: str) -> Any:
-    choices = examples_of(spot.op.name, key)
-    if spot.given is not None and (not choices or spot.rng.random() < 0.5):
-        return spot.given
-    return spot.rng.choice(choices)
+def _from_examples(site: AttributeSite, key: str) -> Any:
+    choices = examples_of(site.op.name, key)
+    if site.given is not None and (not choices or site.rng.random() < 0.5):
+        return site.given
+    return site.rng.choice(choices)
 
 
 @cache
@@ -83,117 +83,117 @@ def examples_of(name: str, key: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys([*found, 0.5, 2.0, 1e-3])) if kind is float else tuple(found)
 
 
-def _axis(spot: AttributeSite) -> int:
-    rank = max(spot.rank, 1)
-    if isinstance(spot.given, int) and spot.given < rank and spot.rng.random() < 0.3:
-        return spot.given
-    return spot.rng.randrange(rank)
+def _axis(site: AttributeSite) -> int:
+    rank = max(site.rank, 1)
+    if isinstance(site.given, int) and site.given < rank and site.rng.random() < 0.3:
+        return site.given
+    return site.rng.randrange(rank)
 
 
-def _any_axis(spot: AttributeSite) -> int:
+def _any_axis(site: AttributeSite) -> int:
     """An axis that may count from the end."""
-    axis = _axis(spot)
-    return axis - spot.rank if spot.rng.random() < 0.2 else axis
+    axis = _axis(site)
+    return axis - site.rank if site.rng.random() < 0.2 else axis
 
 
-def _axes(spot: AttributeSite) -> tuple[int, ...]:
-    given = spot.given or ()
-    if given and max(given) < spot.rank and spot.rng.random() < 0.3:
+def _axes(site: AttributeSite) -> tuple[int, ...]:
+    given = site.given or ()
+    if given and max(given) < site.rank and site.rng.random() < 0.3:
         return tuple(given)
-    count = len(given) if given and spot.rng.random() < 0.5 else spot.rng.randint(1, 3)
-    return tuple(sorted(spot.rng.sample(range(spot.rank), min(count, spot.rank))))
+    count = len(given) if given and site.rng.random() < 0.5 else site.rng.randint(1, 3)
+    return tuple(sorted(site.rng.sample(range(site.rank), min(count, site.rank))))
 
 
-def _perm(spot: AttributeSite) -> tuple[int, ...]:
-    if spot.given is not None and len(spot.given) == spot.rank and spot.rng.random() < 0.4:
-        return tuple(spot.given)
-    return tuple(spot.rng.sample(range(spot.rank), spot.rank))
+def _perm(site: AttributeSite) -> tuple[int, ...]:
+    if site.given is not None and len(site.given) == site.rank and site.rng.random() < 0.4:
+        return tuple(site.given)
+    return tuple(site.rng.sample(range(site.rank), site.rank))
 
 
 def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Callable[[AttributeSite], tuple[int, ...]]:
     """A number for every spatial axis (`times` of them), most of them as given."""
 
-    def draw(spot: AttributeSite) -> tuple[int, ...]:
-        spatial = spot.rank - 2
-        given = tuple(spot.given or (max(low, 0),) * (spatial * times))
+    def draw(site: AttributeSite) -> tuple[int, ...]:
+        spatial = site.rank - 2
+        given = tuple(site.given or (max(low, 0),) * (spatial * times))
         each = len(given) // times
         kept = [given[t * each + min(i, each - 1)] for t in range(times) for i in range(spatial) if each]
-        kind = spot.rng.random()
+        kind = site.rng.random()
         if kind < 0.4:
             return tuple(kept)
-        if kind < 0.7:  # alike on all axes: what is wrong for a stride of 3 and a dilation of 2 needs both
-            return (spot.rng.randint(low, high),) * len(kept)
-        return tuple(spot.rng.randint(low, high) if spot.rng.random() < change * 2 else n for n in kept)
+        if kind < 0.7:  # alike on all axes: a rule that is wrong for a stride of 3 and a dilation of 2 needs both
+            return (site.rng.randint(low, high),) * len(kept)
+        return tuple(site.rng.randint(low, high) if site.rng.random() < change * 2 else n for n in kept)
 
     return draw
 
 
-def _group(spot: AttributeSite) -> int:
+def _group(site: AttributeSite) -> int:
     """The number of groups that the shapes of data and kernel imply."""
-    if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes[:2]) < 2:
+    if len(site.shapes) < 2 or min(len(s) for s in site.shapes[:2]) < 2:
         return 1
-    groups, rest = divmod(spot.shapes[0][1], max(spot.shapes[1][1], 1))
+    groups, rest = divmod(site.shapes[0][1], max(site.shapes[1][1], 1))
     return max(groups, 1) if rest == 0 else 1
 
 
-def _pads(spot: AttributeSite) -> tuple[int, ...]:
-    count = 2 * spot.rank
-    if spot.given is not None and len(spot.given) == count and spot.rng.random() < 0.4:
-        return tuple(spot.given)
-    low = -1 if spot.rng.random() < 0.2 else 0
-    return tuple(spot.rng.randint(low, 2) if spot.rng.random() < 0.5 else 0 for _ in range(count))
+def _pads(site: AttributeSite) -> tuple[int, ...]:
+    count = 2 * site.rank
+    if site.given is not None and len(site.given) == count and site.rng.random() < 0.4:
+        return tuple(site.given)
+    low = -1 if site.rng.random() < 0.2 else 0
+    return tuple(site.rng.randint(low, 2) if site.rng.random() < 0.5 else 0 for _ in range(count))
 
 
-def _parts(spot: AttributeSite) -> tuple[int, ...]:
+def _parts(site: AttributeSite) -> tuple[int, ...]:
     """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is
     another one."""
-    count = len(spot.given) if spot.given and spot.rng.random() < 0.7 else spot.rng.randint(2, 4)
-    total = spot.shapes[0][spot.known["axis"]]
-    if spot.given and sum(spot.given) == total and spot.rng.random() < 0.5:
-        return tuple(spot.given)
+    count = len(site.given) if site.given and site.rng.random() < 0.7 else site.rng.randint(2, 4)
+    total = site.shapes[0][site.known["axis"]]
+    if site.given and sum(site.given) == total and site.rng.random() < 0.5:
+        return tuple(site.given)
     if total < count:
         raise IllTyped(f"{count} parts of {total}")
-    cuts = sorted(spot.rng.sample(range(1, total), count - 1))
+    cuts = sorted(site.rng.sample(range(1, total), count - 1))
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))
 
 
-def _shape(spot: AttributeSite) -> tuple[int, ...]:
-    have = spot.shapes[0]
-    if spot.given is not None and dim_product(spot.given) == dim_product(have) and spot.rng.random() < 0.6:
-        return tuple(spot.given)
+def _shape(site: AttributeSite) -> tuple[int, ...]:
+    have = site.shapes[0]
+    if site.given is not None and dim_product(site.given) == dim_product(have) and site.rng.random() < 0.6:
+        return tuple(site.given)
     splits = [(i, f) for i, n in enumerate(have) for f in range(1, n + 1) if n % f == 0]
-    if splits and spot.rng.random() < 0.5:
-        i, factor = spot.rng.choice(splits)
+    if splits and site.rng.random() < 0.5:
+        i, factor = site.rng.choice(splits)
         return (*have[:i], factor, have[i] // factor, *have[i + 1 :])
-    i = spot.rng.randrange(max(len(have) - 1, 1))
+    i = site.rng.randrange(max(len(have) - 1, 1))
     return (*have[:i], have[i] * have[i + 1], *have[i + 2 :]) if i + 1 < len(have) else have
 
 
-def _wider(spot: AttributeSite) -> tuple[int, ...]:
+def _wider(site: AttributeSite) -> tuple[int, ...]:
     """A shape to which the operand broadcasts."""
-    have = spot.shapes[0]
-    given = spot.given or ()
+    have = site.shapes[0]
+    given = site.given or ()
     fits = len(given) >= len(have) and all(n in (1, m) for n, m in zip(have[::-1], given[::-1], strict=False))
-    if fits and spot.rng.random() < 0.6:
+    if fits and site.rng.random() < 0.6:
         return tuple(given)
-    grown = tuple(spot.rng.randint(1, 3) if n == 1 else n for n in have)
-    return (spot.rng.randint(1, 3), *grown) if spot.rng.random() < 0.4 else grown
+    grown = tuple(site.rng.randint(1, 3) if n == 1 else n for n in have)
+    return (site.rng.randint(1, 3), *grown) if site.rng.random() < 0.4 else grown
 
 
-def _bounds(spot: AttributeSite, key: str) -> tuple[int, ...]:
+def _bounds(site: AttributeSite, key: str) -> tuple[int, ...]:
     """A range within each of `axes`; the two ends are drawn on their own, `ends` after `starts`."""
-    axes = spot.known["axes"]
-    sizes = [spot.shapes[0][a] for a in axes]
-    given = spot.given
-    if given is not None and len(given) == len(axes) and spot.rng.random() < 0.4:
+    axes = site.known["axes"]
+    sizes = [site.shapes[0][a] for a in axes]
+    given = site.given
+    if given is not None and len(given) == len(axes) and site.rng.random() < 0.4:
         return tuple(min(g, n) for g, n in zip(given, sizes, strict=True))
-    starts = spot.known.get("starts") if key == "ends" else None
+    starts = site.known.get("starts") if key == "ends" else None
     lows = starts if isinstance(starts, tuple) and len(starts) == len(axes) else (0,) * len(axes)
-    return tuple(spot.rng.randint(min(low + 1, n), n) for low, n in zip(lows, sizes, strict=True))
+    return tuple(site.rng.randint(min(low + 1, n), n) for low, n in zip(lows, sizes, strict=True))
 
 
-def _binary(spot: AttributeSite) -> int:
-    return spot.rng.randint(0, 1)
+def _binary(site: AttributeSite) -> int:
+    return site.rng.randint(0, 1)
 
 
 DRAWN: dict[str, Callable[[AttributeSite], Any]] = {
@@ -211,9 +211,9 @@ DRAWN: dict[str, Callable[[AttributeSite], Any]] = {
     "split": _parts,
     REGROUPED: _shape,
     "wider": _wider,
-    "starts": lambda spot: tuple(b - 1 if spot.rng.random() < 0.5 and b > 1 else 0 for b in _bounds(spot, "starts")),
-    "ends": lambda spot: _bounds(spot, "ends"),
-    "steps": lambda spot: tuple(spot.rng.choice((1, 1, 2)) for _ in spot.known["axes"]),
+    "starts": lambda site: tuple(b - 1 if site.rng.random() < 0.5 and b > 1 else 0 for b in _bounds(site, "starts")),
+    "ends": lambda site: _bounds(site, "ends"),
+    "steps": lambda site: tuple(site.rng.choice((1, 1, 2)) for _ in site.known["axes"]),
     "keepdims": _binary,
     "count_include_pad": _binary,
     "transA": _binary,

@@ -1,9 +1,9 @@
 """Cases of a rule: one application cut free of its model, with letters for the sizes that may vary
 (docs/soundness.md).
 
-The typings of a rule are too many to look at; what its proof depends on is not. A *case* is a
-typing with everything fixed but sizes: dtypes, ranks, which dims are 1, equal or free, attributes,
-and the constants that the rule reads. Its proof covers every size.
+The typings of a rule are too many to examine; the facts that its proof depends on are not. A *case*
+is a typing with everything fixed but sizes: dtypes, ranks, which dims are 1, equal or free,
+attributes, and the constants that the rule reads. Its proof covers every size.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def lettered(instance: Instance) -> Instance:
 
 
 def resized_instance(instance: Instance, sizes: Mapping[str, Dim]) -> Instance:
-    """The instance with other dims for its letters. Raises what typing raises."""
+    """The instance with other dims for its letters. Raises the errors of typing."""
     both = rebound((*instance.lhs, *instance.rhs), lambda dim: bind(dim, sizes))
     return Instance(both[: len(instance.lhs)], both[len(instance.lhs) :])
 

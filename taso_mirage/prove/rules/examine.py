@@ -19,7 +19,7 @@ from taso_mirage.meanings.functions import function_of
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import traits
-from taso_mirage.prove.rules.enumerated import enumerated, typing_structure
+from taso_mirage.prove.rules.enumeration import enumerated, typing_structure
 from taso_mirage.prove.rules.fuzz import Typing
 from taso_mirage.prove.rules.hostile import RuleStatement, drawn
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
@@ -32,7 +32,7 @@ RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0
 """Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
 TRIES = 4
 ENOUGH = 24
-"""After so many cases that failed no more are looked at."""
+"""The number of failed cases after which the examination ends."""
 WORK = 400_000
 """Steps of proofs after which cases are compared in numbers alone."""
 COMPARED = 3
@@ -91,7 +91,7 @@ def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int
     differ = [t for t in kinds if apart_somewhere(t, seed)]
     apart = {id(typing) for typing in differ}
     equal = [t for t in kinds if id(t) not in apart][: wanted // 2]
-    for typing in (*differ[: ENOUGH // 2], *equal, *differ[ENOUGH // 2 :]):  # a guard is told by what holds, too
+    for typing in (*differ[: ENOUGH // 2], *equal, *differ[ENOUGH // 2 :]):  # cases that hold show the guard, too
         if judging.over:
             break
         judging.look(typing)
@@ -171,7 +171,8 @@ class _Divided(Reals):
 
 DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
 STANDING = (_Divided(37), _Divided(90))
-"""Two numbers that stand for what has no value: what depends on which of them has none either."""
+"""Two numbers that stand for a missing value: a result that depends on the choice has none
+either."""
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
@@ -302,7 +303,7 @@ def _first(a: Array, b: Array, apart: float) -> tuple[int, ...] | None:
 
 
 def classes(failed: Sequence[Judged]) -> Iterator[tuple[str, Judged]]:
-    """The failed cases by what is special about them, the smallest of each."""
+    """The failed cases by their special properties, the smallest of each."""
     best: dict[str, Judged] = {}
     for each in sorted(failed, key=lambda j: (j.counterexample is None, j.typing.elements)):
         best.setdefault(_class(each.typing), each)

@@ -33,8 +33,8 @@ ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueErro
 
 @dataclass(frozen=True, slots=True)
 class Typing:
-    """One typed instance of an equation: both sides over the same leaves, and what the names stand
-    for."""
+    """One typed instance of an equation: both sides over the same leaves, and the values of the
+    names."""
 
     lhs: tuple[Node, ...]
     rhs: tuple[Node, ...]

@@ -26,7 +26,7 @@ from taso_mirage.verdicts import Failure
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 SIZE, MOST = 3, 200
-"""Sets of so many places at most, so many variants of a kind at most."""
+"""The most places of a set, and the most variants of a kind."""
 CASES, SIZES = 4, (1, 2, 2, 3, 4, 6)
 OTHER = "_other"
 

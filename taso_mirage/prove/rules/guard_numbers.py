@@ -1,10 +1,10 @@
-"""Guards for what only the typing found a rule at: numbers among its dims, and attributes that one
-side alone has.
+"""Guards for facts that only the typing of a rule states: numbers among its dims, and attributes
+that one side alone has.
 
 Untyped rules apply wherever both sides happen to have one type. Where the types agree by accident
 (a kernel of 2 where the rule was found at 1, an output of size 1), nothing else would stop them; so
 such numbers are pinned, unless the rule is proved with letters in their place. A large number
-stands for a count (of channels, of groups): what is equal to it must be equal.
+stands for a count (of channels, of groups): numbers equal to it must be equal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def number_guards(rule: Rule, seed: int = 0) -> Rule | Failure:
 
 def _bounded_ranks(rule: Rule) -> list[str]:
     """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank
-    4, may say `i < 2` in truth, and what fails at other ranks is rare among the typings."""
+    4, may say `i < 2` in truth, and failures at other ranks are rare among the typings."""
     bounding = {name for part in conjuncts(_guard(rule)) for name in _bounding(part)}
     return [f"rank({name}) == {type.rank}" for name, type in rule.given if name in bounding]
 

@@ -1,7 +1,7 @@
 """Guards for ranks: a rule is for the ranks at which it was tested often, and never failed.
 
 Operators change their meaning with the rank (a product with a vector, axis 1 of a batch), and
-typings of unusual ranks are too rare for the fuzz to find what is wrong there. Rules of pointwise
+typings of unusual ranks are too rare for the fuzz to find the errors there. Rules of pointwise
 operators broadcast alike at every rank and need no such guard.
 """
 

@@ -102,7 +102,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The equation with the guard under which so many random legal typings agreed and none did
+    """The equation with the guard under which a number of random legal typings agreed and none did
     not."""
 
     equation: Equation
@@ -139,13 +139,13 @@ def sample(
     failures: int = FAILURES,
     trials: int = TRIALS,
 ) -> Sample:
-    """Typings until `wanted` agreed or so many failed."""
+    """Typings until `wanted` agreed or `failures` failed."""
     found = typings(equation, seed, TRIES * wanted, given, attributes)
     return judged(found, wanted, seed, failures, trials)
 
 
 def judged(found: Iterable[Typing], wanted: int, seed: int, failures: int = FAILURES, trials: int = TRIALS) -> Sample:
-    """Fingerprints of some typings until `wanted` agreed or so many failed."""
+    """Fingerprints of some typings until `wanted` agreed or `failures` failed."""
     passing: list[Typing] = []
     failing: list[tuple[Typing, Failure]] = []
     for typing, verdict in verdicts(found, trials, seed):
@@ -166,8 +166,8 @@ def infer_guard(
     seed: int = 0,
     infer: bool = True,
 ) -> Settled | Failure:
-    """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask
-    for.
+    """Fuzz until `wanted` typings agree and none fails, adding conditions to the guard for the
+    failures.
 
     Where the typings that match are few, all that were found count: `Settled.typings` says how
     many. Rejected with a counterexample where no guard that holds at `given` excludes the failures

@@ -27,9 +27,9 @@ from taso_mirage.ir.terms import (
     topological,
     variable,
 )
-from taso_mirage.prove.rules.admitted import admitted
 from taso_mirage.prove.rules.edges import defined_numbers, stated_numbers
 from taso_mirage.prove.rules.fuzz import ILLEGAL, Typing, pools, typings, windows_meet_data
+from taso_mirage.prove.rules.onnx_types import admitted
 from taso_mirage.rewriting.equation import Equation, instantiate
 
 OTHER_FLOATS = ("float16", "float64", "bfloat16")
@@ -52,8 +52,8 @@ class RuleStatement:
 
 
 def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
-    """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, and
-    what a random walk makes of them."""
+    """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, the
+    others by a random walk from them."""
     rng = Random(seed)
     edges = (*stated_numbers(statement.equation), *defined_numbers(statement.equation))
     seen: set[tuple[Node, ...]] = set()
@@ -202,8 +202,8 @@ def _level(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _collapse(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Some operands are vectors or scalars that broadcast, and all dims of the others alike: what
-    is joined then has a type by accident."""
+    """Some operands are vectors or scalars that broadcast, and all dims of the others alike: a
+    concatenation then has a type by accident."""
     _level(names, rng, edges)
     kept, ones = rng.choice((0, 1, 1, 1)), rng.random() < 0.7
     for name in _operands(names):
@@ -239,7 +239,7 @@ def _write(names: Names, place: tuple[str, int], size: Any) -> None:
 
 
 def _balance(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Some elements of one axis are another's: what is put together is as long as before, and cut
+    """Some elements of one axis are another's: a concatenation is as long as before, and cut
     elsewhere."""
     places = _places(names)
     if len(places) > 1:

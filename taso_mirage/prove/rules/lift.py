@@ -28,8 +28,8 @@ def lift(
     """The two sides over leaves whose dims are symbols where these have a type; equal sizes become
     one symbol where they can.
 
-    What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`,
-    equal sizes that cannot vary together may vary alone; a guard on them may then fail. If
+    A size that attributes fix (groups, pads, kernels that must be numbers) stays a number. If
+    `apart`, equal sizes that cannot vary together may vary alone; a guard on them may then fail. If
     `finest`, equal sizes vary alone wherever that has a type. None where no dim can be a symbol.
     """
     outputs = (*lhs, *rhs)
@@ -49,7 +49,7 @@ def _size(place: _Place) -> int:
 
 
 class _Search:
-    """Dims chosen so far; `widen` adds what still has a type."""
+    """Dims chosen so far; `widen` adds those that still have a type."""
 
     def __init__(self, outputs: tuple[Node, ...], order: list[Node]) -> None:
         self.outputs, self.order = outputs, order
@@ -140,7 +140,7 @@ def _factors(order: Sequence[Node]) -> list[int]:
 def rebound(outputs: Sequence[Node], dim: Callable[[Dim], Dim]) -> tuple[Node, ...]:
     """The terms with every symbolic dim of leaves and attributes replaced.
 
-    Raises what typing raises.
+    Raises the errors of typing.
     """
     done: dict[Node, Node] = {}
     for node in topological(outputs):

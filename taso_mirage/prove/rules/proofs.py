@@ -1,4 +1,4 @@
-"""Proofs of cases, found once and kept: what a rule needs before it applies (docs/soundness.md)."""
+"""Proofs of cases, found once and kept: a rule needs them before it applies (docs/soundness.md)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Coverage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CaseVerdict:
-    """Whether a case is proved: what the proof covers, or why there is none."""
+    """Whether a case is proved: the range of the proof, or why there is none."""
 
     case: ProofCase
     covers: Coverage | Failure
@@ -73,8 +73,8 @@ class Proofs:
 
     Each case is proved once: in this process, and where `path` is given on this machine.
 
-    Calling it says whether an application is proved; it is what `Rules` keeps. Equations that are
-    neither laws nor of the library (mutants, whose boxes are verified as they are made) pass.
+    Calling it says whether an application is proved; `Rules` keeps it. Equations that are neither
+    laws nor of the library (mutants, whose boxes are verified as they are made) pass.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -90,15 +90,14 @@ class Proofs:
         return bool(self.of(application))
 
     def of(self, application: Application) -> CaseVerdict:
-        """The verdict on one application; constants are looked at only where it needs their
-        values."""
+        """The verdict on one application; constants are read only where it needs their values."""
         verdict = self.judge(instance_of(application))
         if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
             return self.judge(instance_of(application, concrete=True))
         return verdict
 
     def judge(self, instance: Instance) -> CaseVerdict:
-        """The verdict on an instance, and on what it becomes where a size that only the run fixes
+        """The verdict on an instance, and on the instance in which a size that only the run fixes
         is 0."""
         known = self._verdicts.get(instance)
         if known is None:

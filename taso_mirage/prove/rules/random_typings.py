@@ -53,7 +53,7 @@ class RandomTypings:
     def draw(self, rng: Random, wide: bool = False) -> dict[str, Any] | None:
         """Names of one typing, which need not be legal; None where it is too large.
 
-        Raises what typing raises.
+        Raises the errors of typing.
 
         `wide`: larger sizes, where the small ones are used up.
         """
@@ -224,7 +224,7 @@ def _level(shapes: _Shapes, rng: Random) -> None:
 
 
 def _suffix(shapes: _Shapes, rng: Random) -> None:
-    """One variable with the last dims of another, some of them 1: what broadcasts."""
+    """One variable with the last dims of another, some of them 1: a shape that broadcasts."""
     name, other = rng.choice(list(shapes)), rng.choice(list(shapes))
     if name != other and shapes[other]:
         kept = shapes[other][-rng.randint(1, len(shapes[other])) :]

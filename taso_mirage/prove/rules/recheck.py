@@ -1,5 +1,5 @@
-"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions
-verify` does."""
+"""All rules of a library judged as they are stated, over processes, for `taso-mirage substitutions
+verify`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def problem(rule: Rule, found: Examined) -> str:
         lines.append("no guard was found under which all cases hold")
     else:
         right = guarded(rule.equation, chosen)
-        lines.append(f"on what was drawn it holds under: {show_equation(right)}")
+        lines.append(f"on the drawn typings it holds under: {show_equation(right)}")
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from taso_mirage.prove.rules.hostile import Names, RuleStatement, legal
 from taso_mirage.rewriting.equation import instantiate
 
 ELEMENTS = 1024
-"""Operands with more elements are not looked at."""
+"""Operands with more elements are not tried."""
 LARGE = 4096
 """Elements of one operand where a number that the rule states is a size."""
 GUARD_TRIES = 400
@@ -41,7 +41,7 @@ def _letters(value: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Universe:
-    """The stated typing of a rule, and what its dims and attributes may be instead."""
+    """The stated typing of a rule, and other values of its dims and attributes."""
 
     statement: RuleStatement
     seed: int
@@ -201,7 +201,7 @@ def values_of(universe: Universe, value: Any) -> Iterator[Any]:
 def _tuples(universe: Universe, value: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if sorted(value) == list(range(len(value))):
         yield from islice(permutations(value), 24)
-    for one, other in permutations(range(len(value)), 2):  # what grows at one end and shrinks at another
+    for one, other in permutations(range(len(value)), 2):  # one end grows and another shrinks
         yield tuple(v + (i == one) - (i == other) for i, v in enumerate(value))
         yield tuple((i == one) - (i == other) for i in range(len(value)))
     for v in (0, 1, 2, 3, *universe.sizes):

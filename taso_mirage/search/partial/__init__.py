@@ -1,1 +1,1 @@
-"""Rewrites that hold on a part of their result, and what makes them whole (PET, OSDI'21)."""
+"""Rewrites that hold on a part of their result, and their corrections (PET, OSDI'21)."""

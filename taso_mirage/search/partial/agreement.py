@@ -80,7 +80,7 @@ class Agreement:
 
     `whole`: all elements were compared. Else 2^m neighbouring elements of each box were, among them
     the m + 1 of Theorem 1, which takes for granted that all summands of an element move alike
-    within a box; so what is kept is compared whole.
+    within a box; so a program that is kept is compared whole.
     """
 
     regions: tuple[AgreementRegion, ...]
@@ -103,8 +103,8 @@ def agreement(original: Graph, mutant: Graph, trials: int = 8, seed: int = 0, li
     """Compare two programs of fixed sizes over the same leaves; constants keep their values.
 
     All elements are compared if that takes at most `limit` operations (more where boxes are many),
-    else a few of each box. Raises Unsupported where a program is not linear in each leaf or reads
-    what the original does not, where types differ, and where comparing takes too long.
+    else a few of each box. Raises Unsupported where a program is not linear in each leaf or reads a
+    leaf that the original does not, where types differ, and where comparing takes too long.
     """
     leaves = _checked(original, mutant)
     refined = _refined(original, mutant)

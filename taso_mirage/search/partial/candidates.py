@@ -14,7 +14,7 @@ from taso_mirage.search.partial.families import Mutant, mutants_of
 from taso_mirage.verdicts import Failure, FailureKind
 
 LOOKS = 3
-"""Trials that say where a mutant agrees; what is kept of it is verified with more
+"""Trials that say where a mutant agrees; one that is kept is verified with more
 (`whole.verified`)."""
 
 

@@ -1,5 +1,5 @@
-"""A partially equivalent program made whole (PET, OSDI'21, section 6): the original on what fails,
-stitched into the mutant."""
+"""A partially equivalent program made whole (PET, OSDI'21, section 6): the original on the failing
+part, stitched into the mutant."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _stitched(piece: Piece, wanted: Node, given: Node, restrict: Restriction) ->
 
 
 def _worth(original: Graph, mutant: Graph, corrected: Sequence[Node]) -> None:
-    """Refuse corrections that are no smaller than what they correct."""
+    """Refuse corrections that are no smaller than the corrected part."""
     shared = set(topological(mutant.outputs))
     own = products(n for n in topological(corrected) if n not in shared)
     whole = products(topological(original.outputs))
@@ -56,7 +56,7 @@ def products(nodes: Iterable[Node]) -> int:
     return sum(work(n, {}).flops for n in nodes if multiplies(n.op) and not is_weight(n))
 
 
-# ---------------------------------------------------------------- what is shared
+# ---------------------------------------------------------------- shared terms
 
 
 def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:

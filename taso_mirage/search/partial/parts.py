@@ -48,7 +48,7 @@ def costly_parts(model: Model, sizes: Mapping[str, int]) -> list[CostlyPart]:
 def part(model: Model, name: str, sizes: Mapping[str, int]) -> CostlyPart:
     """The costly part at the node, or the value, of this name.
 
-    Raises InvalidOption, with the nearest names or with what ends the part.
+    Raises InvalidOption, with the nearest names or with the term that ends the part.
     """
     nodes = [n for n in model.nodes() if name in part_names(model, n)]
     if not nodes:
@@ -82,7 +82,7 @@ def _program(node: Node, sizes: Mapping[str, int]) -> Graph | None:
 
 
 def _at_sizes(node: Node, inside: Collection[Node], sizes: Mapping[str, int]) -> Node:
-    """A term over leaves of fixed sizes; `inside` are the operands that stay what they are."""
+    """A term over leaves of fixed sizes; `inside` are the operands that are unchanged."""
     done: dict[Node, Node] = {}
     for each in (n for n in topological([node]) if n in inside or n is node):
         for a in each.args:
@@ -98,13 +98,13 @@ def _leaf(node: Node, name: str, sizes: Mapping[str, int]) -> Node:
     return (weight if is_weight(node) else variable)(name, sized(node.type, sizes))
 
 
-# ---------------------------------------------------------------- what is in the way
+# ---------------------------------------------------------------- obstacles
 
 
 def _unknown(model: Model, name: str) -> str:
     known = list(dict.fromkeys(n for node in model.nodes() if node.args for n in part_names(model, node)))
     near = get_close_matches(name, known, NEAREST, 0.3)
-    text = f"--node {name}: the model has no node or value of this name (what is folded, unused or computed twice has none)"
+    text = f"--node {name}: the model has no node or value of this name (folded, unused and duplicate values have none)"
     offered = f"the nearest: {', '.join(near)}" if near else "without --node the costly parts are listed"
     return f"{text}; {offered}"
 

@@ -14,7 +14,7 @@ from taso_mirage.search.partial.pieces import coarse
 WIDEST = 3
 """Characters of an interval, at most: a long one says its positions beside."""
 COLUMNS, LINES = 95, 40
-"""The size of a picture, at most; what is cut off is said."""
+"""The size of a picture, at most; a cut is noted."""
 RIGHT, WRONG = ".", "#"
 
 

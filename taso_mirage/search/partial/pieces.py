@@ -15,8 +15,8 @@ from taso_mirage.operators.traits import Box
 from taso_mirage.search.partial.agreement import AgreementRegion
 
 LARGEST = 6000
-"""Boxes of neighbouring intervals that are looked at; a region that has more is too ragged to be
-worth a correction."""
+"""The most boxes of neighbouring intervals that are examined; a region that has more is too ragged
+to be worth a correction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def tried(
     contest, verified.
 
     Corrections only add to a mutant, and the rest of it to its largest term: where one that takes
-    too long agrees is not asked, nor what moving data costs if the term alone takes too long. Both
+    too long agrees is not asked, nor the cost of moving data if the term alone takes too long. Both
     would be most of the time. None if it was late before the end.
     """
     before = seconds(program)

@@ -33,10 +33,10 @@ from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
 TRIALS, LIMIT = 8, 4 * 10**9
-"""Trials of a seed, fewer where they would take more than so many operations, or have more than
+"""Trials of a seed, fewer where they would take more operations than LIMIT, or have more than
 ELEMENTS; one at least."""
 TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
-"""The criterion of the optimizer's check: TIMES the error of the original, or so many roundings of
+"""The criterion of the optimizer's check: TIMES the error of the original, or FLOOR roundings of
 the largest element."""
 
 
@@ -52,7 +52,7 @@ class Total:
 
 
 def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Failure:
-    """Test, correct and verify a mutant; a failure says what was in the way."""
+    """Test, correct and verify a mutant; a failure gives the reason."""
     try:
         found = agreement(original, mutant)
         corrected = correct(original, mutant, found, joined)

@@ -1,5 +1,5 @@
-"""The CPU as a device: what the analytic model knows of it, which chooses what is compiled; a
-measurement decides."""
+"""The CPU as a device: its parameters for the analytic model, which chooses the compiled
+candidates; a measurement decides."""
 
 from __future__ import annotations
 

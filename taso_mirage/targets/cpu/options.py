@@ -5,7 +5,7 @@ from __future__ import annotations
 PROVIDER = "CPUExecutionProvider"
 KNOWN: dict[str, tuple[str, ...]] = {}
 OPTIMIZATIONS_OFF = ("optimizations", "off")
-"""For a look at what the runtime's own optimizations change; nothing is measured so."""
+"""For a check of the runtime's own optimizations; nothing is measured so."""
 SERIAL = ("threads", "1")
 """One thread, timed by the clock of the processor."""
 RESTING = ("spinning", "in runs")

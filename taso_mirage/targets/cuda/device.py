@@ -1,4 +1,4 @@
-"""The GPU as a device: the H100 as measured, and any other one by what its driver says of it."""
+"""The GPU as a device: the H100 as measured, and any other one by its driver's description."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gpu() -> Gpu | None:
 def described(gpu: Gpu) -> Device:
     """The H100's description with the numbers of another GPU.
 
-    Rates that its driver does not tell are taken as so much a processor.
+    Rates that its driver does not tell are estimated by the number of processors.
     """
     memory, processors = (gpu.pins or PINS) / PINS, gpu.processors / H100.processors
     return replace(
@@ -100,7 +100,8 @@ def largest_cluster(capability: int) -> int:
 
 @cache
 def here() -> Device:
-    """The GPU of this machine, or the H100 where there is none: what a model is made for then."""
+    """The GPU of this machine, or the H100 where there is none: the device for which a model is
+    made then."""
     found = gpu()
     return H100 if found is None else described(found)
 

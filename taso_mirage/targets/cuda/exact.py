@@ -1,4 +1,4 @@
-"""Float64 on the GPU: what results of kernels are compared with, and what is large of a reference:
+"""Float64 on the GPU: the references for results of kernels, and the large terms of a reference:
 products of matrices, and convolutions."""
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from taso_mirage.operators.interpret import interpret, retyped
 LARGEST = 1 << 31
 """Bytes that a comparison, or a product, keeps on the GPU."""
 SLOW, BUSY = 1e9, 64
-"""A product of so many operations, and so many for each byte that goes to the GPU and back, is
-faster there."""
+"""The operations from which a product is faster there, and those for each byte that goes to the GPU
+and back."""
 
 ROUNDED = 2.0**-12
 """The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
 cut digits off at each step."""
 
 
-class Right:
-    """Whether results are a goal's in float64, by the norm of the difference: the share of it that
-    rounding explains (see `check`). Where convolutions round their operands to TF32 (`rounds`), the
-    goal is of such operands: the check compares the model with kernels that round none, which may
-    be others."""
+class Float64Oracle:
+    """An oracle that judges results by the goal in float64: the norm of the difference must be
+    within the share that rounding explains (see `check`). Where convolutions round their operands
+    to TF32 (`rounds`), the goal is of such operands: the check compares the model with kernels that
+    round none, which may be others."""
 
     def __init__(self, goal: Graph, rounds: bool = False) -> None:
         self.goal = goal
@@ -49,7 +49,7 @@ class Right:
         self._read = () if self._conv is None else set(self._conv.args[:2]).difference(self._conv.args[2:])
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Weights that are given in two parts as numbers of TF32 and what these lack."""
+        """Weights that are given in two parts as numbers of TF32 and the differences from these."""
         if self._conv is not None and self._parts:
             high, low = inputs[self.goal.inputs.index(self._conv.args[1])]
             near = nearest_tf32(high.cpu().numpy())
@@ -57,8 +57,8 @@ class Right:
             high.copy_(rounded)
 
     def _convolved(self, given: Mapping[Node, Any]) -> tuple[tuple[Node, ...], dict[Node, Any]]:
-        """What is to be computed, and what is known of it: a convolution in float64 on the GPU, of
-        which numpy would move each element as often as the kernel has some."""
+        """The terms to compute, and the known values: a convolution is computed in float64 on the
+        GPU, since numpy would copy each element once for each element of the kernel."""
         if self._conv is None or self._alone is None:
             return self.goal.outputs, {}
         x, w, *others = self._conv.args
@@ -181,7 +181,7 @@ def _sent(array: Array) -> Any:
 
 def _tensor(array: Any) -> Any:
     """The array as a tensor, over the same memory where PyTorch takes that: it refuses strides
-    below 0, and warns of what may not be written to."""
+    below 0, and warns of arrays that may not be written to."""
     import torch
 
     whole = np.require(array, requirements=("C", "W"))  # so is an axis of one element that was turned round
@@ -189,7 +189,7 @@ def _tensor(array: Any) -> Any:
 
 
 def give_memory_back() -> None:
-    """PyTorch keeps what it had of the GPU; the runtime asks for memory of its own."""
+    """PyTorch keeps its memory of the GPU; the runtime asks for memory of its own."""
     import torch
 
     if torch.cuda.is_initialized():

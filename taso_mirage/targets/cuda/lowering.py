@@ -44,7 +44,7 @@ from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
-from taso_mirage.targets.cuda.exact import Right, contracted_on_gpu, give_memory_back
+from taso_mirage.targets.cuda.exact import Float64Oracle, contracted_on_gpu, give_memory_back
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
@@ -70,8 +70,8 @@ LONGEST = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CudaLowering:
-    """The GPU that is there: what the model knows of it, its name with the versions of what
-    compiles, its compute capability, and what compiles for the tuner."""
+    """The GPU of this machine: its model, its name with the versions of the compilers, its compute
+    capability, and the tuner's compiler."""
 
     device: Device
     key: str
@@ -110,7 +110,7 @@ class CudaLowering:
         if (read := GPU_GOALS.read(goal)) is not None and read.once:
             measured = measured[:1]
         if not measured:
-            return record(self._tuned(programs, Right(goal, self.device.rounds), end))
+            return record(self._tuned(programs, Float64Oracle(goal, self.device.rounds), end))
         best, before = self._ranges(programs, goal, graphs[0], measured, end)
         return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
 
@@ -131,7 +131,7 @@ class CudaLowering:
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
         """The program for most runs, and those for smaller ones with their limits: each was tuned
         at one of the measured sizes, and is compared with all others at all of them."""
-        checks = [Right(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
+        checks = [Float64Oracle(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
             until = start + (end - start) * (i + 1) / (len(measured) + 1)
@@ -143,7 +143,7 @@ class CudaLowering:
         return best[last], [(best[i], most) for i, most in before]
 
     def _tuned(
-        self, programs: Sequence[TritonProgram], check: Right, end: float, sizes: MeasuredSizes | None = None
+        self, programs: Sequence[TritonProgram], check: Float64Oracle, end: float, sizes: MeasuredSizes | None = None
     ) -> TritonProgram:
         return tune.tuned_program(
             programs,
@@ -155,7 +155,7 @@ class CudaLowering:
             prepare=check.prepare,
         ).program
 
-    def _seconds(self, program: TritonProgram, check: Right, sizes: MeasuredSizes) -> float:
+    def _seconds(self, program: TritonProgram, check: Float64Oracle, sizes: MeasuredSizes) -> float:
         found = tune.tuned_program(
             [program], device=self.device, check=check, late=lambda: True, sizes=sizes, prepare=check.prepare
         )
@@ -221,7 +221,7 @@ class CudaLowering:
         return {**record, "schedules": schedules, **({"before": before} if before else {})}
 
     def start(self) -> None:
-        """Processes that compile import PyTorch, and compile what is small, first; float64
+        """Processes that compile import PyTorch, and compile small programs, first; float64
         references have their products and convolutions on the GPU. The library that runs kernels in
         models is built, which takes seconds on a fresh machine."""
         self.compiler.start(tune.first_job())
@@ -251,8 +251,8 @@ def shippable(job: Mapping[str, Any]) -> bool:
 
 
 def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph, TritonProgram]]:
-    """The different ones, by what no schedule changes, with the first muGraph of each; those that
-    can only round where that may be, and BESIDE others then."""
+    """The different ones, without their schedules, with the first muGraph of each; those that can
+    only round where that may be, and BESIDE others then."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
         for program in triton.program_forms(graph, device.specialized):

@@ -97,5 +97,5 @@ def _on_the_gpu(model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
 
 CUDA = Cuda()
 CUDA_TF32 = Cuda((ROUNDED,))
-"""Times are those of runs that round operands. What is compared does not round: nobody could tell a
+"""Times are those of runs that round operands. Compared models do not round: nobody could tell a
 wrong rewrite from that."""

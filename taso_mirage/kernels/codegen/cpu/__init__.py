@@ -1,2 +1,2 @@
-"""Loop nests of a kernel in C++, and the compiler that builds them: what lies behind
+"""Loop nests of a kernel in C++, and the compiler that builds them: the rooms behind
 `codegen.cpp`."""

@@ -1,9 +1,9 @@
 """The C++ function of one block of a kernel: which part of every tensor it has, its tiles, and its
 for-loop.
 
-Where a run alone knows sizes, they are variables. What a block does is then a generic lambda over
-the sizes of its tiles: of a whole tile those are numbers that the compiler knows, of the last one
-what is left.
+Where a run alone knows sizes, they are variables. The code of a block is then a generic lambda over
+the sizes of its tiles: those of a whole tile are numbers that the compiler knows, those of the last
+one the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STACK = 65_536
 
 @dataclass
 class CppKernelFunction:
-    """The function of one kernel: what it computes for one block of the grid.
+    """The function of one kernel: the computation of one block of the grid.
 
     An ordinary operator is a kernel of one block.
     """
@@ -42,7 +42,7 @@ class CppKernelFunction:
     memory: Memory = field(default_factory=Memory)
     used: set[str] = field(default_factory=set)
     spares: list[CppBuffer] = field(default_factory=list)
-    """Where blocks write what another one gives."""
+    """Where blocks write the results of another one."""
 
     def function(self, operands: Sequence[Node], types: Sequence[Tensor]) -> list[str]:
         """The lines of the body; `operands` without doubles, `types` of those and then of the
@@ -199,8 +199,8 @@ def _of_parts(parts: Sequence[TilePart], lines: Sequence[str]) -> list[str]:
 def _tile(
     i: int, leaf: Node, x: CppBuffer, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
 ) -> tuple[CppBuffer, str, str]:
-    """The tile of an operand: its buffer, where the block's share starts, and what the loop
-    adds."""
+    """The tile of an operand: its buffer, the start of the block's share, and the step of the
+    loop."""
     extent = list(x.shape)
     start = x.name
     for g, axis in enumerate(imap):
@@ -239,7 +239,7 @@ def _result(
 
 
 def function_text(name: str, node: Node, block: CppKernelFunction, lines: Sequence[str]) -> str:
-    """The text of a kernel's function: its tiles, then what is computed."""
+    """The text of a kernel's function: its tiles, then the computation."""
     tiles = [b for b in block.memory.allocated if b.name in block.used]
     rooms = [("float" if is_float(b.dtype) else memory_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
     rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in block.spares]

@@ -1,5 +1,5 @@
-"""A kernel's body as lazy tensors: what is computed before, in and after its for-loop, and what
-accumulates over the iterations."""
+"""A kernel's body as lazy tensors: the values computed before, in and after its for-loop, and the
+accumulators over the iterations."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class LoweredBody:
         return variance
 
     def _scale(self, m: Node, degree: int) -> LoopValue:
-        """e^(degree (m_old - m_new)), which what was accumulated is multiplied by."""
+        """e^(degree (m_old - m_new)), the factor of the accumulated value."""
         if (m, 0) not in self.lags:
             self.lags[m, 0] = self.lags[m, 1]
         key = (m, 2 * degree + 2)

@@ -63,8 +63,8 @@ def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[An
 class NativeKernel:
     """A compiled muGraph.
 
-    `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is
-    compiled.
+    `threads`: how many run a grid's blocks, the caller among them. `library`: the library that has
+    it, if it is compiled.
     """
 
     graph: Graph

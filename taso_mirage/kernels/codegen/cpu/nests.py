@@ -1,4 +1,4 @@
-"""Loop nests as C++: order of the loops, what is computed at which depth, registers, and the blocks
+"""Loop nests as C++: order of the loops, the depth of each computation, registers, and the blocks
 of dot products."""
 
 from __future__ import annotations

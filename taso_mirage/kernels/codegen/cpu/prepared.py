@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from taso_mirage.errors import Unsupported
@@ -15,16 +16,16 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.kernels.codegen.discovery import discovered
 
 LANES = 16
-"""Blocks have a multiple of so many tiles or columns: the longest vectors."""
+"""The number of tiles or columns of a block is a multiple of this: the longest vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceClass:
-    """How a term becomes an instance of a class: its sizes and switches, and what the prepared
-    weights depend on besides the weights. A block has so many tiles or columns; `sides` of a tile
-    are powers of two."""
+    """How a term becomes an instance of a class: its sizes and switches, and the properties besides
+    the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
+    of a tile are powers of two. `headers`: names of files beside this one, or paths."""
 
-    headers: tuple[str, ...]
+    headers: tuple[str | Path, ...]
     name: str
     block: Callable[[Node], int]
     sides: Callable[[Node], tuple[int, ...]]
@@ -40,8 +41,8 @@ class InstanceClass:
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
     first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
-    """How often its function `digits` runs before the blocks, the bytes that each makes, and what
-    else they depend on."""
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
+    properties on which they depend besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class PreparedInstance:
     @property
     def first(self) -> tuple[Dim, int, int]:
         """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        what else they depend on."""
+        the properties on which they depend besides."""
         return self.kind.first(self.node)
 
     @property
@@ -138,7 +139,7 @@ def prepares(node: Node) -> bool:
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
-    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
     return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
 
 
@@ -151,5 +152,6 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
         if prepares(node)
         for h in cpu_programs()[node.op].instance(node).headers
     )
-    names = ["lanes.h", *found] if found else []
-    return [files("taso_mirage.kernels.codegen.cpu").joinpath(name).read_text() for name in names]
+    names: list[str | Path] = ["lanes.h", *found] if found else []
+    folder = files("taso_mirage.kernels.codegen.cpu")
+    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]

@@ -1,8 +1,8 @@
-"""From lazy tensors to loop nests: what lies in memory, and which loops are one.
+"""From lazy tensors to loop nests: the values that lie in memory, and the loops that are one.
 
 A value is kept in memory where something reads it across elements (folds, products, merged axes),
 or where it is dear and read more than once. Stores over the same elements share one nest of loops,
-and what only such a nest reads stays in a register.
+and a value that only such a nest reads stays in a register.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from taso_mirage.meanings.functions import ADD, Function
 @dataclass(eq=False, slots=True)
 class StoreNest:
     """target[element] = value[element], over the elements of the value; with `fold` over `axes`,
-    what is folded over them.
+    the operand of the fold over them.
 
-    `update`: what the target has is folded in (an accumulator).
+    `update`: the old value of the target is folded in (an accumulator).
     """
 
     value: LoopValue
@@ -121,7 +121,7 @@ class LoopSchedule:
     _written: dict[str, int] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ what lies in memory
+    # ------------------------------------------------------------ values in memory
 
     def run(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> None:
         """Compute every root: into a buffer, or (None) wherever it is to be found later; `update`
@@ -315,7 +315,7 @@ class LoopSchedule:
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
         """The leaves of the computation of a store's elements: buffers, numbers, positions.
 
-        Computes what must lie in memory.
+        Computes the values that must lie in memory.
         """
         found = dict.fromkeys([self.resolve(store, store.value, store.variables, root=True)])
         waiting = list(found)

@@ -40,7 +40,7 @@ CLOSE = 1.2
 """A program that takes longer than this factor times the fastest is not measured in the second half
 of the time."""
 LARGE, COLD = 1 << 23, 1 << 27
-"""Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the
+"""Bytes from which an input is a weight, which a run of the whole model reads from memory; and the
 bytes that no cache holds."""
 EQUAL = 0.03
 """Times within such a share of each other are one: then fewer kernels are better, and more blocks,

@@ -1,4 +1,4 @@
-"""The meaning that makes lazy tensors: what an element of a result is, before any loop is chosen
+"""The meaning that makes lazy tensors: each element of a result, before any loop is chosen
 (Halide's algorithm, PLDI'13).
 
 Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
@@ -59,7 +59,7 @@ pairs."""
 
 @dataclass(eq=False, slots=True)
 class LoopValue:
-    """A tensor; which elements it has is what the subclasses say."""
+    """A tensor; its subclasses define its elements."""
 
     dtype: str
     shape: BufferSizes
@@ -194,7 +194,7 @@ _CONVERSIONS = {
     "int64": "static_cast<int64_t>({})",
     "int32": "static_cast<int32_t>({})",
 }
-"""Conversions between what registers hold, by what they become."""
+"""Conversions between the types of registers, by the result."""
 
 
 @dataclass
@@ -284,7 +284,7 @@ class LazyMeaning(Meaning[LoopValue]):
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
     def _product(self, a: LoopValue, axes: Strides, kept: BufferSizes) -> LoopValue | None:
-        """A sum of products of a tensor in memory with what lacks one of its axes, as a
+        """A sum of products of a tensor in memory with one that lacks one of its axes, as a
         contraction: a matrix times a vector."""
         if not is_float(a.dtype):
             return None
@@ -381,7 +381,7 @@ def _retyped(a: LoopValue, dtype: str) -> LoopValue:
 
 
 def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
-    """A view of `a`; of a view, one view of what that shows. Extents of 1 have the index 0."""
+    """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     if not isinstance(a, LoopView):
         return LoopView(a.dtype, shape, a, tuple(axes))

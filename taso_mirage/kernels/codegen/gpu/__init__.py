@@ -1,1 +1,1 @@
-"""Tiles of a kernel as lines of Triton: what lies behind `codegen.triton`."""
+"""Tiles of a kernel as lines of Triton: the room behind `codegen.triton`."""

@@ -21,8 +21,8 @@ LARGEST = RegionPattern("reduce_max(x, axes=a, keepdims=k)")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A side of the scores: a leaf in some order of its dims (`x`), and what each of its rows is
-    divided by."""
+    """A side of the scores: a leaf in some order of its dims (`x`), and the divisor of each of its
+    rows."""
 
     leaf: Node
     x: Node
@@ -121,7 +121,7 @@ def _sides(block: TritonBlock, scores: Node) -> tuple[Operand, Operand]:
         demand(each.divisor is None or each.divisor.shape[own] == 1, "a divisor that differs along a sum")
     demand(
         queries.divisor is None or ROOT.match(bare(queries.divisor)) is not None,
-        "queries divided by what may be negative",
+        "queries divided by a term that may be negative",
     )
     return queries, keys
 

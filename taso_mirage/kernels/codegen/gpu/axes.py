@@ -33,7 +33,7 @@ def grouped(parts: Sequence[Dim], whole: Sequence[Dim]) -> list[list[int]] | Non
 
 
 class TileAxes:
-    """A body is read twice: the first reading joins axes and learns what dots demand, the second
+    """A body is read twice: the first reading joins axes and learns the demands of dots, the second
     finds every axis where it was.
 
     So numbers are given in the order of asking, and nothing that a reading does may depend on how

@@ -22,6 +22,7 @@ from taso_mirage.kernels.codegen.gpu.block_products import (
 )
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.explained import said_of
+from taso_mirage.kernels.codegen.gpu.forms import reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames, fixed_ids
 from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
@@ -39,7 +40,6 @@ from taso_mirage.kernels.codegen.gpu.products import (
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     PRECISIONS,
-    RESERVED,
     LaunchSchedule,
     Traffic,
     TritonBuffer,
@@ -105,16 +105,16 @@ class TritonBlock:
         self.ahead = {each.packed: each for each in self.products.values()}
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
-        for _ in range(2):  # what dots demand of axes is known after the first reading
+        for _ in range(2):  # the demands of dots on axes are known after the first reading
             self.axes.again()
             self._read()
 
     # ------------------------------------------------------------ the body
 
     def _views(self) -> tuple[dict[Node, Groups], dict[Node, Groups]]:
-        """The terms that cut dims of what is loaded, and those that join dims of what is only
-        stored, with the dims that one in memory has: offsets say so, and no tile is reshaped, which
-        only one without lanes beyond its sizes can be."""
+        """The terms that cut dims of loaded values, and those that join dims of values that are
+        only stored, with the dims that one in memory has: offsets say so, and no tile is reshaped,
+        which only one without lanes beyond its sizes can be."""
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
         for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
             x = node.args[0]
@@ -129,7 +129,7 @@ class TritonBlock:
         return split, merged
 
     def _read(self) -> None:
-        self.lines = Lines(RESERVED | {self.name} | self.sizes.reserved, self.looped)
+        self.lines = Lines(reserved_names() | {self.name} | self.sizes.reserved, self.looped)
         self.tiles = Tiles(self.axes, self.lines, tile_product)
         self.arguments = [
             Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
@@ -247,8 +247,8 @@ class TritonBlock:
         return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _whole(self, x: Tile, over: Sequence[int], neutral: float) -> tuple[Tile, tuple[int, ...]]:
-        """x with `neutral` beyond what is left in the last iteration, along axes that from now on
-        are those of a whole tile: after the loop that rest is not that of the iterations before."""
+        """x with `neutral` beyond the rest of the last iteration, along axes that from now on are
+        those of a whole tile: after the loop that rest is not that of the iterations before."""
         fresh: dict[int | None, int] = {}
         for axis in over:
             if self.sizes.is_iterations(self.axes.size(axis)):

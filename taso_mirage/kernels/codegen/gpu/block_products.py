@@ -1,12 +1,12 @@
 """Products of one row with weights in blocks on the tensor cores, without shared memory.
 
-A thread that loads 16 bytes of weights has the numbers of four words in a row of one column. That
-is what a product of matrices (`mma`) wants of a thread, up to the order of what is summed, if loads
-spread the threads of a warp over four such pieces and eight columns. So weights and x are loaded in
-that order; all that follows only names axes, and moves nothing. A warp has a group of blocks. The
-tensor cores multiply eight columns of x at least, and there is one row of it: so they get one
-column for each block of the group, and of all blocks of weights times all blocks of x the diagonal
-counts, with the scale of each. Integers of 8 bits are exact in half precision, and sums are single
+A thread that loads 16 bytes of weights has the numbers of four words in a row of one column. A
+product of matrices (`mma`) wants this of a thread, up to the order of the sum, if loads spread the
+threads of a warp over four such pieces and eight columns. So weights and x are loaded in that
+order; all that follows only names axes, and moves nothing. A warp has a group of blocks. The tensor
+cores multiply eight columns of x at least, and there is one row of it: so they get one column for
+each block of the group, and of all blocks of weights times all blocks of x the diagonal counts,
+with the scale of each. Integers of 8 bits are exact in half precision, and sums are single
 precision.
 """
 
@@ -38,8 +38,8 @@ WARPS = 32
 @dataclass(frozen=True, slots=True)
 class BlockProduct:
     """The sum over blocks of (numbers x) scale: the terms of its operands, (c, d, e), (1, d, e) and
-    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is what unpacks
-    them."""
+    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is the term that
+    unpacks them."""
 
     numbers: Node
     x: Node

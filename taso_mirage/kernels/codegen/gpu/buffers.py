@@ -10,15 +10,15 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
-from taso_mirage.kernels.codegen.gpu.forms import gpu_programs
+from taso_mirage.kernels.codegen.gpu.forms import gpu_programs, reserved_names
 from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, usual_shape
-from taso_mirage.kernels.codegen.gpu.program import RESERVED, TritonBuffer
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.operators.ops import traits
 
 
 def is_launched(node: Node) -> bool:
     """Whether a term is one function."""
-    return traits(node).lowering is Lowering.KERNEL or node.op in gpu_programs()
+    return node.op in gpu_programs()
 
 
 def kernel_terms(graph: Graph) -> list[Node]:
@@ -102,7 +102,7 @@ def _is_narrow(made: Node) -> bool:
 
 def _free(hint: str, taken: set[str]) -> str:
     hint = re.sub(r"\W", "_", hint, flags=re.ASCII)
-    hint = hint if hint.isidentifier() and hint not in RESERVED else f"t_{hint}"
+    hint = hint if hint.isidentifier() and hint not in reserved_names() else f"t_{hint}"
     name, i = hint, 1
     while name in taken:
         i += 1

@@ -3,8 +3,9 @@ folds its share of them over all blocks through distributed shared memory, and w
 blocks, or, where only one block stores the result, to that one.
 
 Blocks are programs of one kind, so a thread has the same elements in each of them, and the exchange
-is elementwise: PTX within the program that the compiler does not look into. What Triton itself
-splits over a cluster (num_ctas) is laid out by its compiler, which knows nothing of our blocks.
+is elementwise: PTX within the program that the compiler does not look into. A kernel that Triton
+itself splits over a cluster (num_ctas) is laid out by its compiler, which knows nothing of our
+blocks.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
     if now != blocks:
         import ctypes
 
-        # Triton asks for more shared memory from 48 KiB on, without what is exchanged.
+        # Triton asks for more shared memory from 48 KiB on, without the exchanged bytes.
         made._init_handles()
         ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(made.function), 8, shared)
         made.packed_metadata = (warps, blocks, shared)
@@ -80,7 +81,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
 
 def stored_by_first(node: Node) -> set[Node]:
     """The terms of a kernel's body that only the first block of a cluster needs: it alone stores,
-    and no block combines what depends on them."""
+    and no block combines terms that depend on them."""
     body = node.attr("body")
     if any(axes[-1] >= 0 for axes in node.attr("omap")):
         return set()

@@ -2,10 +2,10 @@
 over the kernel's elements and the channels of the data.
 
 A tile of the data is loaded with its pixels shifted, and masked where they leave the image, so
-nothing is padded in memory. Groups that are merged are one tile of the weights, of which what lies
-off the diagonal is not loaded. Of an image of few channels a row of the kernel is one depth of the
-product, as its pixels lie beside each other in memory. Without channels to sum over (a group has
-one) there is no product for tensor cores, but one of elements.
+nothing is padded in memory. Groups that are merged are one tile of the weights, of which the
+elements off the diagonal are not loaded. Of an image of few channels a row of the kernel is one
+depth of the product, as its pixels lie beside each other in memory. Without channels to sum over (a
+group has one) there is no product for tensor cores, but one of elements.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
     BF16_PARTS,
     PRECISIONS,
-    RESERVED,
     LaunchSchedule,
     Traffic,
     TritonBuffer,
@@ -36,10 +36,6 @@ from taso_mirage.targets.cuda.device import H100
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
-OWN = frozenset(
-    "part pixel inside image top left column channel depth acc high wide seen at x_tile w_tile place kept".split()
-)
-"""Names that such a function has itself."""
 
 
 def is_flat(node: Node) -> bool:
@@ -87,7 +83,8 @@ class ConvolutionBlock:
         self.depth = min(depth, max(least, power_of_two(self.deep)))
         if any(n & (n - 1) or n < least for n in (self.pixels, self.columns, self.depth)):
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        names = Lines(RESERVED | OWN | {name, *self.free}, True)
+        self.names = [f"operand_{i}" for i, _ in enumerate(self.buffers)]
+        names = Lines(reserved_names() | own_names(self.source()), True)
         self.names = [names.name(b.name) for b in self.buffers]
 
     # ------------------------------------------------------------ sizes
@@ -160,8 +157,8 @@ class ConvolutionBlock:
         return [*given, "out"]
 
     def _loaded(self) -> int:
-        """Elements that a block loads from the second cache: what is shifted along an image is in
-        the first one if it goes through registers."""
+        """Elements that a block loads from the second cache: rows shifted along an image are in the
+        first one if they go through registers."""
         around = math.prod(self.kernel) * self.pixels
         if self.unrolled or self.elementwise:
             wide = min(self.pixels, usual_size(self.node.shape[2]))

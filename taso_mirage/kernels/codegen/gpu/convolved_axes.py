@@ -92,8 +92,8 @@ class ConvolvedAxis:
         return f"({phase} // {self._common} * {inverse} % {apart})"
 
     def shifts(self, shared: int) -> list[list[tuple[int, int]]]:
-        """For each phase of a row its products with so many elements of the kernel, by their
-        numbers, with the positions by which they are shifted."""
+        """For each phase of a row its products with the elements of the kernel, by their numbers,
+        with the positions by which they are shifted."""
         if not self.transposed:
             return [[(j, j * self.dilation) for j in range(shared)]]
         return [[(k, self.origin - back) for k, back in row] for row in self.products]

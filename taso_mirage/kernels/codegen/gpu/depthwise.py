@@ -1,8 +1,8 @@
 """A `depthwise_conv` term as a Triton function: a tile of channels by positions of a plane, of
 which each has results in a few rows, one below the other.
 
-What is loaded of a row of the image serves all of these results that see it, from a register; what
-neighbours of a row see comes from the first cache. What follows the convolution is computed on
+A loaded row of the image serves all of these results that see it, from a register; elements that
+neighbours of a row see come from the first cache. The epilogue of the convolution is computed on
 each sum, in registers.
 """
 
@@ -15,9 +15,9 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names
+from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names, stand_ins
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import (
-    RESERVED,
     LaunchSchedule,
     Traffic,
     TritonBuffer,
@@ -34,11 +34,6 @@ TALLEST = 256
 TENSOR_CORES = 16
 """How many times as fast as a thread's own products are those of tensor cores, which the model of a
 device counts."""
-OWN = frozenset(
-    "at position channel there plane image top pixel top_x left at_x x_at low plane_x inside j seen x_tile kept place "
-    "at_y result range".split()
-)
-"""Names that such a function has itself."""
 
 
 class DepthwiseBlock:
@@ -72,11 +67,16 @@ class DepthwiseBlock:
             raise Unsupported(f"a kernel of {self.high.kernel} rows, for {self.rows} of the result")
         if any(n < 1 or n & (n - 1) for n in (self.beside, self.positions, self.rows)):
             raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        most = max(self.rows, self.high.kernel, self.row.kernel)
-        own = {f"{kind}_{j}" for kind in ("sum", "beside", "w") for j in range(most)}
-        self.taken = RESERVED | OWN | own | {name, *self.free}
+        self._name()
+
+    def _name(self) -> None:
+        """Give the operands names that the function has not itself."""
+        self.taken: frozenset[str] | None = None
+        self.names = stand_ins(self.buffers)
+        self.following = Following(self.node, self.names[2:-1])
+        self.taken = reserved_names() | own_names(self.source())
         self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.following = Following(node, self.names[2:-1])
+        self.following = Following(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -170,7 +170,7 @@ class DepthwiseBlock:
         return f"tl.max_contiguous(tl.multiple_of({at}, [1, 1]), [1, {self.positions}])"
 
     def _leaving(self) -> list[int]:
-        """Elements of the kernel's row that may see what lies beside the image."""
+        """Elements of the kernel's row that may see positions beside the image."""
         row, found = self.row, []
         for j in range(row.kernel):
             first = j * row.dilation - row.pad

@@ -20,8 +20,13 @@ from taso_mirage.operators.interpret import interpret, retyped
 T = TypeVar("T")
 
 
+def stand_ins(given: Sequence[TritonBuffer]) -> list[str]:
+    """Names of operands while a function is written for the names alone that it has itself."""
+    return [f"operand_{i}" for i, _ in enumerate(given)]
+
+
 def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
-    """Names of data, weights, what follows reads, and the result: none is that of the tile of
+    """Names of data, weights, operands of the epilogue, and the result: none is that of the tile of
     another."""
     names, found = Lines(taken, True), list[str]()
     for i, hint in enumerate(given):
@@ -63,9 +68,15 @@ class Following:
         """The operands with one element for each channel."""
         return [name for name in self.names if name not in self.of_results]
 
-    def lines(self, result: str, tile: tuple[int, int], taken: Collection[str]) -> Iterator[str]:
+    def lines(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[str]:
         """Lines that compute `result` from itself and from `NAME_tile` of each operand, a tile or a
-        vector of channels."""
+        vector of channels.
+
+        None of them has a name of `taken`. Without that there are none: such a function has all
+        names that are its own, and no others.
+        """
+        if taken is None:
+            return
         lines = Lines(frozenset({*taken, result, *self.names, *(f"{name}_tile" for name in self.names)}), False)
         axes = TileAxes()
         tiles = Tiles(axes, lines, tile_product)
@@ -86,7 +97,7 @@ class Following:
         (made,) = interpret(retyped(self.node.attr("body").outputs, leaves), tiles, values).values()
         lines.write(LoopPhase.INVARIANT, f"{result} = {tiles.ready(made).code}")
         if lines.ranges():
-            raise Unsupported("what follows a convolution counts positions")
+            raise Unsupported("the epilogue of a convolution counts positions")
         yield from lines.swept()[0][LoopPhase.INVARIANT]
 
     def _placed(self, sides: Sequence[T], one: T) -> tuple[T, ...]:

@@ -3,6 +3,7 @@ and so has every form that is found."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.discovery import discovered
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.program import WORDS, LaunchSchedule, TritonBuffer, TritonLaunch
 
 
 class LaunchedFunction(Protocol):
@@ -47,12 +48,14 @@ class GpuProgram:
 
     `function`: of a term, by its name, the buffers that it reads and writes, and the sizes that a
     run gives. `in_groups`: of such a function the one whose groups of warps do not wait for each
-    other, if there is one. Both raise Unsupported where a term has none.
+    other, if there is one. Both raise Unsupported where a term has none. `helpers`: all texts that
+    may stand once in a module with such functions.
     """
 
     op: str
     function: WriteFunction
     in_groups: Callable[[Any], LaunchedFunction] | None = None
+    helpers: tuple[str, ...] = ()
 
 
 @cache
@@ -60,3 +63,34 @@ def gpu_programs() -> Mapping[str, GpuProgram]:
     """The programs of the forms, by their operators."""
     programs = [form.program for form in discovered()]
     return {each.op: each for each in programs if isinstance(each, GpuProgram)}
+
+
+@cache
+def reserved_names() -> frozenset[str]:
+    """Names that generated modules use themselves, whichever forms they have."""
+    texts = [text for each in gpu_programs().values() for text in each.helpers]
+    return WORDS.union(*map(bound_names, texts))
+
+
+def bound_names(source: str) -> set[str]:
+    """The names that a module binds at its top: of functions, imports and constants."""
+    found = set[str]()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            found |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return found
+
+
+def own_names(source: str) -> set[str]:
+    """All names that functions have: their own, those of parameters, and what they read or bind."""
+    tree = list(ast.walk(ast.parse(source)))
+    found = {node.id for node in tree if isinstance(node, ast.Name)}
+    return (
+        found
+        | {n.arg for n in tree if isinstance(n, ast.arg)}
+        | {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+    )

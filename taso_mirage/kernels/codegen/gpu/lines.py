@@ -42,7 +42,7 @@ class Lines:
     def let(self, stage: LoopPhase, hint: str, expression: str) -> str:
         """The name of an expression's value."""
         stage = self.at(stage)
-        for earlier in (LoopPhase.INVARIANT, stage):  # what is known before the loop is known in it
+        for earlier in (LoopPhase.INVARIANT, stage):  # a name known before the loop is known in it
             if (earlier, expression) in self._known:
                 return self._known[earlier, expression]
         name = self.name(hint)
@@ -67,8 +67,8 @@ class Lines:
         return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]
 
     def needed(self, lines: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
-        """Lines of a section in two parts: those that give some names, with what these need, and
-        the others."""
+        """Lines of a section in two parts: those that give some names, with the lines that these
+        need, and the others."""
         wanted, first = set(names), list[str]()
         for line in reversed(lines):
             name, is_name, value = line.partition(" = ")
@@ -78,7 +78,7 @@ class Lines:
         return first, [line for line in lines if line not in first]
 
     def swept(self) -> tuple[dict[LoopPhase, list[str]], list[str]]:
-        """The sections, and what ends an iteration, without the names that nothing reads."""
+        """The sections, and the end of an iteration, without the names that nothing reads."""
         used = {word for line in self.last for word in WORD.findall(line)}
         kept: dict[LoopPhase, list[str]] = {}
         for stage in reversed(LoopPhase):

@@ -1,4 +1,4 @@
-"""The sizes that a run gives to a kernel: its arguments, which block it is, and what is left of
+"""The sizes that a run gives to a kernel: its arguments, the block's position, and the rests of
 tiles."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FreeNames:
         return frozenset({*self.given, *self.parts})
 
     def is_iterations(self, dim: Dim) -> bool:
-        """Whether it is the size of what an iteration has."""
+        """Whether it is the size of an iteration's part."""
         return any(self.rest_of.get(name, ("",))[0] == "t" for name in symbols(dim))
 
     def specialized(self) -> str:
@@ -67,8 +67,8 @@ class FreeNames:
                 yield f"{name} = tl.minimum({self.parts[name][0]} - {own} * {most}, {most})"
 
     def check(self, outside: Iterable[str]) -> None:
-        """Raise Unsupported where a line outside of the loop reads what an iteration has: after it
-        that is of the last one alone."""
+        """Raise Unsupported where a line outside of the loop reads the values of an iteration:
+        after it they are those of the last one alone."""
         own = {name for name, (variable, _) in self.rest_of.items() if variable == "t"}
         for line in outside:
             if found := own.intersection(WORD.findall(line)):

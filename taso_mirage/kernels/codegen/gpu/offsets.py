@@ -56,7 +56,7 @@ def _offsets(
 
 
 def _wide(tiles: Tiles, dim: Dim) -> str:
-    """A size as code has it in an offset: what a run gives in 64 bits."""
+    """A size as code has it in an offset: a size that a run gives in 64 bits."""
     if isinstance(dim, int):
         return str(dim)
     names = {

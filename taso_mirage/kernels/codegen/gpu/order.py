@@ -30,8 +30,8 @@ def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size
     """The order of a stage's terms with the least live elements: best-first over the sets of terms
     that may be done.
 
-    A term is live until its last user in this stage is done; what a later stage or the result needs
-    stays live.
+    A term is live until its last user in this stage is done; a term that a later stage or the
+    result needs stays live.
     """
     terms = tuple(n for n in body if stage[n] is which and n not in body.inputs)
     if not terms:

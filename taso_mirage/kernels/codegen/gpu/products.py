@@ -46,7 +46,7 @@ Make = Callable[[Tiles, Tile, Tile, Letters, Letters, Sequence[str]], tuple[Tile
 
 def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collection[Node]) -> dict[Node, Node]:
     """The sums of a loop that are dots of a vector, with the products that they sum: both operands
-    as loaded (`halves`: what is stored in half precision), so that nothing is rounded, and no
+    as loaded (`halves`: operands stored in half precision), so that nothing is rounded, and no
     accumulator that takes the product as it is."""
     readers = users(body)
     found = {}
@@ -111,7 +111,7 @@ def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
 
 def signed(xp: Tiles, x: Tile) -> Tile:
     """Numbers of 8 bits as signed bytes, which tensor cores multiply and all else widens: unsigned
-    ones less 128, which is another highest bit. Sums of them, of int32, are what they are."""
+    ones less 128, which is another highest bit. Sums of them, of int32, are unchanged."""
     if x.stored == "int32":
         return x
     if x.stored == "int8":
@@ -259,9 +259,9 @@ def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
 def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
     """The dtype of a dot's operands: that of the model, in single precision its own.
 
-    Numbers of 8 bits stay what they are in a model of half precision, where both lie along the
-    sum in memory: tensor cores take no others, and on an H100 they sum such products to 14 bits or
-    so. Elsewhere halves, which hold them exactly, are as good as any floats.
+    Numbers of 8 bits stay unchanged in a model of half precision, where both lie along the sum in
+    memory: tensor cores take no others, and on an H100 they sum such products to 14 bits or so.
+    Elsewhere halves, which hold them exactly, are as good as any floats.
     """
     if a.dtype == b.dtype == "int32":
         if {a.stored, b.stored} != {"int8"}:

@@ -3,6 +3,7 @@ tuned."""
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass, field
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
@@ -10,7 +11,6 @@ from taso_mirage.ir.mugraph import Batch, usual_size
 from taso_mirage.ir.terms import is_stored, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.global_layouts import strides
-from taso_mirage.kernels.codegen.gpu.small_floats import NAMES
 from taso_mirage.targets.cuda.device import H100
 
 WARP_ROWS = 16
@@ -87,7 +87,7 @@ class LaunchSchedule:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no schedule: records are read from files, and stand in the
+        """Raises ValueError for an invalid schedule: records are read from files, and stand in the
         source that is generated."""
         numbers = (self.warps, self.stages, self.persistent)
         flags = (self.overlap, self.early, self.late, self.specialized)
@@ -118,7 +118,7 @@ class Traffic:
 
     flops: int
     moved: int
-    """Bytes that blocks load and store; what several load counts several times."""
+    """Bytes that blocks load and store; bytes that several load count several times."""
     in_flight: int
     """Bytes that a block loads in one iteration (without a loop: at all)."""
     live: int = 0
@@ -127,8 +127,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TileMap:
-    """A buffer as a matrix of so many rows and columns, that a kernel copies in tiles of so many:
-    the kernel takes that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
+    """A buffer as a matrix of rows and columns, which a kernel copies in tiles: the kernel takes
+    that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
 
     shape: tuple[int, int]
     tile: tuple[int, int]
@@ -136,11 +136,11 @@ class TileMap:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
-    `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
-    grid dim, all of it, are neighbours along the first dim of what is launched. `rows`: of a
-    product that goes on to another one; warps that are more than it has rows for share it.
-    `precisions`: how it may multiply matrices in single precision, if it does."""
+    """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
+    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of blocks
+    of the last grid dim, all of it, that are neighbours along the first dim of the launch grid.
+    `rows`: of a product that goes on to another one; warps that are more than it has rows for share
+    it. `precisions`: how it may multiply matrices in single precision, if it does."""
 
     name: str
     grid: Shape
@@ -208,68 +208,14 @@ class TritonProgram:
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
     sizes: tuple[str, ...] = ()
-    """The names of what a run alone knows."""
+    """The names of the sizes that only a run knows."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
 
 
-SPECIAL = frozenset(
-    {
-        "gluon",
-        "gl",
-        "gl_mbarrier",
-        "tma",
-        "fence_async_shared",
-        "warpgroup_mma",
-        "warpgroup_mma_wait",
-        "TensorDescriptor",
-        "TILED",
-        "tiles",
-        "load_tile",
-        "take_turn",
-        "pass_turn",
-        "here",
-        "async_copy",
-        "rounded_tile",
-        "by_position",
-    }
-)
-"""Names of modules with a kernel whose warps have roles, or whose weights stay."""
-RESERVED = frozenset(
-    {
-        "torch",
-        "triton",
-        "tl",
-        "launch",
-        "launch_clusters",
-        "exchange",
-        *NAMES,
-        "exchanged",
-        "registers",
-        "elements_of_a_thread",
-        "options",
-        "OPTIONS",
-        "float",
-        "t",
-        "g0",
-        "g1",
-        "g2",
-        "sample",
-        "samples",
-        "math",
-        "block",
-        "STAGES",
-        "OVERLAP",
-        "EARLY",
-        "LATE",
-        "APART",
-        "TURNS",
-        "PRECISION",
-        *SPECIAL,
-    }
-) | frozenset(
-    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
-    "nonlocal not or pass raise return try while with yield True False None".split()
-)
-"""Names that generated modules use themselves."""
+WORDS = frozenset(
+    "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
+    "TURNS PRECISION".split()
+) | frozenset(keyword.kwlist)
+"""Names that every generated module uses itself: those of Python, of a launch, and of a block."""

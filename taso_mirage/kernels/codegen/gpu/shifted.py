@@ -1,10 +1,10 @@
 """A `shifted_conv` term as a Triton function: a row of the data times the elements of the kernel's
 row, whose products are shifted and added.
 
-Positions of the result are counted along rows that are as long as what a row of the kernel sees, so
-a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
-elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop.
-What follows the convolution is computed on the sum, in registers.
+Positions of the result are counted along rows as long as the range that a row of the kernel sees,
+so a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
+elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop. The
+epilogue of the convolution is computed on the sum, in registers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names
+from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names, stand_ins
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
-    RESERVED,
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
@@ -39,14 +39,9 @@ DOT = 16
 ROUNDED = "tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [{}], tl.float32, True, 1)"
 """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
 CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
-"""A number without those digits: what is left is exact in single precision."""
+"""A number without those digits: the rest is exact in single precision."""
 COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
-OWN = frozenset(
-    "part columns position first begin image plane top left column at depth c tap low seen x_tile x_low rows result kept place pixel "
-    "inner chunks across taps_high phase_high phase_deep plane_x row_x pixel_x top_y pixel_y w_tile w_low place_w".split()
-)
-"""Names that such a function has itself."""
 
 
 class ShiftedBlock:
@@ -92,10 +87,16 @@ class ShiftedBlock:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         if self.plane + self.pixels >= COUNTED:
             raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
-        own = {f"sum_{j}" for j in range(self.shared)}
-        self.taken = RESERVED | OWN | own | {name, f"{name}_block", *self.free}
+        self._name()
+
+    def _name(self) -> None:
+        """Give the operands names that the function has not itself."""
+        self.taken: frozenset[str] | None = None
+        self.names = stand_ins(self.buffers)
+        self.following = Following(self.node, self.names[2:-1])
+        self.taken = reserved_names() | own_names(self.source())
         self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.following = Following(node, self.names[2:-1])
+        self.following = Following(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -269,7 +270,7 @@ class ShiftedBlock:
 
     @staticmethod
     def _leaves(axis: ConvolvedAxis) -> bool:
-        """Whether what is loaded may lie beyond the data."""
+        """Whether loaded positions may lie beyond the data."""
         if axis.transposed:
             return True
         last = (axis.positions - 1) * axis.stride - axis.pad + (axis.kernel - 1) * axis.dilation
@@ -314,10 +315,10 @@ class ShiftedBlock:
     def _dot(x: str, w: str, onto: str, precision: str = TF32_ROUNDED) -> str:
         return f"tl.dot(tl.trans({x}), tl.trans({w}){onto}, input_precision='{precision}')"
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ epilogue
 
     def _ends(self) -> Iterator[str]:
-        """The sums of each phase of a row, what follows them, and the stores."""
+        """The sums of each phase of a row, the epilogue, and the stores."""
         deep, high = self.outer
         yield f"plane = {deep.made('plane', 'phase_deep')}"
         yield f"top_y = {high.made('top', 'phase_high')}"

@@ -1,8 +1,8 @@
 """Floats of 8 bits, as a block loads them: as they are where the GPU has them (sm_89 and newer),
 else as the floats of half precision that their bits are made into, which is exact.
 
-A program takes them as bytes and asks, when it is compiled, what there is. What reads such a tile
-works on both.
+A program takes them as bytes and asks, when it is compiled, for the support of the hardware. The
+readers of such a tile work on both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 
 SMALL_FLOATS = {"float8_e4m3fn": ("float8e4nv", "halves_of_e4m3"), "float8_e5m2": ("float8e5", "halves_of_e5m2")}
-"""Triton's names, and what makes halves of their bits."""
+"""Triton's names, and the functions that make halves of their bits."""
 CONVERSIONS = '''
 @tl.core.builtin
 def has_small_floats(_semantic=None):
@@ -32,7 +32,6 @@ def halves_of_e5m2(x):
     """Bits of e5m2 as halves, whose first half they are."""
     return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
 '''
-NAMES = frozenset({"has_small_floats", "halves_of_e4m3", "halves_of_e5m2"})
 
 
 def loaded(lines: Lines, stage: LoopPhase, name: str, dtype: str, at: str, mask: str = "", hint: str = "") -> str:

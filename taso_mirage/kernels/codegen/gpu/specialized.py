@@ -1,20 +1,19 @@
 """A kernel of attention whose warps have roles, in Gluon, for Hopper (sm_90).
 
-Four warps load tiles by TMA into a ring of slots and compute what keys are divided by; two groups
-of four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half
-as long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
-measured on an H200, `docs/measured/kernels.md`). What it computes is what `block.py` does, with the
-same roundings but one: where keys are divided by a number of their own, their scores are.
+Four warps load tiles by TMA into a ring of slots and compute the divisors of keys; two groups of
+four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half as
+long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
+measured on an H200, `docs/measured/kernels.md`). It computes like `block.py`, with the same
+roundings but one: where keys are divided by a number of their own, their scores are.
 
 Why nothing waits for ever, and nothing is read that is not there (`tests/barrier_states.py` goes
 through all orders): tile t is in slot t % STAGES, in phase (t // STAGES) & 1 of its barriers. A
 slot is asked for again when both groups have said that they read it, so nobody is two phases ahead
 of another, which parities would not tell. Whoever says so has met its group before: one thread
-arrives for 128. What keys are divided by is read before a group says that the keys are free,
-because it is written again only after that. A turn is passed as often as it is taken: group 1
-passes one before its loop, and none in the last iteration. All copies are waited for, so none is on
-its way when the block ends. Registers are shared out by `setmaxnreg`, whose sum is what the block
-has.
+arrives for 128. The divisors of keys are read before a group says that the keys are free, because
+they are written again only after that. A turn is passed as often as it is taken: group 1 passes one
+before its loop, and none in the last iteration. All copies are waited for, so none is on its way
+when the block ends. Registers are shared out by `setmaxnreg`, whose sum is the block's total.
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.attention_body import Operand, attention, demand, letters_of
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut
 from taso_mirage.kernels.codegen.gpu.products import tile_product
-from taso_mirage.kernels.codegen.gpu.program import RESERVED, LaunchSchedule, TileMap, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TileMap, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
 from taso_mirage.operators.interpret import interpret
 
 GROUPS, ROWS = 2, 64
-"""Groups that compute, and the rows of each: what one product of the tensor cores has."""
+"""Groups that compute, and the rows of each: those of one product of the tensor cores."""
 WIDTHS, KEYS = (64,), (64, 128)
 """The measured widths of heads, and of tiles of keys."""
 REGISTERS = 144
-"""A thread of a group that computes has so many; those that load have what is left."""
+"""Registers of a thread of a group that computes; those that load have the rest."""
 DEPTHS = (3, 2, 4)
 """Slots of the ring that are tried, the first guess first."""
 ITERATION = re.compile(r"\bt\b")
@@ -91,8 +91,6 @@ def here(x):
     """x, which is computed before what follows."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
-NAMES = frozenset("total m acc out_total out_m rows matrix_rows matrix_columns first q k v out mma".split())
-"""Names of a group besides those of stored values."""
 MEMORY = "k, v, scales, q_full, k_full, v_full, s_full, k_free, v_free"
 LOADS = '''@gluon.jit
 def {name}_loads(keys, values, {memory}, g0, g1, g2, STAGES: gl.constexpr):
@@ -245,8 +243,8 @@ class SpecializedBlock:
         return int(shape[rows[0]]), int(shape[width])
 
     def _by_row(self, x: Operand) -> bool:
-        """Whether what is summed over is the last dim of a side's leaf: sizes may not tell, as
-        tiles are square."""
+        """Whether the summed dim is the last dim of a side's leaf: sizes may not tell, as tiles are
+        square."""
         _, result = letters_of(self.found.scores)
         order = range(len(x.letters)) if x.x is x.leaf else x.x.attr("perm")
         return next(c for c, dim in zip(x.letters, order, strict=True) if dim == len(x.letters) - 1) not in result
@@ -285,7 +283,7 @@ class SpecializedBlock:
     def _stores(self) -> str:
         """Lines that store the accumulators: vectors of rows in the layout of the scores, matrices
         in that of the products."""
-        axes, lines, found = TileAxes(), Lines(RESERVED | NAMES, False), list[str]()
+        axes, lines, found = TileAxes(), Lines(reserved_names() | own_names(self._text("")), False), list[str]()
         tiles = Tiles(axes, lines, tile_product)
         row, column = axes.fresh(self.rows), axes.fresh(self.width)
         known = {
@@ -321,9 +319,15 @@ class SpecializedBlock:
         return (GROUPS * REGISTERS + least) // (GROUPS + 1) // 8 * 8
 
     def source(self) -> str:
+        return self._text(self._stores())
+
+    def _text(self, stores: str) -> str:
+        """The functions, with what is stored of the results."""
         parts = [self._divisors("queries", self.found.queries), self._divisors("keys", self.found.keys)]
         flags = ("K" if self.found.keys.divisor is None else "k") + ("Q" if self.found.queries.divisor is None else "q")
-        parts += [_filled(template, flags, self._values(flags)) for template in (LOADS, GROUP, KERNEL)]
+        parts += [
+            _filled(template, flags, self._values(flags) | {"stores": stores}) for template in (LOADS, GROUP, KERNEL)
+        ]
         return "\n\n".join(part for part in parts if part)
 
     def _values(self, flags: str) -> dict[str, object]:
@@ -337,7 +341,6 @@ class SpecializedBlock:
             "memory": MEMORY,
             "arguments": ", ".join([*(names[x] for x in self.body.inputs), *results]),
             "results": ", ".join(results),
-            "stores": self._stores(),
             "loop": self.block.loop,
             "rows": ROWS,
             "keys": self.keys,
@@ -358,10 +361,10 @@ class SpecializedBlock:
         }
 
     def _divisors(self, name: str, side: Operand) -> str:
-        """A function of a tile: one over what its rows are divided by."""
+        """A function of a tile: one over the divisor of its rows."""
         if side.divisor is None:
             return ""
-        axes, lines = TileAxes(), Lines(RESERVED | {"rows"}, False)
+        axes, lines = TileAxes(), Lines(reserved_names() | {"rows"}, False)
         tiles = Tiles(axes, lines, tile_product)
         own = tuple(None if n == 1 else axes.fresh(n) for n in side.x.shape)
         tile = Tile("rows", side.x.shape, own, side.leaf.dtype, self.dtype, LoopPhase.INVARIANT, True)

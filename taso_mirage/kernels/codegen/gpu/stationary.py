@@ -4,7 +4,7 @@ rounded to TF32.
 One block for each processor loads the weights of its columns once (weight-stationary: Chen et al.,
 Eyeriss, ISCA 2016, section IV). Two groups of four warps then have tiles of positions in turn, each
 a ring of its own: a group waits for no other. A tile is 16 bytes of a row at a time, because rows
-begin at multiples of 16 bytes here: what pads a row lies between it and the next one.
+begin at multiples of 16 bytes here: the padding of a row lies between it and the next one.
 
 Products are of a tile's positions, so tensor cores take the data from registers, along the sum, and
 four neighbouring positions are four registers of a thread. A shift is then another name for a
@@ -24,7 +24,8 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.following import Following
-from taso_mirage.kernels.codegen.gpu.program import RESERVED, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
 from taso_mirage.targets.cuda.device import H100
@@ -38,10 +39,10 @@ STEP = 8
 WIDTHS = (64, 32, 16)
 """Columns of a block."""
 SUMS = 192
-"""Registers of a thread that sums have, and that results have with what is computed of them, at
-most: with more they go to memory."""
+"""Registers of a thread for sums, and for results with the values computed of them, at most: with
+more they go to memory."""
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
-"""Functions that take registers beside an element and its result; so many of them need one more."""
+"""Functions that take registers beside an element and its result; MANY of them need one more."""
 REGISTERS = 240
 """Registers of a thread of the second group; the first has no fewer."""
 MEMORY = 227 * 1024
@@ -51,7 +52,7 @@ SCRATCH = 4 * 1024 + 512
 DEEPEST, LEAST = 4, 3
 """Slots of a ring."""
 BEYOND = -(1 << 30)
-"""The row of what lies beside the image: none."""
+"""The row for positions beside the image: none."""
 
 
 class StationaryBlock:
@@ -89,9 +90,12 @@ class StationaryBlock:
         self.chunks = self.channels // self.depth
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
         self.follows = Following(self.node, self.others, channels_last=True)
+        self.taken: frozenset[str] | None = reserved_names()
         self.width = WIDTHS[-1]
         self.width, self.stages = self._fitting()
         self.parts = -(-block.columns // self.width)
+        self.taken = None
+        self.taken = reserved_names() | own_names(self.source())
 
     def _fitting(self) -> tuple[int, int]:
         """The columns of a block, and the slots of a ring: as few parts as there can be, of which
@@ -128,8 +132,8 @@ class StationaryBlock:
 
     @property
     def pitch(self) -> int:
-        """Positions of a row. What a result sees beyond them is the gap before the next one: zeros,
-        as there."""
+        """Positions of a row. A result sees the gap before the next one beyond them: zeros, as
+        there."""
         end = self.begin + self.row.positions
         last = end + self.reach
         return _up(max(end, last - self.gap, min(self.row.size + self.gap, last)), CHUNK)
@@ -241,8 +245,8 @@ class StationaryBlock:
         }
 
     def _layouts(self) -> dict[str, object]:
-        """Bases of registers, lanes and warps: of a tile that is loaded (channels, positions), of
-        sums by position, and of what is stored (positions of all phases, columns)."""
+        """Bases of registers, lanes and warps: of a loaded tile (channels, positions), of sums by
+        position, and of a stored one (positions of all phases, columns)."""
         phases = self.row.phases.bit_length() - 1
         positions = [[1 << i, 0] for i in range(5)]
         loaded = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, self.depth.bit_length() - 1))]
@@ -272,10 +276,10 @@ class StationaryBlock:
         at = f"{j * (self.elements // self.sums)} + place_w" if j else "place_w"
         return f"token_{j} = warpgroup_mma(tile_x, weights.index({at}).permute((1, 0)), sum_{j}, is_async=True)"
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ epilogue
 
     def _ends(self) -> Iterator[str]:
-        """The sums of each phase of a row, what follows them, and the store."""
+        """The sums of each phase of a row, the epilogue, and the store."""
         deep, high = self.outer
         row, size = self.row, math.prod(each.result for each in (*self.outer, self.row))
         for j in range(self.sums):
@@ -327,9 +331,8 @@ class StationaryBlock:
         return pairs[0] if count == 1 else whole
 
     def _following(self, name: str, count: int) -> Iterator[str]:
-        """The lines of what follows, on so many positions by columns."""
-        taken = RESERVED | OWN | {*self.others, *self.block.free}
-        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), taken))
+        """The lines of the epilogue, on so many positions by columns."""
+        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), self.taken))
 
     def _of_channels(self, name: str) -> str:
         mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""
@@ -347,15 +350,6 @@ class StationaryBlock:
         ]
 
 
-OWN = frozenset(
-    "x w result weights ring total columns first_tile first stride tile following image plane "
-    "high_taps left rows where step slot ahead tile_x next_x own_image own_plane own_deep own_high own_first own_low own_taps "
-    "place_w index column place position top pixel plane_y top_y pixel_y kept place_y MMA DOT COPIED LOADED SUMMED STORED GROUP "
-    "async_copy rounded_tile by_position i t phase_0 phase_1 phase_2 phase_3".split()
-) | {f"{kind}_{j}" for kind in ("sum", "token") for j in range(SUMS // WIDTHS[-1] + 1)}
-"""Names that a group has itself."""
-
-
 def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
@@ -365,7 +359,7 @@ def _indented(lines: Sequence[str], spaces: int) -> str:
 
 
 def _shifted(name: str, shift: int) -> str:
-    """A function of sums by position: those of so many positions further, where a warp has them."""
+    """A function of sums by position: those of positions further on, where a warp has them."""
     moves = []
     for i in range(CHUNK):
         lanes, register = divmod(i + shift, CHUNK)

@@ -2,9 +2,10 @@
 `stationary.py`.
 
 Why nothing is read that is not there. A group copies into the slot that it read an iteration
-before: all its threads have met since, where they waited for the next tile. What tensor cores take
-from registers stays there until they are done, which the group waits for before the registers get
-the next tile. Weights are there before the groups begin, and nobody writes them again.
+before: all its threads have met since, where they waited for the next tile. Operands that tensor
+cores take from registers stay there until they are done, which the group waits for before the
+registers get the next tile. Weights are there before the groups begin, and nobody writes them
+again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The meaning `tiles`: what the primitives are in Triton, as lines of source over tiles in
-registers.
+"""The meaning `tiles`: the primitives in Triton, as lines of source over tiles in registers.
 
 Every operator of a body is compiled by its own definition, so none is listed here. A tile has one
-axis in registers for each of its dims that are not 1 (and not the same all along); what is computed
-is fp32, what is loaded stays as stored until it is used.
+axis in registers for each of its dims that are not 1 (and not the same all along); computed values
+are fp32, loaded ones stay as stored until they are used.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Tile:
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
     until after the loop."""
     together: tuple[int, int] | None = None  # an axis, and how many neighbours of it a thread has at least
-    innermost: int | None = None  # of what is loaded: along it, elements lie side by side in memory
+    innermost: int | None = None  # of a loaded tile: along it, elements lie side by side in memory
 
     @property
     def present(self) -> list[int]:
@@ -75,7 +74,7 @@ def folded(function: Function) -> Fold:
 
 
 class Tiles(Meaning[Tile]):
-    """Writes into `lines`; `hint` names what is written.
+    """Writes into `lines`; `hint` names the written value.
 
     `product` makes contractions: an einsum of two tiles, by their letters.
     """
@@ -443,7 +442,7 @@ class Tiles(Meaning[Tile]):
 
 
 def _numbers(xs: Sequence[Tile]) -> list[np.float64 | np.int64]:
-    """Operands as numbers: 0 for what is none."""
+    """Operands as numbers: 0 for any other."""
     return [np.float64(x.number or 0) if is_float(x.dtype) else np.int64(x.number or 0) for x in xs]
 
 

@@ -2,9 +2,9 @@
 launch).
 
 All generated kernels wait, so the end of each is that of all before it. Blocks of the next one that
-come early take what room there is: where a block has all registers of its processor, several go to
-the processors that are done first, and none to the others. So a kernel may be `LATE` (the part of
-one latent head's keys on an H200: 21.1 to 18.7 us).
+come early take the free room: where a block has all registers of its processor, several go to the
+processors that are done first, and none to the others. So a kernel may be `LATE` (the part of one
+latent head's keys on an H200: 21.1 to 18.7 us).
 """
 
 WAITING = (

@@ -1,4 +1,4 @@
-"""Integers of a few bits in words of 32: what a block loads of weights, as floats.
+"""Integers of a few bits in words of 32: weights as a block loads them, as floats.
 
 A thread that loads a word has eight numbers of four bits side by side. Two at a time become floats
 of half precision without a conversion, which is slow on a GPU: their bits are set below those of
@@ -32,8 +32,8 @@ UNKNOWN = "(tl.program_id(0) >> 30)"
 
 
 def in_words(body: Graph, reads: Sequence[TritonBuffer], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
-    """The terms that are numbers of a few bits of what is loaded, with how many bits: whole words
-    of them, of which only floats are read."""
+    """The terms that are numbers of a few bits of loaded values, with how many bits: whole words of
+    them, of which only floats are read."""
     found = {}
     for x, buffer in zip(body.inputs, reads, strict=True):
         if buffer.dtype != "uint8" or not x.shape or not _whole(x) or not _whole(buffer):

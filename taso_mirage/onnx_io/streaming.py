@@ -1,5 +1,5 @@
-"""Writing a model with its weights inside, one weight at a time: what protobuf would write at once,
-with as much memory as the largest weight takes, not three times the model's."""
+"""Writing a model with its weights inside, one weight at a time: as protobuf would write it at
+once, with as much memory as the largest weight takes, not three times the model's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.onnx_io.serialized import APART
+from taso_mirage.onnx_io.serialization import APART
 
 ABOVE = 1 << 16
 """Bytes of a weight from which it is written by itself."""
@@ -26,7 +26,7 @@ LENGTH = 2
 def save_inside(made: ir.Model, path: Path) -> None:
     """Write a model to a file; the values of its large weights are empty after it.
 
-    Raises what onnx-ir and protobuf raise.
+    Raises the errors of onnx-ir and protobuf.
     """
     apart: dict[str, Any] = {}
     for name, value in made.graph.initializers.items():
@@ -84,8 +84,8 @@ def _size(part: Any) -> int:
 
 
 def _field(number: int, length: int) -> bytes:
-    """The beginning of a field of so many bytes: its number, and its length, in groups of 7 bits
-    from the lowest on."""
+    """The beginning of a field of a length: its number, and its length, in groups of 7 bits from
+    the lowest on."""
     found = bytearray((number << 3 | LENGTH,))
     while length > 0x7F:
         found.append(length & 0x7F | 0x80)

@@ -17,7 +17,7 @@ CARRIES = frozenset("Cast Identity Squeeze Unsqueeze Reshape Flatten".split())
 PARTS = CARRIES | {"Slice", "Gather", "Split"}
 """Operators that give some of the numbers: a model may have its thresholds in one input."""
 SHARES = {"NonMaxSuppression": (3, 4), "Dropout": (1,)}
-"""Operands that are shares, by operator: of overlap and of scores, and of what is dropped."""
+"""Operands that are shares, by operator: of overlap and of scores, and of dropped elements."""
 
 
 def compared_numbers(model: Model) -> dict[str, list[int]]:

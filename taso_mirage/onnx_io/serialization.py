@@ -22,14 +22,14 @@ APART = frozenset(
 
 
 def source_of(model: Model) -> ir.Model:
-    """The ONNX model that was read, untouched: what an optimized model is compared with, and what
-    is kept when nothing helps."""
+    """The ONNX model that was read, untouched: an optimized model is compared with it, and it is
+    kept when nothing helps."""
     header: ir.Model = model.source or model.header
     try:
         copy = header.clone()
     except RuntimeError as error:  # values that nothing computes, in a function
         cause = str(error.__cause__ or error).strip().splitlines()
-        raise InvalidModel(f"the model uses what it does not compute: {(cause or ['?'])[-1][:300]}") from None
+        raise InvalidModel(f"the model uses a value that it does not compute: {(cause or ['?'])[-1][:300]}") from None
     copy.meta.update(header.meta)
     return copy
 

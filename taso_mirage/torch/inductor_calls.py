@@ -26,8 +26,8 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.lowering import Record
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.captured import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.changes import memory
+from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
 from taso_mirage.torch.group_norms import with_group_norms
@@ -53,14 +53,14 @@ LaunchMaker = Callable[[Record, Sequence[Sequence[int]]], Launch]
 
 @dataclass(frozen=True, eq=False)
 class PlacedLaunch:
-    """A kernel at a place of a graph: what runs it, and the shapes and dtypes of its results."""
+    """A kernel at a place of a graph: its launcher, and the shapes and dtypes of its results."""
 
     launch: Launch
     results: tuple[tuple[tuple[int, ...], Any], ...]
 
 
 PLACED: WeakValueDictionary[str, PlacedLaunch] = WeakValueDictionary()
-"""By the keys that graphs have; they are kept by what runs the graph."""
+"""By the keys that graphs have; they are kept by the owner of the graph."""
 _NUMBERS = count()
 
 
@@ -121,7 +121,7 @@ class ComposedCalls:
     tensors and integers that it is made for. On CUDA calls are captured where that is faster. At
     other sizes, and by other settings of PyTorch for TF32, `otherwise` runs.
 
-    Raises Unsupported where a term has no form in PyTorch, and what Inductor raises.
+    Raises Unsupported where a term has no form in PyTorch, and Inductor's errors.
     """
 
     owning = True

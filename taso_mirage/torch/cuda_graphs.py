@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.equal import check_equal
+from taso_mirage.torch.comparison import check_equal
 
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
@@ -29,12 +29,13 @@ as a start that is saved, and their memory would be there twice."""
 CAPTURING = 3
 """Runs until a graph is there: ONNX Runtime captures the second one."""
 TURN = RLock()
-"""Whoever has sessions run on the GPU, opens one, or captures a run, has it: a CUDA graph that is
-captured would hold what others do on its stream, and what asks for memory meanwhile fails."""
+"""A thread that has sessions run on the GPU, opens one, or captures a run, holds it: a CUDA graph
+that is captured would hold the work of others on its stream, and requests for memory meanwhile
+fail."""
 HERE = local()
 """The memory of each thread's graphs."""
 FAILED: list[Any] = []
-"""Graphs whose capture failed: PyTorch may look at them until its process ends."""
+"""Graphs whose capture failed: PyTorch may read them until its process ends."""
 
 
 class CapturedRun:
@@ -82,7 +83,7 @@ class CapturedWhereFaster:
             return self._plain(held)
         free = known[sizes]
         if free is None:
-            known[sizes] = []  # what fails is not tried again
+            known[sizes] = []  # a failed capture is not tried again
             free = known[sizes] = self._chosen(held)
         try:
             call = free.pop()
@@ -115,7 +116,7 @@ class CapturedWhereFaster:
             with torch.inference_mode(False), torch.no_grad():  # its memory is written in every mode
                 captured = self._capture(held)
             check_equal(captured(held), plain, lambda: None)
-        except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises what its parts raise
+        except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises those of its parts
             return []
         times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
         slow, replayed = map(statistics.median, zip(*times, strict=True))
@@ -126,7 +127,7 @@ def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """Calls for inputs like these as one of PyTorch's CUDA graphs, in the order of the current
     stream; other threads may ask for memory meanwhile.
 
-    Raises what the calls raise, and RuntimeError where something in them cannot be captured.
+    Raises the errors of the calls, and RuntimeError where something in them cannot be captured.
     """
     given = [_copied(each) for each in held]
     current = torch.cuda.current_stream(0)
@@ -134,7 +135,7 @@ def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
         apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses
         apart.wait_stream(current)
         with torch.cuda.stream(apart):
-            for _ in range(CAPTURING):  # libraries choose, and make what they need, at first calls
+            for _ in range(CAPTURING):  # libraries choose kernels and allocate memory at first calls
                 plain(given)
         with _own_workspaces():
             graph, found = _graph_of(partial(plain, given), apart, _pool(current))

@@ -1,7 +1,7 @@
-"""Operators that PyTorch's exporter writes as they are defined, where eager PyTorch has another
-way: logarithms of sums of exponentials, which overflow; remainders and whole quotients, which are
-not those of the rounded quotient; what is infinite in double precision, not in single; and
-convolutions without a bias, for which it writes one of a wrong shape."""
+"""Operators that PyTorch's exporter writes by their definition, where eager PyTorch computes them
+otherwise: logarithms of sums of exponentials, which overflow; remainders and whole quotients, which
+are not those of the rounded quotient; numbers that are infinite in double precision, not in single;
+and convolutions without a bias, for which it writes one of a wrong shape."""
 
 from __future__ import annotations
 

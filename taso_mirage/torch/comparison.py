@@ -14,7 +14,8 @@ from taso_mirage.errors import Unsupported
 NEAR = 8.0
 """How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
 ROUNDINGS = 64
-"""How many roundings of the largest number a result may be off that is not looked at further."""
+"""The number of roundings of the largest number by which a result may be off without further
+comparison."""
 PIECE = 1 << 24
 """Elements that are compared at a time: a GPU may have no room for all of them in float64."""
 
@@ -26,7 +27,7 @@ def check_equal(
     to float64 as those of eager PyTorch: the mean of a normalized batch is rounding alone.
 
     `rounded`: products rounded their operands to half of their digits. Then numbers that are off by
-    more than a few roundings are looked at in float64: eager PyTorch may not have rounded there.
+    more than a few roundings are compared in float64: eager PyTorch may not have rounded there.
     Raises Unsupported with the number of a result that is not.
     """
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):

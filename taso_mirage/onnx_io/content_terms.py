@@ -1,8 +1,8 @@
 """Models as terms in which two loads meet: weights are named by their content, and a node without a
-definition is what it does, over its operands and what its bodies give.
+definition is its content, over its operands and its bodies' outputs.
 
 A body's outputs are terms over the outer terms that it captures and over its formal inputs, which
-are variables that are named by their places. What holds for all values of these holds in every
+are variables that are named by their places. A fact about all values of these holds in every
 iteration, so two nodes with bodies do the same if all else of them is the same and their bodies'
 outputs are equal terms.
 """
@@ -27,9 +27,9 @@ class Opened:
     """The terms of a model, or of a body `depth` levels inside of it, as those in which two loads
     meet.
 
-    `leaves` are what inputs are here. `arrays` gets the weights by their new names, `draws` the
-    nodes that draw by theirs, which are other ones where `matched` says so. `path` leads to the
-    body, by results of nodes and attributes.
+    `leaves` are the inputs here. `arrays` gets the weights by their new names, `draws` the nodes
+    that draw by theirs, which are other ones where `matched` says so. `path` leads to the body, by
+    results of nodes and attributes.
     """
 
     model: Model
@@ -130,7 +130,7 @@ def opened(model: Model, matched: Mapping[Draw, Draw] | None = None) -> Opened:
 
 def matching(first: Collection[Draw], second: Iterable[Draw]) -> dict[Draw, Draw]:
     """For each draw of a second model one of the first, no two the same: of its own name, else in
-    their order. A writer may rename what it keeps."""
+    their order. A writer may rename the values that it keeps."""
     second = [*second]
     left = [draw for draw in first if draw not in second]
     found = {}

@@ -15,8 +15,8 @@ examples."""
 def add_from_plugins(registry: Mapping[str, Any]) -> None:
     """Load the plug-ins, which register their operators, and keep which laws are theirs.
 
-    Raises InvalidOption, with what to do, where one cannot be loaded, or changes what an operator
-    of others means.
+    Raises InvalidOption, with the next step, where one cannot be loaded, or changes the meaning of
+    another's operator.
     """
     for plugin in plugins(OPERATOR_GROUP):
         stated = {name: len(each.law_texts) for name, each in registry.items()}

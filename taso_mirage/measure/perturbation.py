@@ -1,6 +1,5 @@
 """How far roundings move a model's outputs, by runs in its own runtime (Monte Carlo arithmetic,
-Parker 1997): what `reference.RoughReference` is in float64, for models of which that takes too
-long."""
+Parker 1997): as `reference.RoughReference` in float64, for models of which that takes too long."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from taso_mirage.rewriting.derived_traits import selects
 
 PARTS = 1.0, 16.0
 """Roundings by which each result is off. From the first to the second a movement must grow as they
-do, within SMOOTH: what jumps is a decision."""
+do, within SMOOTH: a jump is a decision."""
 SMOOTH = 4.0
 SEEDS = (1, 2)
 VARIANTS = 4
@@ -34,7 +33,7 @@ VARIANTS = 4
 
 class Perturbed:
     """A model in which every result of floats is multiplied by numbers that are inputs: 1, but for
-    so many roundings of its dtype, of either sign."""
+    some roundings of its dtype, of either sign."""
 
     def __init__(self, model: Model, target: Target) -> None:
         self.model, self.target = model, target

@@ -162,7 +162,7 @@ def _reshaped(names: Names, chosen: Iterable[str], how: Callable[[tuple[int, ...
 
 
 def _follow_rank(names: Names, count: int) -> Iterator[Names]:
-    """Attributes that count axes, for operands of so many more dims."""
+    """Attributes that count axes, for operands of more dims."""
     last = (
         max((len(v.shape) for v in names.values() if isinstance(v, Node) and isinstance(v.type, Tensor)), default=1) - 1
     )
@@ -284,8 +284,8 @@ def _few_attributes(universe: Universe) -> Iterator[Names]:
 
 
 class _SmallShapes:
-    """Shapes for one operand after the other; where what has its operands already has no type, the
-    next one is tried."""
+    """Shapes for one operand after the other; where a term whose operands are chosen already has no
+    type, the next shape is tried."""
 
     def __init__(self, universe: Universe) -> None:
         self.universe = universe

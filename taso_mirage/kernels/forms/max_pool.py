@@ -1,0 +1,238 @@
+"""The largest of each window with channels last on a GPU, between convolutions that have them last.
+
+Alone it would gain nothing: it saves the transpositions of the image before and after. A block has
+some pixels of the result with some channels, and takes the kernel's elements one after the other:
+what neighbours see, too, comes from the first cache. Memory bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.mugraph import product_factor, usual_size
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
+from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.kernels.codegen.gpu.waits import EARLY
+from taso_mirage.kernels.conversion import Conversion
+from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
+from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, is_half_convolution
+from taso_mirage.kernels.gpu.in_operators import FIRST, LAST
+from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size
+from taso_mirage.targets.device import Device
+from taso_mirage.verdicts import Evidence, Failure
+
+OPERATOR = "max_pool_last"
+PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
+"""Pixels and channels of a block."""
+LANES = 256, 4096
+"""Elements of a block, at least where there are so many channels, and at most."""
+LARGEST = 49
+"""Elements of a kernel: each is a line of its own."""
+BEST = 8
+"""The number of muGraphs that are compiled and run."""
+
+
+# ---------------------------------------------------------------- the goal
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPoolLast:
+    """A goal that is one such term."""
+
+    node: Node
+    slack = 1.0
+    large, once, joins = True, True, False
+    together = "channels last"
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return []
+
+    def mugraph(self, block: tuple[int, ...]) -> Node:
+        """With blocks of this size."""
+        return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
+
+    def small(self) -> tuple[MaxPoolLast, Graph]:
+        """A pool like this one of few channels and pixels, and its goal in operators of ONNX."""
+        attrs: dict[str, Any] = dict(self.node.attrs)
+        reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
+        sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
+        x = variable("x", Tensor("float32", (2, *sides, 2)))
+        found = MaxPoolLast(term(OPERATOR, x, **attrs))
+        return found, Graph((x,), (_in_operators(found.node),))
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
+        first."""
+        evidence = _evidence(*self.small())
+        if not isinstance(evidence, Evidence):
+            return []
+        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
+
+    def blocks(self) -> Iterator[tuple[int, ...]]:
+        """Sizes of blocks that may be fast."""
+        channels = power_of_two(int(self.node.shape[3]))
+        for pixels, each in product(PIXELS, dict.fromkeys(min(n, channels) for n in CHANNELS)):
+            if min(LANES[0], pixels * channels) <= pixels * each <= LANES[1]:
+                yield pixels, each
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: those of two transpositions."""
+        return float(2 * (size(self.node.args[0].type) + size(self.node.type))) / device.bandwidth
+
+
+@lru_cache(maxsize=64)
+def _evidence(small: MaxPoolLast, goal: Graph) -> Evidence | Failure:
+    return verified_mugraph(Graph(goal.inputs, (small.mugraph((PIXELS[0], CHANNELS[0])),)), goal)
+
+
+def _read(goal: Graph) -> MaxPoolLast | None:
+    return MaxPoolLast(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == OPERATOR else None
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _attrs(node: Node) -> dict[str, Any]:
+    return {name: node.attr(name) for name in ("kernel", "strides", "pads", "dilations")}
+
+
+def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
+    """A pool of images in half precision that a convolution makes or reads."""
+    if node.op != "max_pool" or node.dtype not in HALF_FLOATS or len(node.shape) != 4:
+        return []
+    x = node.args[0]
+    fixed = isinstance(x.shape[1], int) and prod(node.attr("kernel")) <= LARGEST
+    around = (x, *x.args, *users(node))
+    return [node] if fixed and any(map(is_half_convolution, around)) else []
+
+
+def _converted(members: Sequence[Node], model: Conversion) -> Node:
+    (node,) = members
+    last = term("transpose", model.done[node.args[0]], perm=LAST)
+    return term("transpose", term(OPERATOR, last, **_attrs(node)), perm=FIRST)
+
+
+def _in_operators(node: Node) -> Node:
+    first = term("transpose", node.args[0], perm=FIRST)
+    return term("transpose", term("max_pool", first, **_attrs(node)), perm=LAST)
+
+
+# ---------------------------------------------------------------- the program
+
+
+class MaxPoolFunction:
+    """The function of one pool.
+
+    Raises Unsupported for other floats than those of half and single precision, for channels that
+    only a run knows, and for kernels too large to be written out.
+    """
+
+    body: Sequence[Node] = ()
+    specialized = False
+    helpers = ()
+
+    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
+        self.node, self.name = node, name
+        self.buffers = [b for b in (*reads, *writes) if b is not None]
+        self.dtype = self.buffers[0].dtype
+        self.kernel, (self.pixels, channels) = tuple(map(int, node.attr("kernel"))), map(int, node.attr("block"))
+        x = node.args[0]
+        if self.dtype not in (*HALF_FLOATS, "float32") or any(b.batched for b in self.buffers):
+            raise Unsupported(f"{node.op} of {self.dtype}, which has no form in Triton")
+        if not isinstance(x.shape[3], int) or prod(self.kernel) > LARGEST:
+            raise Unsupported(f"{node.op} of {x.type} with a kernel of {self.kernel}; at most {LARGEST} elements")
+        self.channels = int(x.shape[3])
+        self.beside = min(channels, power_of_two(self.channels))
+        if any(n < 1 or n & (n - 1) for n in (self.pixels, self.beside)):
+            raise Unsupported(f"{node.op} with blocks of {node.attr('block')}; powers of two have a form in Triton")
+        self.free = tuple(sizes) if any(not isinstance(n, int) for n in x.shape) else ()
+        self.names = ["operand_0", "operand_1"]
+        names = Lines(reserved_names() | own_names(self.source()), True)
+        self.names = [names.name(b.name) for b in self.buffers]
+
+    @property
+    def parts(self) -> int:
+        """Blocks that have the same pixels."""
+        return -(-self.channels // self.beside)
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        grid = self.parts * ((dim_product(self.node.shape[:3]) + self.pixels - 1) // self.pixels)
+        lanes, blocks = self.pixels * self.beside, usual_size(grid)
+        width = numpy_dtype(self.dtype).itemsize
+        stored, seen = self.buffers[-1].bytes, self._seen_pixels() * self.beside * width
+        traffic = Traffic(2 * lanes * prod(self.kernel) * blocks, seen * blocks + stored, seen, 2 * lanes)
+        names = tuple([b.name for b in self.buffers])
+        chosen = schedule or guessed(blocks, 1, lanes, seen, False)
+        return TritonLaunch(self.name, (grid,), 1, names, chosen, traffic, self.free)
+
+    def _seen_pixels(self) -> int:
+        """Pixels of the image that a block loads from the second cache."""
+        wide = min(self.pixels, usual_size(self.node.shape[2]))
+        (down, right), (i, j) = self.node.attr("strides"), self.node.attr("dilations")
+        lines = -(-self.pixels // wide) * down + (self.kernel[0] - 1) * i
+        return min(prod(self.kernel) * self.pixels, int(lines * (wide * right + (self.kernel[1] - 1) * j)))
+
+    def source(self) -> str:
+        own = ", ".join(f"{name}: tl.constexpr = False" for name in ("EARLY", "OVERLAP", "LATE"))
+        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
+        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
+        return "\n".join([head, *(f"    {line}" for line in (*self._places(), *EARLY, *self._largest()))]) + "\n"
+
+    def _places(self) -> Iterator[str]:
+        """The pixels and channels of the result that a block has."""
+        block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
+        high, wide = (product_factor(n) for n in self.node.shape[1:3])
+        (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
+        yield f"pixel = {block} // {self.parts} * {self.pixels} + tl.arange(0, {self.pixels})"
+        yield f"channel = {block} % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
+        yield f"image = pixel // ({dim_product(self.node.shape[1:3])})"
+        yield f"top = pixel // {wide} % {high} * {down} - {above}"
+        yield f"left = pixel % {wide} * {right} - {before}"
+        beyond = f" & (channel < {self.channels})[None, :]" if self.channels % self.beside else ""
+        yield f"kept = (pixel < {dim_product(self.node.shape[:3])})[:, None]{beyond}"
+
+    def _largest(self) -> Iterator[str]:
+        """The largest element of each window, and the store."""
+        x, result = self.names
+        high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
+        kind = f"tl.{self.dtype}"
+        yield f"largest = tl.full([{self.pixels}, {self.beside}], float('-inf'), {kind})"
+        for i, j in product(*map(range, self.kernel)):
+            row, column = (n * d for n, d in zip((i, j), self.node.attr("dilations"), strict=True))
+            yield f"row = top + {row}"
+            yield f"column = left + {column}"
+            yield f"seen = (row >= 0) & (row < {high}) & (column >= 0) & (column < {wide})"
+            yield f"at = ((image * {high} + row) * {wide} + column) * {self.channels}"
+            place = "at[:, None] + channel[None, :]"
+            yield f"tile = tl.load({x} + {place}, mask=kept & seen[:, None], other=float('-inf'))"
+            yield "largest = tl.maximum(largest, tile, propagate_nan=tl.PropagateNan.ALL)"
+        yield f"tl.store({result} + pixel[:, None] * {self.channels} + channel[None, :], largest, mask=kept)"
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        return [f"a block has {self.pixels} pixels with {self.beside} channels; all of the kernel's elements in turn."]
+
+
+FORM = Form(
+    GpuProgram(OPERATOR, MaxPoolFunction),
+    _read,
+    own_terms(OPERATOR),
+    operators=_in_operators,
+    terms=ModelTerms(_members, _converted),
+)

@@ -1,0 +1,76 @@
+"""A muGraph in full: its text, and of each kernel the schedule, the predicted seconds and the
+generated program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from taso_mirage.ir.dims import show_shape
+from taso_mirage.kernels.codegen.estimates import Estimate, estimated
+from taso_mirage.kernels.codegen.gpu.program import TritonLaunch, TritonProgram
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.rewriting.text import show_graph
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDetails:
+    """One kernel of a program: how it is launched, and what the model of the GPU says of it."""
+
+    launch: TritonLaunch
+    estimate: Estimate
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """A value for `json.dump`; seconds of one launch."""
+        launch = self.launch
+        return {
+            "name": launch.name,
+            "grid": list(launch.grid),
+            "loop": launch.loop,
+            "cluster": launch.cluster,
+            "schedule": asdict(launch.schedule),
+            "seconds": self.estimate.seconds,
+            "resident": self.estimate.resident,
+            "waves": self.estimate.waves,
+        }
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The launch, the schedule and the prediction, a line each."""
+        launch, found = self.launch, self.estimate
+        loop = f", loop of {launch.loop}" if launch.loop != 1 else ""
+        cluster = f", clusters of {launch.cluster}" if launch.cluster > 1 else ""
+        yield f"{launch.name}: grid {show_shape(launch.grid)}{loop}{cluster}"
+        yield f"    schedule: {', '.join(f'{name}={value}' for name, value in asdict(launch.schedule).items())}"
+        blocks = f"{found.resident} blocks on a processor, {found.waves} waves"
+        yield f"    predicted: {found.seconds * 1e6:.1f} us; {blocks}"
+
+
+def kernel_details(program: TritonProgram) -> list[KernelDetails]:
+    """The kernels of a program in the order of their launches."""
+    return [KernelDetails(launch, estimated(program, launch)) for launch in program.launches]
+
+
+def details_data(found: FoundMuGraph) -> dict[str, Any]:
+    """The kernels and the program of a muGraph, for `json.dump`.
+
+    Raises TasoMirageError where it has no program.
+    """
+    program = found.program()
+    return {"launches": [each.data for each in kernel_details(program)], "source": program.source}
+
+
+def details_lines(found: FoundMuGraph) -> Iterator[str]:
+    """The text of a muGraph, its kernels and the program, as lines.
+
+    Raises TasoMirageError where it has no program.
+    """
+    yield from show_graph(found.graph, "mugraph").splitlines()
+    yield ""
+    program = found.program()
+    for each in kernel_details(program):
+        yield from each.lines
+    yield ""
+    yield from program.source.splitlines()
