@@ -295,6 +295,7 @@ KINDS = [
 """Each two together; in the slow test all three."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "zeros", "level"), KINDS)
 def test_a_model_runs_its_product_with_the_library_and_without(
     rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch

@@ -932,6 +932,7 @@ print(*hits)
 """
 
 
+@pytest.mark.sampled(3)
 def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     """A program compiled by another process is used before and after this process has compiled
     ahead of time.

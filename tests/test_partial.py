@@ -261,6 +261,7 @@ def test_several_outputs_have_regions_of_their_own() -> None:
 # ---------------------------------------------------------------- restriction and pieces
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(80))
 def test_a_restricted_program_is_a_part_of_the_whole(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -362,6 +363,7 @@ def test_a_ragged_region_is_refused() -> None:
 SEEDS = 25
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chunk", [pytest.param(i, marks=[pytest.mark.slow] * (i > 2)) for i in range(6)])
 def test_a_corrected_mutant_equals_its_original(chunk: int) -> None:
     """Every chunk has many mutants that are right on a part alone, and corrected."""

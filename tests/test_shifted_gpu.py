@@ -199,6 +199,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
     assert [what for what in there if not of(errors, f"wrong: {what}")[0] > 1e-3] == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
     """With the epilogue, at these sizes, and as the evidence has it."""
