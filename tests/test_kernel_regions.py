@@ -108,8 +108,14 @@ def test_an_error_that_the_outputs_hide_is_found_in_its_region(large: Result, mo
     assert "in the region of" in str(found.notes)
 
 
-def test_a_function_that_computes_something_else_is_found(large: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where the kernels' library is not registered."""
+@pytest.mark.parametrize("regions", [True, False])
+def test_a_function_that_computes_something_else_is_found(
+    regions: bool, large: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function runs where the kernels' library is not registered. Where no region could be
+    compared, the whole model is, without the library too."""
+    if not regions:
+        monkeypatch.setattr(regional.RegionalCheck, "differences", lambda self, optimized: [])
     made = functions.computation
 
     def wrong(name: str, graph: Graph, *args: Any) -> Any:

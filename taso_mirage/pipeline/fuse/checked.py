@@ -31,7 +31,8 @@ SHARE = 1 / 32
 
 @dataclass(frozen=True, slots=True)
 class KernelCheck:
-    """That of one original on its cases; `elsewhere`: also of what runs without the library."""
+    """The check of an original's kernels on its cases, with `elsewhere` also of the functions that run
+    without the kernels' library."""
 
     original: Model
     cases: Sequence[CheckCase]
@@ -39,13 +40,14 @@ class KernelCheck:
     elsewhere: bool
 
     def whole(self, model: Model, session: Session, library: bool = True) -> list[Difference]:
-        """The outputs of a whole model; `session` is one on it."""
+        """The differences of a whole model's outputs; `session` is one on it."""
         fine = Fine.of(self.original)
         finely = None if fine is None else fine.opened(model, self.target)
         return compare(self.original, session, self.cases, finely, SHARE if library else 0.0)
 
     def without_library(self, model: Model) -> list[Difference]:
-        """Those of the model whose kernels' functions run; none where it stays on this machine."""
+        """The differences of the model whose kernels' functions run; none where it stays on this
+        machine."""
         if not self.elsewhere:
             return []
         there = model.without_library()
@@ -59,8 +61,8 @@ class KernelCheck:
     def regions(
         self, before: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int], late: Callable[[], bool]
     ) -> list[Difference] | None:
-        """Those of each kind of region of the model `before` them; None where some are no models of
-        their own.
+        """The differences of each kind of region of the model `before`; None where regions are no
+        models of their own.
 
         Raises OutOfTime where it is `late` before all were compared.
         """
@@ -70,9 +72,10 @@ class KernelCheck:
         values: dict[Node, list[Any]] = {}
         for each, share in sides:
             check = RegionalCheck(before, self.cases, late, share, values)
-            found += check.differences(ClaimedModel(each, self.target, claims, {}))
+            given = check.differences(ClaimedModel(each, self.target, claims, {}))
             if NO_TIME in check.alone:
                 raise OutOfTime("there was no time to check them on what their regions read")
-            if check.alone:
+            if check.alone or not given:
                 return None
+            found += given
         return found

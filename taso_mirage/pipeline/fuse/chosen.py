@@ -30,8 +30,8 @@ class KernelsEnded(Exception):
 
 
 class ChosenKernels:
-    """Those of a back end for a target, by `searches` where it `searching`, else from the disk
-    alone. Goals in `prepared` have kernels that prepare weights."""
+    """The kernels of a back end for a target, found by `searches` with `searching`, else read from
+    the disk. Goals in `prepared` have kernels that prepare weights."""
 
     def __init__(
         self, target: str, backend: Backend, prepared: Mapping[Graph, PreparedGoal], searching: bool, budget: Budget
@@ -104,5 +104,5 @@ class ChosenKernels:
 
 
 def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """Those of a lane's sizes."""
+    """The names of a lane's sizes."""
     return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)

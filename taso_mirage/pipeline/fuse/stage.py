@@ -387,8 +387,8 @@ class _Stage:
         return made.noted(*self.notes)
 
     def _differences(self, model: Model) -> list[Difference]:
-        """Those of the model with its kernels, and without their library where it is for other
-        machines, too."""
+        """The differences of the model with its kernels, and without their library where it is for
+        other machines, too."""
         kinds = rounding_nothing(self.kept, self.backend)
         exact, result = self.kept if kinds is None else kinds, self.result
         check = KernelCheck(result.original, result.cases, self.target, self.config.elsewhere)
