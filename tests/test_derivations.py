@@ -28,8 +28,10 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs, term
 
 FOLDER = Path(folds.__file__).parent.parent
-OTHER_ROOMS = {"codegen", "packaging", "tensorrt"}
-"""Rooms inside that are no part of the search."""
+OTHER_ROOMS = {"codegen", "forms", "packaging", "tensorrt"}
+"""Rooms inside that are no part of the search; a form names the operators that it serves."""
+LEAVES = {"opaque", "weight"}
+"""Terms that are no operators."""
 TOLD = frozenset({"op", "kind", "name", "form"})
 """Attributes that tell an operator, a term, an atom or a derivation from others."""
 
@@ -56,7 +58,7 @@ def compared(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            found = {text for side in sides for text in texts(side)}
+            found = {text for side in sides for text in texts(side)} - LEAVES
             if (found and any(map(told, sides))) or not operators.isdisjoint(found):
                 yield node.lineno
         elif isinstance(node, ast.Match) and told(node.subject):

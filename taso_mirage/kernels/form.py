@@ -169,7 +169,8 @@ def _by_operator() -> Mapping[str, Form]:
 
 def form_of(node: Node) -> Form | None:
     """The form whose term one is; None for others."""
-    return _by_operator().get(node.op)
+    forms = _by_operator()
+    return forms.get(node.op)
 
 
 def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
