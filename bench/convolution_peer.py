@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
-from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution
+from taso_mirage.kernels.forms.channels_last import ChannelsLastConvolution
 
 Function = Callable[..., Any]
 Kind = tuple[str, Function, list[list[Any]]]

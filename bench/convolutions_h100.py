@@ -30,8 +30,9 @@ from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
 from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
-from taso_mirage.kernels.gpu.followed import FollowedConvolution  # noqa: E402
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, natural_weights  # noqa: E402
+from taso_mirage.kernels.forms.depthwise import DepthwiseConvolution  # noqa: E402
+from taso_mirage.kernels.forms.shifted import ShiftedConvolution, natural_weights  # noqa: E402
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
@@ -53,7 +54,7 @@ class Convolved:
     extra: tuple[int, ...] = ()
     depthwise: bool = False
 
-    def term(self) -> tuple[FollowedConvolution, Graph]:
+    def term(self) -> tuple[FusedConvolution, Graph]:
         count = len(self.kernel)
         how: dict[str, Any] = {
             "strides": (self.stride,) * count,
@@ -65,13 +66,14 @@ class Convolved:
         parts = (2, self.kernel[-1], self.columns, *self.kernel[:-1], self.image[1])
         w = variable("w", Tensor("float32", (self.columns, 1, *self.kernel) if self.depthwise else parts))
         b = variable("b", Tensor("float32", (1, self.columns, *(1,) * count)))
-        y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, how).shape[1:])))
+        kind = DepthwiseConvolution if self.depthwise else ShiftedConvolution
+        y = variable("y", Tensor("float32", (1, *kind.alone(x, w, how).shape[1:])))
         added = term("add", y, b)
         body = Graph((y, b), (term("mul", added, term("sigmoid", added)),))
         node = term("depthwise_conv" if self.depthwise else "shifted_conv", x, w, b, body=body, **how)
         goal = Graph((x, w, b), (node,))
         made = GPU_GOALS.read(goal)
-        assert isinstance(made, FollowedConvolution)
+        assert isinstance(made, FusedConvolution)
         return made, goal
 
     def eager(self) -> Callable[..., Any]:
@@ -126,7 +128,7 @@ ROWS = {
 }
 
 
-def programs_of(made: FollowedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
+def programs_of(made: FusedConvolution, goal: Graph, rounds: bool) -> list[TritonProgram]:
     every = [p for each in made.mugraphs(goal, H100) for p in triton.program_forms(each.graph, rounds)]
     found = list({p.source: p for p in every}.values())
     if not rounds or not found[0].launches[0].precisions:

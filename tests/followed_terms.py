@@ -7,15 +7,17 @@ from typing import Any
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.form import GPU_GOALS
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, with_epilogue
+from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
 
 
-def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[str, Any]) -> tuple[Node, Graph]:
+def followed(
+    kind: type[FusedConvolution], op: str, x: Node, w: Node, columns: int, follows: str, how: dict[str, Any]
+) -> tuple[Node, Graph]:
     """The convolution of an image and weights, behind which come those of a bias, a scale of each
     channel, a sum and mish that `follows` names, and its goal in operators of ONNX."""
-    shape = convolution_alone(x, w, how).shape
+    shape = kind.alone(x, w, how).shape
     ones = (1,) * (len(shape) - 2)
     y = variable("y", Tensor("float32", (1, *shape[1:])))
     leaves, operands, out = [y], [x, w], y
@@ -30,7 +32,7 @@ def followed(op: str, x: Node, w: Node, columns: int, follows: str, how: dict[st
             out = term("mul" if name == "scale" else "add", out, leaves[-1])
     out = term("mish", out) if "mish" in follows else out
     node = term(op, *operands, body=Graph(tuple(leaves), (out,)), **how)
-    return node, Graph(tuple(operands), (with_epilogue(node),))
+    return node, Graph(tuple(operands), (kind(node).operators(),))
 
 
 def with_convolutions(model: Model) -> ConvolvedModel:

@@ -1,16 +1,16 @@
-"""Samples of the day: `@pytest.mark.sampled(N)` runs N cases of a test each day, and all of them
-with `-m slow`.
+"""Samples of the day: a case of a test with `@pytest.mark.sampled(N)` runs on one of N days.
 
-The mark is for tests of many cases that are alike and rarely fail. The day is the seed, and
-`TASO_MIRAGE_TEST_DAY` sets it: a failure names the day that repeats it.
+The mark is for tests that are slow and rarely fail; a file with the mark runs all of its tests on
+one day, since they share what they build. The mark counts in runs of the whole suite: a run of
+named files has all of their cases, and so has `-m slow`. `TASO_MIRAGE_TEST_DAY` sets the day: a
+failure names the day that repeats it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from random import Random
+from zlib import crc32
 
 import pytest
 
@@ -19,21 +19,20 @@ DAY = int(os.environ.setdefault(VARIABLE, str(int(time.time()) // 86400)))
 """Days since 1970; in the environment, so that the workers of one run have one day."""
 
 
+def is_whole_suite(config: pytest.Config) -> bool:
+    """Whether a run has no files or tests by name."""
+    folders = (config.rootpath, config.rootpath / "tests")
+    return all((config.invocation_params.dir / argument).resolve() in folders for argument in config.args)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases of sampled tests that do not run today as slow."""
-    tests = defaultdict[str, list[pytest.Item]](list)
+    """Mark the sampled cases that do not run today as slow."""
+    slow, whole = config.option.markexpr == "slow", is_whole_suite(config)
     for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for name, cases in tests.items():
-        mark = cases[0].get_closest_marker("sampled")
-        assert mark is not None
-        count = 0 if config.option.markexpr == "slow" else min(mark.args[0], len(cases))
-        today = set(Random(f"{DAY} {name}").sample(cases, count))
-        for case in cases:
-            if case not in today:
-                case.add_marker("slow")
+        for node, mark in item.iter_markers_with_node("sampled"):
+            if slow or (whole and (DAY + crc32(node.nodeid.encode())) % mark.args[0]):
+                item.add_marker("slow")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

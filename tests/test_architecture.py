@@ -70,6 +70,7 @@ HEAVY = {
         "onnx_io/input_requirements.py",
         "onnx_io/constants.py",
         "onnx_io/content.py",
+        "onnx_io/declared.py",
         "onnx_io/external.py",
         "onnx_io/files.py",
         "onnx_io/inference.py",

@@ -77,6 +77,7 @@ def signature(proto: onnx.ModelProto) -> list[Any]:
     return [(name, t.elem_type, [d.dim_param or d.dim_value for d in t.shape.dim]) for name, t in tensors]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in models.NAMES])
 def test_small_model(small: Small, name: str, tmp_path: Path) -> None:
     result = optimize(small(name)) if name in LARGE else with_certificate(small(name), tmp_path)[0]
@@ -109,6 +110,7 @@ def test_the_same_model_becomes_the_same_bytes(small: Small) -> None:
     assert first.equations == second.equations
 
 
+@pytest.mark.sampled(3)
 def test_hash_seeds_do_not_matter(layer: Path, tmp_path: Path) -> None:
     """Python orders sets of strings by a seed that changes from process to process."""
     written = [tmp_path / f"{seed}.onnx" for seed in (1, 2)]

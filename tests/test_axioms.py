@@ -372,12 +372,14 @@ def differs(text: str, domain: bool = False) -> bool:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", rows(TRUE))
 def test_what_follows_is_proved(text: str) -> None:
     assert not differs(text), "this is false"
     assert isinstance(prove_symbolic(*sides(text, symbol("n"), symbol("m"))), Proved)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", rows(FALSE))
 def test_lookalikes_are_not_proved(text: str) -> None:
     assert differs(text, domain=True), "this is true"

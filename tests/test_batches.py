@@ -166,6 +166,7 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     assert all(kind.batch is None and kind.goal is kind.whole for kind in everywhere)
 
 
+@pytest.mark.sampled(3)
 @settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")),
     deadline=None,

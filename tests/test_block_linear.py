@@ -19,9 +19,9 @@ from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
-from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.form import CPU_GOALS
+from taso_mirage.kernels.forms import linear
+from taso_mirage.kernels.forms.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -295,6 +295,7 @@ KINDS = [
 """Each two together; in the slow test all three."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "zeros", "level"), KINDS)
 def test_a_model_runs_its_product_with_the_library_and_without(
     rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch

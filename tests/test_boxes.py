@@ -77,6 +77,7 @@ def assert_boxes(output: Node, values: dict[Node, Any]) -> int:
     return len(every)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), [use for use in uses() if use.values[0].name != "winograd"])
 def test_every_operator(op: Op, i: int) -> None:
     """All but winograd, which no model has: its sums cancel elements that a result does not depend

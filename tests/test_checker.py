@@ -179,6 +179,7 @@ def steps() -> list[tuple[str, str]]:
 PARTS = 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part > 0)) for part in range(PARTS)])
 def test_share_of_the_library(part: int) -> None:
     """The library's rules at their own typings."""

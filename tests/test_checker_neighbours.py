@@ -228,6 +228,7 @@ NEIGHBOURS: list[tuple[dict[str, str], str, str, list[str]]] = [  # what is true
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("leaves", "left", "right", "wrong"), NEIGHBOURS, ids=[f"{i} {row[1][:40]}" for i, row in enumerate(NEIGHBOURS)]
 )

@@ -74,6 +74,7 @@ def uses() -> list[Any]:
     return [pytest.param(op, i, id=f"{op.name}-{i}") for op in known for i in range(len(op.examples))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), uses())
 def test_an_operator_is_read_as_the_runtime_computes_it(op: Any, i: int) -> None:
     use = build(op, i)

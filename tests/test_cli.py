@@ -291,6 +291,7 @@ def test_an_interrupt_before_the_search_gives_up(tmp_path: Path) -> None:
     assert one_line(done) == "taso-mirage: interrupted; nothing was written"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_mutated_bytes_never_give_a_traceback(count: int, tmp_path: Path) -> None:
     """Bytes flipped, cut and repeated: `inspect` ends with a result or one clear line."""

@@ -63,6 +63,7 @@ ALIKE = ("three products", "attention of normalized queries")
 """Goals whose clusters are of kinds that others have too."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in GOALS])
 def test_every_cluster_that_is_found_is_its_goal(name: str) -> None:
     goal, wanted = GOALS[name]

@@ -68,6 +68,7 @@ def check(made: NativeKernel, goal: Graph, given: dict[Node, Any], tolerance: fl
 # ---------------------------------------------------------------- muGraphs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*mugraphs.WORKLOADS, *(f"{name} odd" for name in ODD)])
 def test_a_mugraph_computes_its_goal(name: str) -> None:
     builder = ODD[name.removesuffix(" odd")] if name.endswith(" odd") else mugraphs.WORKLOADS[name]
@@ -346,6 +347,7 @@ def rows_times_rows(m: int, n: int, k: int, body: Callable[[Node, Node], Node], 
 ROWS = ((16, 64, 64), (17, 21, 9), (40, 130, 256), (16, 15, 8), (18, 16, 257), (64, 197, 31), (3, 40, 20))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes", "body"),
     [

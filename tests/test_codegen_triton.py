@@ -34,7 +34,7 @@ from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, touched_sec
 from taso_mirage.kernels.codegen.gpu.order import ordered
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram
 from taso_mirage.kernels.form import in_operators
-from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution
+from taso_mirage.kernels.forms.channels_last import ChannelsLastConvolution
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
@@ -932,6 +932,7 @@ print(*hits)
 """
 
 
+@pytest.mark.sampled(3)
 def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     """A program compiled by another process is used before and after this process has compiled
     ahead of time.

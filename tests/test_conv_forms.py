@@ -158,6 +158,7 @@ ENLARGED: list[tuple[Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("group", "bias"), [(1, True), (2, False), (6, True)])
 @pytest.mark.parametrize(("factors", "kernel", "pads"), ENLARGED)
 def test_a_convolution_of_an_enlarged_image(factors: Any, kernel: Any, pads: Any, group: int, bias: bool) -> None:
@@ -169,6 +170,7 @@ def test_a_convolution_of_an_enlarged_image(factors: Any, kernel: Any, pads: Any
     equal(made, folded, len(kernel))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "pads"), [((3, 3), (1, 1, 1, 1)), ((2, 5), (0, 2, 1, 3)), ((4, 1), (3, 0, 0, 0)), ((6, 2), (5, 1, 5, 1))]
@@ -228,6 +230,7 @@ STRIDED: list[tuple[Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("kernel", "pads", "extra"), STRIDED)
 def test_a_stride_of_two_is_blocks_of_pixels(kernel: Any, pads: Any, extra: Any, bias: bool) -> None:

@@ -25,8 +25,8 @@ from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.kernels.codegen.cpu.native import FLAGS, NativeKernel, build
-from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.form import CPU_GOALS
+from taso_mirage.kernels.forms.winograd import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.packaging import register
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel

@@ -29,9 +29,13 @@ from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.form import GPU_GOALS, in_operators
-from taso_mirage.kernels.forms.channels_last import grouped_weights, parts_of_groups
+from taso_mirage.kernels.forms.channels_last import (
+    ChannelsLastConvolution,
+    grouped_weights,
+    parts_of_groups,
+    read_convolution,
+)
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.convolutions import ChannelsLastConvolution, read_convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT

@@ -27,8 +27,8 @@ from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
 from taso_mirage.kernels.form import GPU_GOALS
+from taso_mirage.kernels.forms.depthwise import DepthwiseConvolution
 from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.gpu.depthwise import DepthwiseConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -66,7 +66,7 @@ def depthwise(
     count, columns = len(kernel), each * image[1]
     how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count} | attrs
     x, w = variable("x", Tensor("float32", image)), variable("w", Tensor("float32", (columns, 1, *kernel)))
-    node, goal = followed("depthwise_conv", x, w, columns, follows, how)
+    node, goal = followed(DepthwiseConvolution, "depthwise_conv", x, w, columns, follows, how)
     return DepthwiseConvolution(node), goal
 
 
@@ -364,7 +364,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     monkeypatch.setattr(DepthwiseConvolution, "blocks", lambda self: iter([(2, 32, 2)]))
     monkeypatch.setattr(
-        "taso_mirage.kernels.gpu.shifted.ShiftedConvolution.blocks", lambda self: iter([(32, 32, 16, 1)])
+        "taso_mirage.kernels.forms.shifted.ShiftedConvolution.blocks", lambda self: iter([(32, 32, 16, 1)])
     )
     return monkeypatch
 

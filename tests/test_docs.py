@@ -39,6 +39,8 @@ BLOCK = re.compile(
 )
 ELSEWHERE = {"shipping.md": "test_runtime_shipped.py", "from_zero.md": "test_from_zero.py"}
 """Pages whose blocks other tests run."""
+INCLUDED = ("CHANGELOG.md", "CONTRIBUTING.md", *(f"{name}/README.md" for name in ("bench", "models", "substitutions")))
+"""Pages outside of `docs/` that the site has."""
 SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -179,7 +181,7 @@ def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path
     assert len(done.stdout.splitlines()) >= 4
 
 
-@pytest.mark.lint
+@pytest.mark.lint("docs", "taso_mirage", *INCLUDED)
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("the extra `docs` is not installed")
@@ -223,7 +225,7 @@ def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
     assert drawn == kept, "run `python docs/pictures.py`"
 
 
-@pytest.mark.lint
+@pytest.mark.lint("docs", "taso_mirage")
 def test_the_page_of_commands_has_every_option() -> None:
     text, root = (DOCS / "commands.md").read_text(), get_command(app)
     commands = {**root.commands, **root.commands["substitutions"].commands}
@@ -244,7 +246,7 @@ def said_in_the_sources() -> Iterator[str]:
                 yield " ".join(node.value.split())
 
 
-@pytest.mark.lint
+@pytest.mark.lint("docs", "taso_mirage")
 def test_every_message_of_the_page_is_one_of_the_package() -> None:
     messages = [m for line in TROUBLES.splitlines() for m in re.findall(r"^\| `([^`]+)`", line)]
     assert len(messages) >= 40
@@ -252,7 +254,7 @@ def test_every_message_of_the_page_is_one_of_the_package() -> None:
     assert [m for m in messages if not all(part.strip() in sources for part in m.split("..."))] == []
 
 
-@pytest.mark.lint
+@pytest.mark.lint("docs", "taso_mirage")
 def test_the_page_has_every_class_of_error_and_every_exit_code() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
     assert [each.__name__ for each in classes if f"`{each.__name__}`" not in TROUBLES] == []

@@ -529,7 +529,7 @@ BARE = {"register", "eval", "exec"}
 """Names that methods of others have too."""
 
 
-@pytest.mark.lint
+@pytest.mark.lint("taso_mirage", "bench")
 def test_each_way_to_code_has_one_place() -> None:
     found: dict[str, set[str]] = {name: set() for name in ONLY}
     trusting = set()

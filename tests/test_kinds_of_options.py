@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commandline import run
+from test_doors import commands
 from test_faults import shortened
 
 import taso_mirage
@@ -56,6 +58,24 @@ def test_a_number_too_large_is_refused_for_its_size(name: str, value: Any) -> No
     """Sums with such numbers are infinite, or have no float."""
     with pytest.raises(InvalidOption, match=rf"^{name}=.*at least \d, below 1e\+300 or infinite$"):
         taso_mirage.optimize(shortened(), **{**QUICK, name: value})
+
+
+def test_numbers_of_every_command_have_limits() -> None:
+    """No random numbers begin with a seed below 0, and counts are integers of the machine."""
+    numbers = {
+        (words, option.name): (option.type_descriptor.annotation, option.min, option.max)
+        for words, command in commands().items()
+        for option in command.params
+        if getattr(getattr(option, "type_descriptor", None), "annotation", None) in (int, float)
+    }
+    assert len(numbers) >= 10
+    assert {name for name, (_, least, _) in numbers.items() if least is None} == set()
+    assert {name for name, (kind, _, most) in numbers.items() if kind is int and most is None} == set()
+
+
+@pytest.mark.parametrize("option", [("--seed", "-1"), ("--seed", "1" + 30 * "0"), ("--typings", "1" + 30 * "0")])
+def test_a_number_outside_of_its_limits_is_one_line(option: tuple[str, str]) -> None:
+    assert option[0] in run("substitutions", "verify", *option, check=2).stderr
 
 
 @pytest.mark.parametrize("value", ["false", "no", 0, 1, None, "True"])

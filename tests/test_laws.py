@@ -39,6 +39,7 @@ def stated(law: Equation) -> tuple[Any, Any]:
     return parse_given(given), parse_attributes(attributes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)
 def test_law_holds_on_random_typings(law: Equation, wanted: int) -> None:

@@ -20,9 +20,9 @@ from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
-from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.form import CPU_GOALS
+from taso_mirage.kernels.forms import linear
+from taso_mirage.kernels.forms.linear import LEAST, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import RegionSite, fragments

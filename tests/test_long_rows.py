@@ -16,9 +16,9 @@ from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.closure import close
+from taso_mirage.kernels.collapsed import runs_without, same_results
 from taso_mirage.kernels.field_check import sizes_apart
 from taso_mirage.kernels.free import FreeSizes, at_sizes, part_sizes
-from taso_mirage.kernels.joined import runs_without, same_results
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.shrink import resized_goal

@@ -19,8 +19,8 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen.cpp import ALONE, SizeRange, generate_cpp, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import layout
-from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.form import CPU_GOALS
+from taso_mirage.kernels.forms import linear
 from taso_mirage.kernels.free import with_free_names
 from taso_mirage.kernels.free_regions import free_regions
 from taso_mirage.kernels.packaging.embed import embed

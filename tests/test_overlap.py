@@ -126,6 +126,7 @@ def found() -> list[FoundMuGraph]:
     return Search(attention(), SearchOptions(), H100).run(48, 60.0)
 
 
+@pytest.mark.sampled(3)
 def test_queries_of_a_prime_number_are_cut(found: list[FoundMuGraph]) -> None:
     some = [f.graph for f in found if overlapping(f.graph)]
     assert some

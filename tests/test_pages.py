@@ -190,7 +190,7 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.lint
+@pytest.mark.lint("taso_mirage", "tests/test_architecture.py")
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_templates_leave_nothing_unescaped(template: Path) -> None:
     """Values stand in text or in attributes with quotes, where escaping is enough."""
@@ -199,7 +199,7 @@ def test_templates_leave_nothing_unescaped(template: Path) -> None:
     assert template.suffix not in (".css", ".js") or not re.search(r"\{[{%#]", text)
 
 
-@pytest.mark.lint
+@pytest.mark.lint("taso_mirage", "tests/test_architecture.py")
 def test_no_module_writes_html_or_marks_a_text_as_safe() -> None:
     for name, file in modules().items():
         assert not imports(file) & {"html", "markupsafe"}, name

@@ -101,6 +101,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.guard)
 def test_a_wrong_rule_is_stopped_by_its_guard(wrong: Wrong) -> None:
     rule = Rule(
@@ -141,6 +142,7 @@ def test_a_proof_outweighs_the_order_of_the_field() -> None:
     assert refutation(rule, Typing(*sides), verdict, seed) is None
 
 
+@pytest.mark.sampled(3)
 def test_a_right_rule_needs_no_more_guard() -> None:
     """Grouped queries: heads of the keys may be fewer, although the rule was found at as many."""
     rule = Rule(

@@ -60,6 +60,7 @@ def test_every_rule_is_proved_and_reads_back(one: Path) -> None:
     assert len(rules) == counts["kept: not derived by the others"] <= counts["proved"]
 
 
+@pytest.mark.sampled(3)
 def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> None:
     quiet = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **quiet) as cluster:
@@ -73,6 +74,7 @@ def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> No
         generate(replace(options(tmp_path), scheduler=cluster.scheduler_address))
 
 
+@pytest.mark.sampled(3)
 def test_an_interrupted_command_goes_on_with_other_workers(
     one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_false_candidate_is_refuted_with_values() -> None:
     assert outcome.rejected[2]
 
 
+@pytest.mark.sampled(3)
 def test_what_the_rules_derive_is_superfluous() -> None:
     needed = Needed(0)
     texts = ("add(add(x, y), z) == add(x, add(y, z))", "relu(add(add(x, y), z)) == relu(add(x, add(y, z)))")
@@ -181,6 +184,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 SHIPPED = load_rules()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 4)], ids=lambda r: r.name)
 def test_a_sample_of_the_shipped_rules_is_proved_again(rule: Rule) -> None:
     assert_proved(rule)

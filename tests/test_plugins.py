@@ -54,6 +54,7 @@ def package(site: Path, group: str, module: str, source: str) -> None:
     (info / "entry_points.txt").write_text(f"[{group}]\nodd = {module}\n")
 
 
+@pytest.mark.sampled(2)
 def test_the_template_builds_installs_and_passes_its_test(tmp_path: Path) -> None:
     made = ("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(tmp_path))
     source = tmp_path / "source"
@@ -68,6 +69,7 @@ def test_the_template_builds_installs_and_passes_its_test(tmp_path: Path) -> Non
     assert "plug-in" not in done.stdout
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("source", "said"),
     [

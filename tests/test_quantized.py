@@ -298,6 +298,7 @@ def model(case: Case, operands: Arrays) -> tuple[onnx.ModelProto, dict[str, Any]
     return helper.make_model(found, opset_imports=opsets, ir_version=10), named
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_definition_gives_the_numbers_of_the_runtime(case: Case) -> None:
     off = total = 0

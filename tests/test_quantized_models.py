@@ -33,6 +33,7 @@ def method(name: str) -> str:
     return next(each for each in MARKS if f"_{each}" in name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in QUANTIZED])
 def test_a_quantized_model_computes_what_its_original_does(both: Both, name: str) -> None:
     quantized, original = both(name)

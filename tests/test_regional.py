@@ -68,6 +68,7 @@ def checked() -> Iterator[Checked]:
     patch.undo()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_rewrite_deep_in_a_model_is_found(checked: Checked, name: str) -> None:
     layer = 1 + list(MUTANTS).index(name) % (checked.made.sizes.layers - 1)

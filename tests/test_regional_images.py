@@ -38,6 +38,7 @@ def regions(made: Convolutional) -> Iterator[RegionalCheck]:
     patch.undo()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_rewrite_deep_in_images_is_found(made: Convolutional, regions: RegionalCheck, name: str) -> None:
     found = planted(made, MUTANTS[name], 1 + list(MUTANTS).index(name) % (made.sizes.layers - 1))

@@ -97,6 +97,7 @@ def test_what_the_other_side_does_not_have_is_marked(mini: Result) -> None:
     assert 'class="operator marked"' in rendered("graph.svg", drawing=before, label="")
 
 
+@pytest.mark.sampled(3)
 def test_a_model_of_ten_thousand_terms_has_a_small_page(mini: Result) -> None:
     """All of its sections differ, so none is folded into another."""
     made = x(2, 3)

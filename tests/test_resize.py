@@ -79,6 +79,7 @@ COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "alig
 SIZES = ((3, 4), (6, 8), (5, 7), (2, 3), (1, 1), (9, 2), (17, 13))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("attrs", MODES, ids=lambda attrs: "-".join(map(str, attrs.values())))
 def test_every_mode_is_what_the_runtime_computes(attrs: dict[str, Any], coordinates: str) -> None:

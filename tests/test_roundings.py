@@ -138,6 +138,7 @@ def pairs(seed: int, count: int) -> Iterator[tuple[Chain, Chain]]:
         yield chain, near(rng, chain)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 1)) for i in range(4)])
 def test_what_is_proved_is_equal_in_exact_numbers(seed: int) -> None:
     right = wrong = 0

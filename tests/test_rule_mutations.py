@@ -16,6 +16,8 @@ from stranger import refute
 from taso_mirage.rewriting.library import Rule, load_rules, parse_rules, show_rule
 from taso_mirage.rewriting.text import laws, show_equation
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize("many", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_mutants_are_many_different_and_the_same_again(many: int) -> None:

@@ -439,6 +439,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     return whole
 
 
+@pytest.mark.sampled(3)
 def test_no_plan_and_no_image_makes_a_sanitizer_complain(driver: Path) -> None:
     rng = random.Random(1)
     hostile = mutants(3000)

@@ -16,6 +16,8 @@ from taso_mirage.kernels.packaging.build import LIBRARY
 from taso_mirage.kernels.packaging.plan import KernelImage, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
+pytestmark = pytest.mark.sampled(2)
+
 CPP = Path(__file__).parent.parent / "taso_mirage" / "kernels" / "packaging" / "cpp"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -383,6 +383,7 @@ def test_what_the_model_cannot_hold_is_not_made() -> None:
     assert found.path == ()
 
 
+@pytest.mark.sampled(2)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_random_graphs_keep_type_and_fingerprint(drawn: tuple[tuple[Node, ...], tuple[Node, ...]]) -> None:

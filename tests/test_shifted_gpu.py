@@ -28,9 +28,9 @@ from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
 from taso_mirage.kernels.form import GPU_GOALS
+from taso_mirage.kernels.forms.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
-from taso_mirage.kernels.gpu.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -74,7 +74,7 @@ def convolved(
     how |= attrs
     x = variable("x", Tensor("float32", image))
     w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
-    node, goal = followed("shifted_conv", x, w, columns, follows, how)
+    node, goal = followed(ShiftedConvolution, "shifted_conv", x, w, columns, follows, how)
     return ShiftedConvolution(node), goal
 
 
@@ -199,6 +199,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
     assert [what for what in there if not of(errors, f"wrong: {what}")[0] > 1e-3] == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
     """With the epilogue, at these sizes, and as the evidence has it."""

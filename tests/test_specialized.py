@@ -25,7 +25,7 @@ from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms, output_buffers, tensor_buffers
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
-from taso_mirage.kernels.codegen.gpu.specialized import GROUPS, ROWS, SpecializedBlock
+from taso_mirage.kernels.codegen.gpu.warp_specialized import GROUPS, ROWS, WarpSpecializedBlock
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100, Gpu, described
@@ -50,12 +50,12 @@ def graphs(name: str) -> tuple[list[Graph], list[Graph]]:
     return found
 
 
-def roles(name: str) -> tuple[SpecializedBlock, TritonProgram]:
+def roles(name: str) -> tuple[WarpSpecializedBlock, TritonProgram]:
     graph = graphs(name)[0][0]
     buffers = tensor_buffers(graph)
     node = kernel_terms(graph)[0]
     reads = [buffers[x] for x in node.args]
-    block = SpecializedBlock(TritonBlock(node, "kernel_0", reads, list(output_buffers(node, buffers))))
+    block = WarpSpecializedBlock(TritonBlock(node, "kernel_0", reads, list(output_buffers(node, buffers))))
     return block, triton.program(graph, specialized=True)
 
 
@@ -64,6 +64,7 @@ def kernels(name: str) -> tuple[CompiledKernel, ...]:
     return tuple(compiled(roles(name)[1], 90))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", GOALS)
 def test_the_same_mugraph_has_a_form_with_roles_beside_the_other(name: str) -> None:
     graph = graphs(name)[0][0]
@@ -77,7 +78,7 @@ def test_the_same_mugraph_has_a_form_with_roles_beside_the_other(name: str) -> N
     assert "gluon" not in plain.source
 
 
-def points(block: SpecializedBlock) -> Iterator[dict[str, int]]:
+def points(block: WarpSpecializedBlock) -> Iterator[dict[str, int]]:
     """Some blocks and iterations."""
     sizes = [*block.block.grid, block.block.loop]
     names = [*(f"g{i}" for i in range(len(block.block.grid))), "t"]

@@ -52,6 +52,7 @@ def traced(normed: bool, loop: int, stages: int, old: str = "", new: str = "") -
     return block
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("loop", [2, 3, 4, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 6, 8, 9))])
 def test_no_order_of_the_groups_hangs_or_races(normed: bool, loop: int) -> None:

@@ -23,9 +23,9 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled, load_source
 from taso_mirage.kernels.codegen.gpu.program import TF32_PARTS, TritonProgram
+from taso_mirage.kernels.forms.shifted import BLOCK
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
-from taso_mirage.kernels.gpu.shifted import BLOCK
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.targets.cuda import lowering as cuda

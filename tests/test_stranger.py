@@ -18,6 +18,8 @@ from taso_mirage.onnx_io.pairs import models
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.library import Rule, read
 
+pytestmark = pytest.mark.sampled(3)
+
 FOLDER = Path(__file__).parent / "equations"
 FALSE = {
     "broadcasting": 34,

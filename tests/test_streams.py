@@ -35,6 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_as_nothing(folder: Path, closed: str) -> None:
     """The files that are written get nothing of the printed text, though their descriptors are the
@@ -47,6 +48,7 @@ def test_a_closed_stream_is_as_nothing(folder: Path, closed: str) -> None:
     assert shell(f"{PROGRAM} optimize none.onnx {closed}", folder).returncode == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "command", [f"optimize m.onnx {QUICK} -o out.onnx", "--help", f"optimize m.onnx {QUICK} --json"]
 )

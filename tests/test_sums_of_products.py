@@ -62,6 +62,7 @@ def transposed(spatial: int = 2, bias: bool = True, **more: Any) -> Node:
 # ---------------------------------------------------------------- sums over columns
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fold", "keepdims"), list(product(("reduce_sum", "reduce_mean"), (0, 1))))
 @pytest.mark.parametrize("side", [{}, {"transB": 1}, {"transA": 1, "alpha": 0.5, "beta": 2.0}])
 @pytest.mark.parametrize("bias", [None, (6,), (1, 6), (3, 6), (1,), (3, 1)])
@@ -114,6 +115,7 @@ def test_integers_have_no_mean_of_weights() -> None:
 # ---------------------------------------------------------------- pools
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pads", [(0, 0), (1, 2)])
 @pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "extra"), [(4, 4, 0), (3, 2, 0), (4, 3, 2)])
@@ -175,6 +177,7 @@ def test_other_windows_stay(conv: dict[str, Any], pool: dict[str, Any]) -> None:
     assert convolutions(root) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("taps", "stride", "pad", "more", "window"),
     [

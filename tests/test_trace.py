@@ -17,10 +17,11 @@ import pytest
 from mugraphs import kernel
 
 import taso_mirage
-from taso_mirage.errors import InvalidOption, SyntaxProblem
+from taso_mirage.errors import CheckFailed, InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import TurnedWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.measure.session import Session
@@ -29,6 +30,7 @@ from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import stages, trace
 from taso_mirage.pipeline.stage import Job, Stage
+from taso_mirage.report.follow import _instance
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles
@@ -340,6 +342,21 @@ def test_a_content_that_is_none_is_refused(call: str) -> None:
     text = f"def graph(x: input('x', float32[2])):\n    y = opaque(x, call={call}, type=float32[2])\n    return y\n"
     with pytest.raises(SyntaxProblem, match=r"line 2: .* is no content of a node"):
         parse_graph(text)
+
+
+OPAQUE = "opaque(x, call=content('If', '', (), None), type=float32[2])"
+
+
+def test_no_kernel_has_a_node_without_a_definition() -> None:
+    """Checkpoints and certificates are files of others: such a node computes what it says."""
+    body = f"    def body0(x: input('x', float32[2])):\n        return {OPAQUE}\n"
+    head, last = "def graph(x: input('x', float32[2])):\n", "    return neg(x)\n"
+    with pytest.raises(SyntaxProblem, match="line 2: the body body0 has a node without a definition"):
+        parse_graph(head + body + last)
+    with pytest.raises(SyntaxProblem, match="a node without a definition"):
+        from_json({"mugraph": 1, "program": [head.rstrip(), f"    return {OPAQUE}"]})
+    with pytest.raises(CheckFailed, match="names a weight"):
+        _instance(f"{head}    return {OPAQUE}\n", head + last)
 
 
 def test_a_model_as_it_was_read_has_nodes_that_do_not_read_back() -> None:

@@ -125,7 +125,7 @@ OWN = {
 report; facts about a runtime's kernels, each by its operator."""
 
 
-@pytest.mark.lint
+@pytest.mark.lint("taso_mirage", "op_specs")
 def test_no_module_names_an_operator() -> None:
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -136,7 +136,7 @@ def test_no_module_names_an_operator() -> None:
     assert wrong == []
 
 
-@pytest.mark.lint
+@pytest.mark.lint("taso_mirage", "op_specs")
 def test_what_may_name_operators_is_there() -> None:
     assert all((PACKAGE / name).is_dir() for name in ELSEWHERE)
     assert all(names == {n for _, n in named((PACKAGE / file).read_text())} for file, names in OWN.items())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from taso_mirage.cli.options import LARGEST_COUNT
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.system.terminal import say
 from taso_mirage.targets.machine import cores
@@ -18,6 +19,7 @@ from taso_mirage.targets.machine import cores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taso_mirage.prove.rules.recheck import RuleVerdict
     from taso_mirage.rewriting.library import Rule
 
 app = typer.Typer(
@@ -31,7 +33,9 @@ Library = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="The rule's name, or the beginning of it.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-_Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes (default: one for each core).")]
+_Workers = Annotated[
+    int | None, typer.Option(min=1, max=LARGEST_COUNT, help="Number of processes (default: one for each core).")
+]
 
 
 @app.command("list")
@@ -134,52 +138,50 @@ def _write_pair(rule: Rule, folder: Path) -> list[Path]:
     return [*written, folder / f"{name}.npz"]
 
 
+_Files = Annotated[
+    list[Path] | None, typer.Argument(help="Files of rules (default: the shipped ones).", metavar="FILE")
+]
+_Names = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Only rules whose name begins with NAME; repeatable.")
+]
+_Typings = Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Number of random legal typings of every rule.")]
+_Laws = Annotated[
+    bool,
+    typer.Option(
+        "--laws",
+        help="Verify the laws of the operators instead of rules. A law does not apply where it is not proved.",
+    ),
+]
+_Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with code 5 also if a rule is bounded, which means not proved in every case."),
+]
+_Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --laws: write the cases of each law into this folder of a library; with --rule, keep the other laws.",
+    ),
+]
+
+
 @app.command()
 def verify(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Files of rules (default: the shipped ones).", metavar="FILE")
-    ] = None,
-    rule: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only rules whose name begins with NAME; repeatable.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random trials and typings.")] = 1,
-    typings: Annotated[int, typer.Option(min=1, help="Number of random legal typings of every rule.")] = 320,
+    files: _Files = None,
+    rule: _Names = None,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_COUNT, help="Seed of the random trials and typings.")] = 1,
+    typings: _Typings = 320,
     workers: _Workers = None,
-    laws: Annotated[
-        bool,
-        typer.Option(
-            "--laws",
-            help="Verify the laws of the operators instead of rules. A law does not apply where it is not proved.",
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with code 5 also if a rule is bounded, which means not proved in every case."
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --laws: write the cases of each law into this folder of a library; with --rule, keep the other laws.",
-        ),
-    ] = None,
+    laws: _Laws = False,
+    strict: _Strict = False,
+    record: _Record = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify rules as they are stated: draw typings of every kind, and prove or refute each case.
 
     Exit code 5 if a rule fails.
     """
-    from taso_mirage.generate.readme import recorded_laws, write_laws
-    from taso_mirage.prove.rules.recheck import (
-        exclusions,
-        failures,
-        law_rules,
-        recheck_bar,
-        recheck_rules,
-        verdict_table,
-    )
+    from taso_mirage.prove.rules.recheck import law_rules, recheck_bar, recheck_rules
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
@@ -189,24 +191,42 @@ def verify(
     rules = _selected(files or [], rule or [], stated)
     with recheck_bar(len(rules), quiet=as_json) as progress:
         verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress, laws))
-    bad = failures(verdicts)
     if record is not None and stated is not None:
-        judged = (recorded_laws(record) if rule else {}) | {v.name: v.cases for v in verdicts}
-        write_laws(record, {law.name: judged[law.name] for law in stated if law.name in judged})
+        _record_cases(record, stated, verdicts, others=bool(rule))
+    _say_verdicts(verdicts, as_json)
+    _require_proved(verdicts, strict)
+
+
+def _record_cases(folder: Path, laws: Sequence[Rule], verdicts: Sequence[RuleVerdict], others: bool) -> None:
+    """Write the cases of the verified laws, and if asked those recorded of the `others`."""
+    from taso_mirage.generate.readme import recorded_laws, write_laws
+
+    judged = (recorded_laws(folder) if others else {}) | {v.name: v.cases for v in verdicts}
+    write_laws(folder, {law.name: judged[law.name] for law in laws if law.name in judged})
+
+
+def _say_verdicts(verdicts: Sequence[RuleVerdict], as_json: bool) -> None:
+    from taso_mirage.prove.rules.recheck import exclusions, failures, verdict_table
+
+    bad = failures(verdicts)
     if as_json:
         say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
-    else:
-        say(verdict_table(verdicts))
-        for line in exclusions(verdicts):
-            say(line)
-        for verdict in bad:
-            say(f"\n{verdict.name} {verdict.problem}")
-    if bad:
-        raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
+        return
+    say("\n".join([verdict_table(verdicts), *exclusions(verdicts)]))
+    for verdict in bad:
+        say(f"\n{verdict.name} {verdict.problem}")
+
+
+def _require_proved(verdicts: Sequence[RuleVerdict], strict: bool) -> None:
+    """Raise CheckFailed where a rule failed, or, if `strict`, is bounded."""
+    from taso_mirage.prove.rules.recheck import failures
+
+    if bad := failures(verdicts):
+        raise CheckFailed(f"{len(bad)} of {len(verdicts)} rules failed: {', '.join(v.name for v in bad[:5])}")
     if open_ones := [v.name for v in verdicts if v.kind == "bounded"] if strict else []:
         raise CheckFailed(
-            f"{len(open_ones)} of {len(rules)} rules are bounded, which --strict refuses: {', '.join(open_ones[:5])}"
-            "; a larger --typings proves more of their cases"
+            f"{len(open_ones)} of {len(verdicts)} rules are bounded, which --strict refuses: "
+            f"{', '.join(open_ones[:5])}; a larger --typings proves more of their cases"
         )
 
 
@@ -225,9 +245,12 @@ def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None
 
 @app.command()
 def generate(
-    ops: Annotated[int, typer.Option(min=1, help="Largest number of operators of a side.")] = 4,
+    ops: Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Largest number of operators of a side.")] = 4,
     family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable (default: all).")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed; a seed always gives the same files, byte for byte.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=LARGEST_COUNT, help="Random seed; a seed always gives the same files, byte for byte."),
+    ] = 0,
     workers: _Workers = None,
     scheduler: Annotated[
         str | None,

@@ -103,8 +103,8 @@ def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
 
 
 def _multiplies(goal: Labelled, other: str, name: str) -> bool:
-    """Whether turning the view `other` pays for its product with the view `name`: both are bytes, or
-    many rows of single precision."""
+    """Whether turning the view `other` pays for its product with the view `name`: both are bytes,
+    or many rows of single precision."""
     types = [stored_leaf(goal.leaves[x]).dtype in BYTES for x in (other, name)]
     own, its = ({x for axis in goal.inputs[view] for x in axis} for view in (name, other))
     return types[0] == types[1] and (types[0] or math.prod(goal.sizes.get(x, 1) for x in its - own) >= MANY)

@@ -39,6 +39,8 @@ def from_json(value: Any) -> Graph:
     try:
         graph = parse_graph("\n".join(lines))
         _refuse_code(ast.parse("\n".join(lines)))
+        if any(node.op == "opaque" for node in graph):
+            raise SyntaxProblem("the program of a checkpoint has a node without a definition")
         return graph
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise SyntaxProblem(f"the program of a checkpoint: {error}") from None

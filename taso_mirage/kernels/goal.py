@@ -65,7 +65,7 @@ class Labelled:
     """In a goal of several products the leaves that are multiplied with floats of 8 bits, which are
     summed, each with the names of those."""
     runs: tuple[tuple[str, ...], ...] = ()
-    """Labels that always lie side by side (`joined.py`)."""
+    """Labels that always lie side by side (`collapsed.py`)."""
     results: tuple[LabelNames, ...] = ()
     """The axes of every output as the goal has it: of labels that are joined the others have
     none."""

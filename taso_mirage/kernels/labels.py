@@ -18,6 +18,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_st
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.axes import AxisLabels, Unifier
+from taso_mirage.kernels.collapsed import LabelRuns, collapsed_runs
 from taso_mirage.kernels.derivations.elementwise import ADD_KIND, MUL, SUB, Elementwise
 from taso_mirage.kernels.derivations.folds import DOT, SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
@@ -25,7 +26,6 @@ from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, v
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.integers import of_integers_or_floats
-from taso_mirage.kernels.joined import LabelRuns, joined_runs
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -171,7 +171,7 @@ class _Reading:
             frozenset(self.scalars),
             self.outer,
             self._scales(wanted),
-            () if self.joined else joined_runs(self.values, self.terms, self.unifier, self.names),
+            () if self.joined else collapsed_runs(self.values, self.terms, self.unifier, self.names),
             tuple([self.axes(value.axes) for value in wanted]),
         )
 

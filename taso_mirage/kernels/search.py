@@ -21,10 +21,10 @@ from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
+from taso_mirage.kernels.collapsed import runs_without, same_results
 from taso_mirage.kernels.field_check import sizes_apart
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.goal import refuse
-from taso_mirage.kernels.joined import runs_without, same_results
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import resized_goal
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable

@@ -129,6 +129,8 @@ def _function(function: ast.FunctionDef) -> Graph:
         match statement:
             case ast.FunctionDef(name=name):
                 bodies[name] = _function(statement)
+                if any(node.op == "opaque" for node in bodies[name]):
+                    raise SyntaxProblem(f"line {statement.lineno}: the body {name} has a node without a definition")
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 env[name] = _graph_term(value, env, bodies)
             case ast.Return(value=ast.Tuple(elts=elements)):

@@ -33,8 +33,8 @@ class Device:
     blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel
     does not iterate, if more than a sector. `cluster`: blocks that may be one, at most.
     `specialized`: attention is also measured in the form whose warps have roles
-    (`gpu/specialized.py`). `rounds`: operands of products in single precision may be rounded to
-    TF32 there. `operator`: the speed of one operator of the runtime there.
+    (`gpu/warp_specialized.py`). `rounds`: operands of products in single precision may be rounded
+    to TF32 there. `operator`: the speed of one operator of the runtime there.
     """
 
     name: str

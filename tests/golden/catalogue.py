@@ -25,6 +25,7 @@ import test_codegen_triton as codegen_triton  # noqa: E402
 import test_convolutions as winograd  # noqa: E402
 import test_convolutions_gpu as channels_last  # noqa: E402
 import test_depthwise_gpu as depthwise  # noqa: E402
+import test_grouped_transposed_gpu as transposed  # noqa: E402
 import test_linear as linear  # noqa: E402
 import test_max_pool_gpu as max_pool  # noqa: E402
 import test_shifted_gpu as shifted  # noqa: E402
@@ -76,6 +77,8 @@ def gpu_graphs() -> Iterator[tuple[str, Graph]]:
         yield f"stationary/{name}", Graph(of_weights[1].inputs, (of_weights[0].mugraph(stationary.BLOCK),))
     for name, (of_channels, lanes) in depthwise.FORMS.items():
         yield f"depthwise/{name}", Graph(of_channels[1].inputs, (of_channels[0].mugraph(lanes),))
+    for name, (of_groups, lanes) in transposed.FORMS.items():
+        yield f"grouped transposed/{name}", Graph(of_groups[1].inputs, (of_groups[0].mugraph(lanes),))
     for name, (of_windows, pixels) in max_pool.FORMS.items():
         yield f"max pool/{name}", Graph(of_windows[1].inputs, (of_windows[0].mugraph(pixels),))
     for name, value in _searched("gpu"):

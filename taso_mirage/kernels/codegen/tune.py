@@ -30,7 +30,6 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     TritonProgram,
 )
-from taso_mirage.kernels.codegen.gpu.specialized import DEPTHS as DEPTHS_OF_ROLES
 from taso_mirage.kernels.codegen.replays import REPLAYED, input_sets, measured
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.spending import Purpose, spent, waited
@@ -347,11 +346,9 @@ def warmed(job: Mapping[str, Any]) -> bool:
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """The schedules that are tried for a launch: its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
-    if launch.schedule.specialized and not launch.maps:  # only its own fits
-        return [launch.schedule]
-    if launch.maps:
+    if launch.schedule.specialized:
         own = launch.schedule
-        return [own, *[replace(own, stages=s) for s in DEPTHS_OF_ROLES if s != own.stages and s <= loop]]
+        return [own, *[replace(own, stages=s) for s in launch.depths if s != own.stages and s <= loop]]
     most = min(loop, device.shared // max(launch.traffic.in_flight, 1))
     depths = [s for s in (2, 3, 4, 5, 6, DEEPEST) if s <= most] or [1]
     own = launch.schedule

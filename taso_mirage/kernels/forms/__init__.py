@@ -1,2 +1,2 @@
-"""Kinds of kernels, nearly all of them written by hand: each file of this folder has one form, `FORM`,
-which `codegen.discovery` finds."""
+"""Kinds of kernels, nearly all of them written by hand: each file of this folder has one form,
+`FORM`, which `codegen.discovery` finds."""

@@ -19,13 +19,13 @@ from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
 from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
-from taso_mirage.kernels.codegen.gpu.waits import EARLY
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
-from taso_mirage.kernels.gpu.convolutions import HALF_FLOATS, is_half_convolution
+from taso_mirage.kernels.forms.channels_last import HALF_FLOATS, is_half_convolution
 from taso_mirage.kernels.gpu.in_operators import FIRST, LAST
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
 from taso_mirage.kernels.search import FoundMuGraph

@@ -9,7 +9,7 @@ from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.codegen.gpu.clusters import SOURCE
 from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram
 from taso_mirage.kernels.codegen.gpu.small_floats import CONVERSIONS
-from taso_mirage.kernels.codegen.gpu.specialized import HELPERS, SpecializedBlock
+from taso_mirage.kernels.codegen.gpu.warp_specialized import HELPERS, WarpSpecializedBlock
 from taso_mirage.kernels.form import Form, own_terms
 
 
@@ -19,7 +19,7 @@ def _kernel(node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Seque
 
 OPERATOR = "kernel"
 FORM = Form(
-    GpuProgram(OPERATOR, _kernel, SpecializedBlock, (HELPERS, SOURCE, CONVERSIONS)),
+    GpuProgram(OPERATOR, _kernel, WarpSpecializedBlock, (HELPERS, SOURCE, CONVERSIONS)),
     lambda goal: None,
     own_terms(OPERATOR),
 )

@@ -1,18 +1,15 @@
-"""The convolutions of a GPU's kernels in the operators of a model: with channels last between
-transpositions, which neighbours cancel, and of the weights that the model had, which may have zeros
-in place of groups; with channels first and what follows them."""
+"""The convolutions with channels last of a GPU's kernels in the operators of a model: between
+transpositions, which neighbours cancel, and with the weights that the model had, which may have
+zeros in place of groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import ABSENT, Node, constant
-from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -60,39 +57,3 @@ CUT = np.int32(0x1FFF)
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:
     """The nearest numbers of TF32; infinite ones for numbers near the largest of all."""
     return ((array.view(np.int32) + (CUT + 1) // 2) & ~CUT).view(np.float32)
-
-
-def natural_weights(spatial: int, transposed: bool) -> tuple[int, ...]:
-    """The permutation that makes weights of a shifted convolution (j,o,i,c) those of a convolution
-    (o,c,i,j), or of a transposed one (c,o,i,j)."""
-    kernel = (*range(2, spatial + 1), 0)
-    return (spatial + 1, 1, *kernel) if transposed else (1, spatial + 1, *kernel)
-
-
-def dense_parts(w: Node, spatial: int, transposed: bool) -> Node:
-    """(p,j,o,i,c) -> the weights that a convolution has, or a transposed one."""
-    return term("transpose", term("reduce_sum", w, axes=(0,), keepdims=0), perm=natural_weights(spatial, transposed))
-
-
-def convolution_alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
-    """The convolution of a term with these attributes in operators of ONNX, without what
-    follows."""
-    how: dict[str, Any] = {name: attrs[name] for name in ("strides", "pads", "dilations")}
-    if "extra" not in attrs:
-        return term("conv", x, w, **how, group=x.shape[1])
-    whole = dense_parts(w, len(x.shape) - 2, bool(attrs["extra"]))
-    if attrs["extra"]:
-        return term("conv_transpose", x, whole, **how, output_padding=attrs["extra"], group=1)
-    return term("conv", x, whole, **how, group=1)
-
-
-def alone(node: Node) -> Node:
-    """The convolution of a term in operators of ONNX, without what follows."""
-    return convolution_alone(node.args[0], node.args[1], dict(node.attrs))
-
-
-def with_epilogue(node: Node) -> Node:
-    """The convolution and what follows in operators of ONNX."""
-    others, body = node.args[2:], node.attr("body")
-    y = alone(node)
-    return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]

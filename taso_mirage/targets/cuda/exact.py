@@ -90,15 +90,15 @@ def _convolution(node: Node, x: Any, w: Array) -> Any:
     count, extra, x = x.dim() - 2, attrs.get("output_padding", ()), x.double()
     weights = _tensor(w).to(x.device)
     low, high = attrs["pads"][:count], attrs["pads"][count:]
-    strides, dilations = attrs["strides"], attrs["dilations"]
+    strides, dilations, none = attrs["strides"], attrs["dilations"], (0,) * count
     if extra:  # one of all results, and those in between
-        found = torch.convolution(x, weights, None, strides, (0,) * count, dilations, True, (0,) * count, 1)
+        found = torch.convolution(x, weights, None, strides, none, dilations, True, none, attrs["group"])
         more = [max(e - b, 0) for e, b in zip(extra, high, strict=True)]
         found = torch.nn.functional.pad(found, [n for e in reversed(more) for n in (0, e)])
         sides = [slice(a, a + int(n)) for a, n in zip(low, node.shape[2:], strict=True)]
         return found[(..., *sides)].cpu().numpy()
     around = [n for pair in zip(reversed(low), reversed(high), strict=True) for n in pair]
-    x, none = torch.nn.functional.pad(x, around), (0,) * count
+    x = torch.nn.functional.pad(x, around)
     return torch.convolution(x, weights, None, strides, none, dilations, False, none, attrs["group"]).cpu().numpy()
 
 

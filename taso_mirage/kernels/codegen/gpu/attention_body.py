@@ -1,5 +1,5 @@
 """The body of an attention kernel: the softmax of scores times values over the keys of a loop, in
-parts. `specialized.py` writes it with specialized warps."""
+parts. `warp_specialized.py` writes it with specialized warps."""
 
 from __future__ import annotations
 

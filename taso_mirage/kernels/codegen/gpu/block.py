@@ -21,12 +21,14 @@ from taso_mirage.kernels.codegen.gpu.block_products import (
     warps,
 )
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
+from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.kernels.codegen.gpu.explained import said_of
 from taso_mirage.kernels.codegen.gpu.forms import reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames, fixed_ids
 from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
+from taso_mirage.kernels.codegen.gpu.packed_weights import apart, in_words, loaded_words
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
     LAYOUT,
@@ -49,8 +51,6 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
-from taso_mirage.kernels.codegen.gpu.waits import EARLY, WAITING
-from taso_mirage.kernels.codegen.gpu.words import apart, in_words, loaded_words
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term

@@ -19,6 +19,7 @@ from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import (
@@ -31,7 +32,6 @@ from taso_mirage.kernels.codegen.gpu.program import (
     guessed,
 )
 from taso_mirage.kernels.codegen.gpu.tiles import HALF
-from taso_mirage.kernels.codegen.gpu.waits import EARLY, WAITING
 from taso_mirage.targets.cuda.device import H100
 
 DOT = 16

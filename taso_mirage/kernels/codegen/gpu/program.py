@@ -73,9 +73,10 @@ class LaunchSchedule:
     kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
     `early`: the next kernel's blocks may start before that wait, and not only after it; only
     without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
-    warps (`specialized.py`, where `warps` are the loading warps, and `stationary.py`); `stages` are
-    then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED. `persistent`: the
-    number of blocks that are launched and take tiles in turn; 0: one block for each tile."""
+    warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`);
+    `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED.
+    `persistent`: the number of blocks that are launched and take tiles in turn; 0: one block for
+    each tile."""
 
     warps: int = 4
     stages: int = 1
@@ -152,10 +153,12 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """The tensor maps of the first buffers, where warps are specialized (`specialized.py`); a
+    """The tensor maps of the first buffers, where warps are specialized (`warp_specialized.py`); a
     thread then has `registers` when it starts."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
+    depths: tuple[int, ...] = ()
+    """Slots of a ring that are tried, where groups of warps do not wait for each other."""
 
     @property
     def blocks(self) -> int:
@@ -218,4 +221,4 @@ WORDS = frozenset(
     "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
     "TURNS PRECISION".split()
 ) | frozenset(keyword.kwlist)
-"""Names that every generated module uses itself: those of Python, of a launch, and of a block."""
+"""Names that every generated module uses itself: of Python, of a launch, and of a block."""

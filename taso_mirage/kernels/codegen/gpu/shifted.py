@@ -20,7 +20,8 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
-from taso_mirage.kernels.codegen.gpu.following import Following, dense_images, operand_names, stand_ins
+from taso_mirage.kernels.codegen.gpu.dependent_launch import WAITING
+from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
 from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
@@ -32,7 +33,6 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     guessed,
 )
-from taso_mirage.kernels.codegen.gpu.waits import WAITING
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
@@ -93,10 +93,10 @@ class ShiftedBlock:
         """Give the operands names that the function has not itself."""
         self.taken: frozenset[str] | None = None
         self.names = stand_ins(self.buffers)
-        self.following = Following(self.node, self.names[2:-1])
+        self.epilogue = Epilogue(self.node, self.names[2:-1])
         self.taken = reserved_names() | own_names(self.source())
         self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.following = Following(self.node, self.names[2:-1])
+        self.epilogue = Epilogue(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -338,8 +338,8 @@ class ShiftedBlock:
             if self.row.phases > 1:  # threads lie along them, but no store may take several
                 beside = f"tl.multiple_of({beside}, 1)"
             yield f"place = column[:, None] * {size} + {beside}[None, :]"
-            yield from map(self._other, self.following.names)
-            yield from self.following.lines("result", (self.width, self.pixels), self.taken)
+            yield from map(self._other, self.epilogue.names)
+            yield from self.epilogue.lines("result", (self.width, self.pixels), self.taken)
             yield f"tl.store({self.names[-1]} + image * {self.columns * size} + place, result, mask=kept)"
 
     def _shifted(self, j: int, shift: int) -> str:
@@ -350,7 +350,7 @@ class ShiftedBlock:
         return f"tl.gather(sum_{j}, {index}, 0)"
 
     def _other(self, name: str) -> str:
-        if name in self.following.of_channels:
+        if name in self.epilogue.of_channels:
             mask = f", mask=column < {self.columns}, other=0.0" if self.columns % self.width else ""
             return f"{name}_tile = tl.load({name} + column{mask})"
         size = self.columns * math.prod(each.result for each in self.axes)

@@ -23,7 +23,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
-from taso_mirage.kernels.codegen.gpu.following import Following
+from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue
 from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
@@ -89,7 +89,7 @@ class StationaryBlock:
         self.depth = 2 * STEP if self.channels % (2 * STEP) == 0 else STEP
         self.chunks = self.channels // self.depth
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
-        self.follows = Following(self.node, self.others, channels_last=True)
+        self.epilogue = Epilogue(self.node, self.others, channels_last=True)
         self.taken: frozenset[str] | None = reserved_names()
         self.width = WIDTHS[-1]
         self.width, self.stages = self._fitting()
@@ -102,7 +102,7 @@ class StationaryBlock:
         each loads the data."""
         columns, found = self.block.columns, []
         slow = len(SLOW.findall("".join(self._following("x", ROWS)))) >= MANY
-        live = self.row.phases * (2 if self.follows.of_results else 1) + (2 if slow else 1)
+        live = self.row.phases * (2 if self.epilogue.of_results else 1) + (2 if slow else 1)
         for width in WIDTHS:
             memory = MEMORY - SCRATCH * self.row.phases - self.elements * width * self.depth * 4
             slots = min(DEEPEST, memory // (GROUPS * self.depth * ROWS * 4))
@@ -284,14 +284,14 @@ class StationaryBlock:
         row, size = self.row, math.prod(each.result for each in (*self.outer, self.row))
         for j in range(self.sums):
             yield f"sum_{j} = by_position(sum_{j}, {self.width}, SUMMED)"
-        if not self.follows.of_results:  # where a thread has fewer columns
+        if not self.epilogue.of_results:  # where a thread has fewer columns
             yield f"column = columns + gl.arange(0, {self.width}, gl.SliceLayout(0, SUMMED))"
             yield from map(self._of_channels, self.others)
         for i, products in enumerate(self.shifts):
             parts = [f"{self.name}_moved_{s}(sum_{j})" if s else f"sum_{j}" for j, s in products]
             zeros = f"gl.zeros([{ROWS}, {self.width}], gl.float32, SUMMED)"
             yield f"phase_{i} = {' + '.join(parts) or zeros}"
-            if not self.follows.of_results:
+            if not self.epilogue.of_results:
                 yield from self._following(f"phase_{i}", ROWS)
         yield f"result_tile = gl.convert_layout({self._joined()}, STORED)"
         yield f"index = gl.arange(0, {ROWS * row.phases}, gl.SliceLayout(1, STORED))"
@@ -313,9 +313,9 @@ class StationaryBlock:
         yield f"place_y = (plane_y * {high.result} + top_y) * {row.result} + pixel_y"
         yield f"place_y = gl.expand_dims(place_y, 1) + gl.expand_dims(column * {size}, 0)"
         yield f"own_image = own_image * {self.block.columns * size}"
-        if self.follows.of_results:
+        if self.epilogue.of_results:
             for name in self.others:
-                yield self._added(name) if name in self.follows.of_results else self._of_channels(name)
+                yield self._added(name) if name in self.epilogue.of_results else self._of_channels(name)
             yield from self._following("result_tile", ROWS * row.phases)
         yield "gl.store(result + own_image + place_y, result_tile, mask=kept)"
 
@@ -332,7 +332,7 @@ class StationaryBlock:
 
     def _following(self, name: str, count: int) -> Iterator[str]:
         """The lines of the epilogue, on so many positions by columns."""
-        return (line.replace("tl.", "gl.") for line in self.follows.lines(name, (count, self.width), self.taken))
+        return (line.replace("tl.", "gl.") for line in self.epilogue.lines(name, (count, self.width), self.taken))
 
     def _of_channels(self, name: str) -> str:
         mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""

@@ -49,7 +49,7 @@ def dense_images(node: Node, given: Sequence[TritonBuffer | None]) -> list[Trito
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class Epilogue:
     """The `body` of a convolution, by the names of its operands behind data and weights. A tile has
     channels by positions, or with `channels_last` positions by channels."""
 

@@ -4,16 +4,19 @@ an epilogue element by element."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.gpu.in_operators import convolution_alone, with_epilogue
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.form import Form, ModelTerms, own_terms
 from taso_mirage.kernels.gpu.ranking import ranked_mugraphs
+from taso_mirage.kernels.gpu.single_precision import FusedKind
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.targets.device import Device
@@ -24,7 +27,7 @@ BEST = 12
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedConvolution(ABC):
+class FusedConvolution(ABC):
     """A goal that is such a term, whose muGraphs are the same in other blocks."""
 
     node: Node
@@ -46,14 +49,20 @@ class FollowedConvolution(ABC):
         """With blocks of this size."""
         return term(self.node.op, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
-    def small(self) -> tuple[FollowedConvolution, Graph]:
+    def small(self) -> tuple[FusedConvolution, Graph]:
         """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
         the epilogue is the same terms in both."""
         x, w = self._small_operands()
         attrs: dict[str, Any] = dict(self.node.attrs)
-        y = variable("y", Tensor("float32", (1, *convolution_alone(x, w, attrs).shape[1:])))
+        y = variable("y", Tensor("float32", (1, *self.alone(x, w, attrs).shape[1:])))
         found = type(self)(term(self.node.op, x, w, **{**attrs, "body": Graph((y,), (y,))}))
-        return found, Graph((x, w), (with_epilogue(found.node),))
+        return found, Graph((x, w), (found.operators(),))
+
+    def operators(self) -> Node:
+        """The convolution and its epilogue in operators of ONNX."""
+        x, w, *others = self.node.args
+        y, body = self.alone(x, w, dict(self.node.attrs)), self.node.attr("body")
+        return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
@@ -62,6 +71,12 @@ class FollowedConvolution(ABC):
         if not isinstance(evidence, Evidence):
             return []
         return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
+
+    @staticmethod
+    @abstractmethod
+    def alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
+        """The convolution of a term with these attributes in operators of ONNX, without its
+        epilogue."""
 
     @abstractmethod
     def blocks(self) -> Iterable[tuple[int, ...]]:
@@ -79,9 +94,22 @@ class FollowedConvolution(ABC):
         return float(2 * size(x.type) + 2 * result * (1 + following)) / device.bandwidth
 
 
-def read_followed(op: str, kind: type[FollowedConvolution], goal: Graph) -> FollowedConvolution | None:
-    """Read a goal that is one term of this operator; None for others."""
-    return kind(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == op else None
+def fused_form(goal: type[FusedConvolution], program: GpuProgram, kind: FusedKind, in_parts: bool = False) -> Form:
+    """The form of convolutions with an epilogue, whose goals and operators are of these kinds."""
+
+    def read(graph: Graph) -> FusedConvolution | None:
+        one = len(graph.outputs) == 1 and graph.outputs[0].op == program.op
+        return goal(graph.outputs[0]) if one else None
+
+    return Form(
+        program,
+        read,
+        own_terms(program.op),
+        operators=lambda node: goal(node).operators(),
+        terms=ModelTerms(kind.members, partial(kind.term, program.op)),
+        alone=lambda node: goal.alone(node.args[0], node.args[1], dict(node.attrs)),
+        in_parts=in_parts,
+    )
 
 
 def is_of_channels(x: Node, conv: Node) -> bool:
@@ -98,7 +126,15 @@ def small_sides(node: Node, kernel: tuple[int, ...]) -> list[int]:
     return [max((k - 1) * d + 1 + s - p, 1) for k, d, p, s in rows]
 
 
+def small_transposed(node: Node, kernel: tuple[int, ...]) -> list[int]:
+    """Sizes of an image of which a transposed convolution like this one has a few results."""
+    pads = node.attr("pads")
+    around = [a + b for a, b in zip(pads[: len(kernel)], pads[len(kernel) :], strict=True)]
+    rows = zip(kernel, around, node.attr("strides"), node.attr("dilations"), strict=True)
+    return [max(-(((k - 1) * d - p - 1) // s) + 1, 3) for k, p, s, d in rows]
+
+
 @lru_cache(maxsize=256)
-def _evidence(small: FollowedConvolution, goal: Graph) -> Evidence | Failure:
+def _evidence(small: FusedConvolution, goal: Graph) -> Evidence | Failure:
     (block, *_) = small.blocks()
     return verified_mugraph(Graph(goal.inputs, (small.mugraph(block),)), goal)

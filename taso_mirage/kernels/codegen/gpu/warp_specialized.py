@@ -204,7 +204,7 @@ def {name}({arguments}, STAGES: gl.constexpr, OVERLAP: gl.constexpr = False, LAT
 """
 
 
-class SpecializedBlock:
+class WarpSpecializedBlock:
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
@@ -309,7 +309,7 @@ class SpecializedBlock:
         chosen = schedule or first
         demand(chosen.specialized and chosen.stages > 1, f"a schedule of {chosen.stages} slots for another form")
         maps = tuple(self.maps[x] for x in self.body.inputs)
-        return replace(plain, schedule=chosen, maps=maps, registers=self.registers, rows=0)
+        return replace(plain, schedule=chosen, maps=maps, registers=self.registers, rows=0, depths=DEPTHS)
 
     @property
     def registers(self) -> int:

@@ -27,7 +27,7 @@ CLOSE = 1e-9
 """The tolerance relative to the largest result, in float64: the same sums in another order."""
 
 
-def joined_runs(
+def collapsed_runs(
     values: Mapping[Node, LabelledValue], terms: Sequence[ScalarTerm], unifier: Unifier, names: Mapping[int, str]
 ) -> LabelRuns:
     """The runs of labels that each tensor has all of, side by side, or none, and that folds and
