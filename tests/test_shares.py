@@ -77,14 +77,14 @@ def test_what_others_leave_is_for_the_kernels() -> None:
     assert kernel_seconds(job(60.0, 10.0)) - kernel_seconds(job(60.0, 25.0)) == pytest.approx(15.0)
 
 
-def test_kernels_of_a_large_model_keep_no_time_for_loads_and_comparisons() -> None:
-    """The kernels are checked on the inputs of their regions, in the model that was compared."""
+def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
+    """The kernels are checked on what their regions read, in the model that was compared."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)
     regions.running, regions.regions = 0.1, 6.0
-    assert kernel_seconds(regions) >= kernel_seconds(whole) + 5.0
-    assert kernel_seconds(regions) <= 30.0 - 3.0 - regions.checking
+    assert kernel_seconds(regions) >= kernel_seconds(whole) + 2.0
+    assert kernel_seconds(regions) <= 30.0 - 6.0 - regions.checking
 
 
 def test_the_look_for_parts_that_do_not_pay_takes_no_kernels_their_time() -> None:

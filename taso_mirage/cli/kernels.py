@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli.interrupt import FOUND, interruptible
-from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
+from taso_mirage.cli.options import LARGEST_COUNT, JsonOption, ModelFile, ShapeOption
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.system.terminal import plural, say, say_lines
 
@@ -51,6 +51,7 @@ def kernels_command(
         typer.Option(
             "--show",
             min=1,
+            max=LARGEST_COUNT,
             metavar="N",
             help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the predicted seconds and "
             "the program.",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-LARGEST_NUMBER = 1_000_000_000
+LARGEST_COUNT = 1_000_000_000
 """The largest integer that an option takes: what is counted or shared with processes has to be an
 integer of the machine."""
 FIXES = "Fix dynamic dimensions, by input (x:1,128) or by name (batch:4); repeatable."

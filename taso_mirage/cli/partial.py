@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli.interrupt import FOUND, interruptible
-from taso_mirage.cli.options import LARGEST_NUMBER, JsonOption, ModelFile, ShapeOption
+from taso_mirage.cli.options import LARGEST_COUNT, JsonOption, ModelFile, ShapeOption
 from taso_mirage.system.terminal import plural, say
 from taso_mirage.verdicts import Evidence, Failure
 
@@ -46,9 +46,9 @@ def mutants_command(
         str | None,
         typer.Option(metavar="NAME", help="A node, or a value that it writes (default: list the costly parts)."),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, max=LARGEST_NUMBER, help="Largest number of mutation steps.")] = 1,
+    depth: Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Largest number of mutation steps.")] = 1,
     limit: Annotated[
-        int, typer.Option(min=1, max=LARGEST_NUMBER, help="Number of mutants to show and verify, the cheapest first.")
+        int, typer.Option(min=1, max=LARGEST_COUNT, help="Number of mutants to show and verify, the cheapest first.")
     ] = 10,
     target: Annotated[str, typer.Option(help="Target on which the model will run: cpu or cuda.")] = "cpu",
     shape: ShapeOption = None,

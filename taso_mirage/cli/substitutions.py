@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taso_mirage.cli.options import LARGEST_NUMBER
+from taso_mirage.cli.options import LARGEST_COUNT
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.system.terminal import say
 from taso_mirage.targets.machine import cores
@@ -34,7 +34,7 @@ Library = Annotated[
 Name = Annotated[str, typer.Argument(help="The rule's name, or the beginning of it.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _Workers = Annotated[
-    int | None, typer.Option(min=1, max=LARGEST_NUMBER, help="Number of processes (default: one for each core).")
+    int | None, typer.Option(min=1, max=LARGEST_COUNT, help="Number of processes (default: one for each core).")
 ]
 
 
@@ -144,7 +144,7 @@ _Files = Annotated[
 _Names = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only rules whose name begins with NAME; repeatable.")
 ]
-_Typings = Annotated[int, typer.Option(min=1, max=LARGEST_NUMBER, help="Number of random legal typings of every rule.")]
+_Typings = Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Number of random legal typings of every rule.")]
 _Laws = Annotated[
     bool,
     typer.Option(
@@ -169,7 +169,7 @@ _Record = Annotated[
 def verify(
     files: _Files = None,
     rule: _Names = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_NUMBER, help="Seed of the random trials and typings.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_COUNT, help="Seed of the random trials and typings.")] = 1,
     typings: _Typings = 320,
     workers: _Workers = None,
     laws: _Laws = False,
@@ -198,7 +198,7 @@ def verify(
 
 
 def _record_cases(folder: Path, laws: Sequence[Rule], verdicts: Sequence[RuleVerdict], others: bool) -> None:
-    """Write the cases of the verified laws, and those recorded of the `others` if asked."""
+    """Write the cases of the verified laws, and if asked those recorded of the `others`."""
     from taso_mirage.generate.readme import recorded_laws, write_laws
 
     judged = (recorded_laws(folder) if others else {}) | {v.name: v.cases for v in verdicts}
@@ -245,11 +245,11 @@ def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None
 
 @app.command()
 def generate(
-    ops: Annotated[int, typer.Option(min=1, max=LARGEST_NUMBER, help="Largest number of operators of a side.")] = 4,
+    ops: Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Largest number of operators of a side.")] = 4,
     family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable (default: all).")] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=LARGEST_NUMBER, help="Random seed; a seed always gives the same files, byte for byte."),
+        typer.Option(min=0, max=LARGEST_COUNT, help="Random seed; a seed always gives the same files, byte for byte."),
     ] = 0,
     workers: _Workers = None,
     scheduler: Annotated[

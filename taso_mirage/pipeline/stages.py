@@ -15,6 +15,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
+from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
 from taso_mirage.onnx_io import save
@@ -59,6 +60,9 @@ PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
 MOST_BY_PROFILER = 1.25
 """The largest time of all operators by the profiler, relative to a run without it."""
+BY_CPU_TIME = 3
+"""Loads of a trial by CPU time: the original, which takes about as long as two other models, is
+opened for that clock too."""
 EARLY = 20.0
 """Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
 compiled ahead."""
@@ -130,8 +134,9 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
             backend = job.backend.result() if job.backend is not None and same else None
-        once = large(job)
-        trying = load_seconds(job) + max(comparison_seconds(job) / (1 if once else 2), slow_seconds(job))
+        once, busy = large(job), config.target.serial is not None and observed_load().busy
+        loads = BY_CPU_TIME if once and busy else 1
+        trying = loads * load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
         return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, once, job.searchers)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")

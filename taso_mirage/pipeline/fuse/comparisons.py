@@ -52,10 +52,6 @@ class Comparisons:
         first = self._timed(before, after, self.seconds / 8)
         return first if first.verdict is not Verdict.UNDECIDED else self._timed(before, after, self.seconds / 2)
 
-    def full(self, before: Session, after: Session) -> Timing:
-        """One look that has all its seconds."""
-        return self._timed(before, after, self.seconds)
-
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
         """The original against another model; `opened` are sessions on both by the wall.
 

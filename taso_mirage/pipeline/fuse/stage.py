@@ -312,7 +312,7 @@ class _Stage:
             model = self._with([*kept, *trial])
             tried = runtime.open_in_child(model, session.target)
             last = self.once and not kept
-            timing = self.comparisons.full(session, tried) if last else self.comparisons.short(session, tried)
+            timing = self.comparisons.short(session, tried)
         except TasoMirageError:
             return None  # a region that cannot be one node
         except Exception as error:
