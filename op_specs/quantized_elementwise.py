@@ -4,7 +4,7 @@ the numbers that the operands stand for, quantized.
 ONNX Runtime computes functions of one operand by a table of all 256 results, a sum with scales that
 it divides by that of the result first, and a mean or a softmax from sums of integers. A result may
 be one step off where it is within a rounding of the middle between two; the docstrings say for
-which operators that was never seen (`tests/test_quantized.py`).
+which operators that was never seen (`tests/operators/test_quantized.py`).
 """
 
 import numpy as np

@@ -5,10 +5,10 @@ is multiplied by must be the same float on both sides: the scale of a column is 
 of the activations first, as the runtime does.
 
 The runtime's own operators stand here where its arithmetic is that of the nodes that they replace
-(`tests/test_quantized_laws.py` compares them). It is not for QLinearConv, QLinearMatMul and QGemm,
-which multiply a sum of whole numbers by one float where the nodes sum rounded floats; nor for
-QLinearAdd, QLinearMul, QLinearSigmoid, QLinearSoftmax and the means, which are one step off where a
-result is near the middle between two.
+(`tests/operators/test_quantized_laws.py` compares them). It is not for QLinearConv, QLinearMatMul
+and QGemm, which multiply a sum of whole numbers by one float where the nodes sum rounded floats;
+nor for QLinearAdd, QLinearMul, QLinearSigmoid, QLinearSoftmax and the means, which are one step off
+where a result is near the middle between two.
 """
 
 from op_specs.quantize import dynamic_quantize

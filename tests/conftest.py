@@ -22,7 +22,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports o
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another process imports PyTorch for it
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for 10 s, in each process, to ask
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for `models`, which is not part of the package
+sys.path += [str(file.parent) for file in sorted({f.parent: f for f in ROOT.glob("tests/*/test_*.py")}.values())]
 
 # Workers, and the processes that tests start, read what the first of them has compiled, whatever
 # the environment says: to compile it is a third of the time in which a command starts, and half of

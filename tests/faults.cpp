@@ -1,4 +1,4 @@
-// Calls that change files fail at the k-th of them, as on a full or a broken disk; loaded before the C library by tests/test_faults.py.
+// Calls that change files fail at the k-th of them, as on a full or a broken disk; loaded before the C library by tests/system/test_faults.py.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,5 +1,5 @@
 """A command again and again, of whose calls to the system another one fails each time (each
-STEP-th); run by tests/test_faults.py with faults.cpp.
+STEP-th); run by tests/system/test_faults.py with faults.cpp.
 
     LD_PRELOAD=faults.so python faults.py FOLDER ERRNO LASTS STEP COMMAND ...
 

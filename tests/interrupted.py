@@ -1,4 +1,4 @@
-"""Writing a file, interrupted at every line; run by tests/test_hostile_texts.py.
+"""Writing a file, interrupted at every line; run by tests/cli/test_hostile_texts.py.
 
     python interrupted.py probe|file FOLDER
 

@@ -3,8 +3,8 @@
 The properties are those of the functions' records; `rewrites` has the normal forms that follow.
 
 Nothing is claimed where a function is undefined: a logarithm of a number that is not positive, a
-division by 0, a root of a negative number. `tests/test_axioms.py` checks every line of the table in
-numbers.
+division by 0, a root of a negative number. `tests/prove/test_axioms.py` checks every line of the
+table in numbers.
 """
 
 from __future__ import annotations

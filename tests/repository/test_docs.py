@@ -1,0 +1,265 @@
+"""The pages of docs/: the site builds without a warning, the code in their blocks runs, and the
+pictures are up to date.
+
+Blocks of `sh` and `python` run in a copy of the checkout, in their order: with small budgets and
+one layer of the model, and in the slow test as they are. A block of `text` right behind one is its
+output, with `...` for anything. Above a block may stand `<!-- slow -->`, or `<!-- not run: WHY
+-->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scripts import ROOT
+from typer.main import get_command
+
+import taso_mirage
+from taso_mirage import errors
+from taso_mirage.cli.commands import app
+
+DOCS = ROOT / "docs"
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>slow|not run: [^>]+) -->\n)?^```(?P<language>sh|python)\n(?P<text>.*?)^```\n"
+    r"(?:\n```text\n(?P<shown>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+ELSEWHERE = {"shipping.md": "test_runtime_shipped.py", "from_zero.md": "test_from_zero.py"}
+"""Pages whose blocks other tests run."""
+INCLUDED = ("CHANGELOG.md", "CONTRIBUTING.md", *(f"{name}/README.md" for name in ("bench", "models", "substitutions")))
+"""Pages outside of `docs/` that the site has."""
+SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: `text` in a language, its printed output (None: anything), and whether it is
+    slow, or why it is not run."""
+
+    language: str
+    text: str
+    shown: str | None
+    mark: str
+
+    def command(self) -> list[str]:
+        if self.language == "python":
+            return [sys.executable, "-c", self.text]
+        return ["bash", "-euo", "pipefail", "-c", self.text]
+
+
+def blocks(page: Path) -> list[Block]:
+    found = (each.groupdict(default="") for each in BLOCK.finditer(page.read_text()))
+    return [Block(b["language"], b["text"], b["shown"] or None, b["mark"]) for b in found]
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
+REPEATED = ("quickstart.md", "torch.md", "torch_fallback.md", "kernels.md", "rule.md", "json.md", "slow_model.md")
+"""Pages of which the slow test alone runs the blocks: the README, the gallery and the tests of the
+commands do the same."""
+QUICK = [p for p in PAGES if p.name not in REPEATED and any(not b.mark for b in blocks(p))]
+SLOW = [p for p in PAGES if any(b.mark in ("", "slow") for b in blocks(p))]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the checkout, with its compiled files: pages write files into it, and an
+    operator."""
+    hidden = shutil.ignore_patterns(".*", "results")
+    return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=hidden))
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(checkout)}
+
+
+SECONDS = re.compile(r"(--budget |budget=|\"budget\": )\d+")
+
+
+def within(text: str, budget: int) -> str:
+    """The text with another budget, if one is given."""
+    return SECONDS.sub(rf"\g<1>{budget}", text) if budget else text
+
+
+COMPARED = ("SPINNING = ", "ROUNDS, FEW, MOST = 15, 7, ")
+"""Where `measure/session.py` says how long runs wait for each other, and how often they are
+compared."""
+
+
+def hasten(checkout: Path) -> None:
+    """No page is about how fast a model is: in the copy, comparisons have no pauses and few
+    rounds."""
+    file = checkout / "taso_mirage" / "measure" / "session.py"
+    text, found = re.subn(rf"^({'|'.join(COMPARED)})[\d.]+$", r"\g<1>0", file.read_text(), flags=re.MULTILINE)
+    assert found == len(COMPARED)
+    file.write_text(text)
+
+
+def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> None:
+    """The blocks of a page with one of these marks, from the first to the last, as a user would
+    type them; with another budget, if one is given."""
+    for block in (b for b in blocks(page) if b.mark in marks):
+        if block.language == "python" and "import torch" in block.text:
+            pytest.importorskip("torch")
+        done = subprocess.run(
+            replace(block, text=within(block.text, budget)).command(),
+            cwd=checkout,
+            env=environment(checkout),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}"
+        if block.shown is not None:
+            assert doctest.OutputChecker().check_output(block.shown, done.stdout, SHOWN), f"{block.text}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", QUICK, ids=named)
+def test_the_blocks_of_a_page_run(page: Path, checkout: Path, layer: Path) -> None:
+    shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
+    hasten(checkout)
+    run(page, ("",), checkout, budget=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=named)
+def test_all_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
+    run(page, ("", "slow"), checkout)
+
+
+@pytest.mark.lint
+def test_every_block_is_one_of_its_language() -> None:
+    for page in SLOW:
+        for block in blocks(page):
+            if block.language == "python":
+                ast.parse(block.text)
+            else:
+                subprocess.run(["bash", "-n", "-c", block.text], check=True)
+
+
+@pytest.mark.lint
+def test_every_block_is_run_or_says_why_not() -> None:
+    """A fence that the pattern does not see would never run."""
+    for page in PAGES:
+        fences = re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", page.read_text(), re.MULTILINE)
+        assert len(fences) == len(blocks(page)), named(page)
+    assert len(QUICK) >= 5
+    assert len(SLOW) >= 11
+    assert all(any(ROOT.glob(f"tests/*/{test}")) and (DOCS / page).exists() for page, test in ELSEWHERE.items())
+
+
+@pytest.mark.parametrize("budget", [6, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
+def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path) -> None:
+    if budget:
+        shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
+        hasten(checkout)
+    copied = checkout / script.relative_to(ROOT)
+    copied.write_text(within(copied.read_text(), budget))
+    done = subprocess.run(
+        [sys.executable, copied], cwd=checkout, env=environment(checkout), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 4
+
+
+@pytest.mark.lint("docs", "taso_mirage", *INCLUDED)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("the extra `docs` is not installed")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", DOCS, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(ROOT))
+    assert done.returncode == 0, done.stderr
+    pages = {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")} - {"plugin/README.html"}
+    assert pages <= {str(page.relative_to(tmp_path)) for page in tmp_path.rglob("*.html")}
+    api = (tmp_path / "api.html").read_text()
+    assert [name for name in taso_mirage.__all__ if f'id="taso_mirage.{name}"' not in api] == []
+
+
+@pytest.mark.lint
+def test_the_repositorys_place_is_said_once() -> None:
+    """Pages have a name in its stead, which the site replaces by the address in pyproject.toml."""
+    conf = runpy.run_path(str(DOCS / "conf.py"))
+    said: dict[str, Callable[..., None]] = {}
+    app = SimpleNamespace(connect=lambda event, call: said.update({event: call}))
+    conf["setup"].__globals__["REPOSITORY"] = "acme/mirage"
+    conf["setup"](app)
+    source = [(DOCS / "teams.md").read_text()]
+    assert conf["UNKNOWN"] in source[0]
+    said["source-read"](app, "teams", source)
+    assert "uses: acme/mirage@v" in source[0]
+    files = (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.y*ml"))
+    for file in files:
+        assert "OWNER" not in file.read_text().replace(conf["UNKNOWN"], ""), file
+
+
+@pytest.mark.lint
+def test_versions_of_examples_are_this_one() -> None:
+    page = (DOCS / "teams.md").read_text()
+    assert set(re.findall(r"(?:taso_mirage@|rev: )v(\d[\d.]*)", page)) == {taso_mirage.__version__}
+
+
+@pytest.mark.slow
+def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True, env=environment(ROOT))
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
+    assert drawn == kept, "run `python docs/pictures.py`"
+
+
+@pytest.mark.lint("docs", "taso_mirage")
+def test_the_page_of_commands_has_every_option() -> None:
+    text, root = (DOCS / "commands.md").read_text(), get_command(app)
+    commands = {**root.commands, **root.commands["substitutions"].commands}
+    assert [name for name in commands if f"{name}" not in text] == []
+    options = {o for each in commands.values() for p in each.params for o in p.opts if o.startswith("--")}
+    assert sorted(o for o in options if f"`{o}" not in text and f", `{o}" not in text) == []
+
+
+# ---------------------------------------------------------------- what the page of errors says
+
+TROUBLES = (DOCS / "troubleshooting.md").read_text()
+
+
+def said_in_the_sources() -> Iterator[str]:
+    for file in (ROOT / "taso_mirage").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield " ".join(node.value.split())
+
+
+@pytest.mark.lint("docs", "taso_mirage")
+def test_every_message_of_the_page_is_one_of_the_package() -> None:
+    messages = [m for line in TROUBLES.splitlines() for m in re.findall(r"^\| `([^`]+)`", line)]
+    assert len(messages) >= 40
+    sources = "\n".join(said_in_the_sources())
+    assert [m for m in messages if not all(part.strip() in sources for part in m.split("..."))] == []
+
+
+@pytest.mark.lint("docs", "taso_mirage")
+def test_the_page_has_every_class_of_error_and_every_exit_code() -> None:
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert [each.__name__ for each in classes if f"`{each.__name__}`" not in TROUBLES] == []
+    codes = {each.exit_code for each in classes if hasattr(each, "exit_code")}
+    commands = [path.read_text() for path in (ROOT / "taso_mirage" / "cli").glob("*.py")]
+    codes |= {int(code) for text in commands for code in re.findall(r"sys\.exit\((\d+)\)", text)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", TROUBLES, re.MULTILINE)}
+    assert codes | {0} <= listed
