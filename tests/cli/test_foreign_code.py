@@ -186,7 +186,7 @@ def test_the_audit_of_the_docs_writes_nowhere_else(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path / "here")
     onnx.save(proto, "model.optimized.onnx")
     text = (ROOT / "docs" / "shipping.md").read_text()
-    code = text[text.index("```python", text.index("## Looking at the code")) :].split("```")[1].removeprefix("python")
+    code = text[text.index("```python", text.index("## Inspecting the code")) :].split("```")[1].removeprefix("python")
     exec(compile(code, "shipping.md", "exec"), {})
     outside = [p for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path / "here" / "audit"]
     assert outside == [tmp_path / "here" / "model.optimized.onnx"]
