@@ -131,11 +131,12 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 
 
 def embedded(
-    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
+    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None, alike: bool = False
 ) -> tuple[Model, dict[Node, Node]]:
     """The model that `embed` makes, and for each term of the model before the term of the same
-    value, which the made model has unless it is inside a region. Arguments and errors are those of
-    `embed`.
+    value, which the made model has unless it is inside a region. With `alike` the nodes of equal
+    regions differ in their operands alone, and have no names. The other arguments and the errors
+    are those of `embed`.
     """
     if not model.trusted and carries_code(model.header):
         raise Unsupported("the model carries kernels that are not trusted, so none is made for it")
@@ -145,7 +146,7 @@ def embedded(
     old = model.nodes()
     model, mapping = with_arranged(model, [x for region in regions for x in region.inputs])
     arranged = bool(mapping)
-    known = frozenset(old)
+    known, calls = frozenset(old), dict[tuple[Any, ...], OpaqueCall]()
     for i, region in enumerate(_ordered(regions)):
         region.check(sizes or {})
         for output in region.outputs:
@@ -155,8 +156,11 @@ def embedded(
         if region.free:
             fits = fits or _fits(model, sizes or {}, names)
             args = (fits, *args)
-        label = f"{name}/{model.names.get(region.outputs[0], i)}"
-        mapping.update(zip(region.outputs, _call(name, label, args, region), strict=True))
+        label = "" if alike else f"{name}/{model.names.get(region.outputs[0], i)}"
+        call = _call(name, label, args, region)
+        same = name, *(n.type for n in (*args, *region.outputs)), *region.kernel.attributes.items()
+        call = calls.setdefault(same, call) if alike else call
+        mapping.update(zip(region.outputs, _results(call, args, region), strict=True))
     new = dict(zip(old, substitute(old, mapping), strict=True))
     made = replace(
         model,
@@ -269,22 +273,31 @@ def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
         raise Unsupported(f"the dim {min(unknown)!r} is no dim of an input alone, so a run cannot tell its size")
     key = blake2b(repr([(n.attr("name"), p) for n, p in places.items()]).encode(), digest_size=8).hexdigest()
     name = names.add(functions.fitting_sizes(f"sizes_{key}", list(places.values()), names.opsets))
-    return _opaque(name, name, tuple(places), {}, [Tensor("bool", ())])
+    types = [Tensor("bool", ())]
+    return _opaque(_opaque_call(name, name, tuple(places), {}, types), tuple(places), types)
 
 
-def _call(name: str, label: str, args: Sequence[Node], region: EmbeddedRegion) -> Sequence[Node]:
-    """The terms of a node's outputs. Attributes that no function holds are its own."""
+def _call(name: str, label: str, args: Sequence[Node], region: EmbeddedRegion) -> OpaqueCall:
+    """The node of a region. Attributes that no function holds are its own."""
     own = {} if region.free or region.kernel.images else region.kernel.attributes
+    return _opaque_call(name, label, args, own, [n.tensor for n in region.outputs])
+
+
+def _results(call: OpaqueCall, args: Sequence[Node], region: EmbeddedRegion) -> Sequence[Node]:
+    """The terms of a node's outputs."""
     types = [n.tensor for n in region.outputs]
-    node = _opaque(name, label, args, own, types)
+    node = _opaque(call, args, types)
     return [node] if len(types) == 1 else [get("item").term(node, index=i) for i in range(len(types))]
 
 
-def _opaque(
+def _opaque_call(
     name: str, label: str, args: Sequence[Node], attributes: Mapping[str, str], types: Sequence[Tensor]
-) -> Node:
+) -> OpaqueCall:
     inputs = [value(f"x{i}", n.tensor) for i, n in enumerate(args)]
     outputs = [value(f"y{i}", type) for i, type in enumerate(types)]
     texts = [ir.AttrString(key, text) for key, text in attributes.items()]
-    call = OpaqueCall(ir.Node(DOMAIN, name, inputs, texts, outputs=outputs, name=label), ())
+    return OpaqueCall(ir.Node(DOMAIN, name, inputs, texts, outputs=outputs, name=label), ())
+
+
+def _opaque(call: OpaqueCall, args: Sequence[Node], types: Sequence[Tensor]) -> Node:
     return Node("opaque", tuple(args), (("call", call),), types[0] if len(types) == 1 else tuple(types))
