@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import blake2b
 from math import prod
+from operator import or_
 from typing import Any
 
 import onnx_ir as ir
@@ -199,19 +201,22 @@ def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
 
     Raises Unsupported where two read each other's results, or give the same.
     """
-    left = list(regions)
     given = [o for region in regions for o in region.outputs]
     if len(set(given)) < len(given):
         raise Unsupported("two regions that give the same term")
+    own = {o: 1 << i for i, region in enumerate(regions) for o in region.outputs}
+    below: dict[Node, int] = {}
+    for node in topological([x for region in regions for x in region.inputs]):
+        below[node] = reduce(or_, [below[a] for a in node.args], own.get(node, 0))
+    read = [reduce(or_, [below[x] for x in region.inputs], 0) for region in regions]
+    left, waiting = list(range(len(regions))), (1 << len(regions)) - 1
     while left:
-        for region in left:
-            others = {o for other in left if other is not region for o in other.outputs}
-            if others.isdisjoint(topological(region.inputs)):
-                break
-        else:
+        first = next((i for i in left if not read[i] & waiting & ~(1 << i)), None)
+        if first is None:
             raise Unsupported(f"{len(left)} regions that read each other's results")
-        left.remove(region)
-        yield region
+        left.remove(first)
+        waiting &= ~(1 << first)
+        yield regions[first]
 
 
 class _Names:
