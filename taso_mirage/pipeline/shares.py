@@ -30,8 +30,7 @@ LOADS = 2
 """The number of loads of a model for which time is kept before a comparison."""
 CHECKED = 2
 """The number of models that are loaded to check kernels: with their library and, if the model also
-goes to other machines, without. For a large model one gives regions their values, and the other is
-the model itself, where it was compared by another clock."""
+goes to other machines, without."""
 MEASURING, MANY = 10.0, 256
 """Seconds below which nothing is measured for a search on a GPU, if kernels follow, and terms of a
 model of which so few seconds would measure no part."""
@@ -110,7 +109,7 @@ def _checked_kernels(job: Job) -> float:
     inputs of their regions; others in whole models, the original and the model with its kernels and
     without, which are compared, too."""
     if large(job) and job.regions > 0:
-        return CHECKED * load_seconds(job) + min(job.regions, LEAST_REGIONS) + job.checking
+        return load_seconds(job) + job.regions + job.checking
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 

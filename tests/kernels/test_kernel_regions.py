@@ -32,7 +32,7 @@ from taso_mirage.pipeline.fuse import comparisons, fused
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu import lowering as cpu
 
-LAYERS = 5
+LAYERS, KINDS = 5, 2
 SMALL = 1e-3
 """The size of a layer's summand beside its input: a layer's errors are hidden in the outputs."""
 
@@ -84,8 +84,19 @@ def inaccurate(monkeypatch: pytest.MonkeyPatch, factor: str) -> None:
     monkeypatch.setattr(cpu, "cpu_kernel", wrong)
 
 
-def test_right_kernels_stay(large: Result) -> None:
+def test_right_kernels_stay_and_one_of_equal_regions_is_evaluated(
+    large: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated, given = list[Model](), FloatReference.__call__
+
+    def counted(self: FloatReference, *args: Any) -> Any:
+        evaluated.append(self.model)
+        return given(self, *args)
+
+    monkeypatch.setattr(FloatReference, "__call__", counted)
     found = fused(large, CONFIG, "search", once=True)
+    assert sum(places for made in found.kernels for _, places in made.kinds) == LAYERS
+    assert len(evaluated) == KINDS * regional.RUNS * len(("with the library", "without it"))
     assert found.kernels, found.notes
     assert any(each.region for each in found.differences)
     assert all(each.passed for each in found.differences)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import blake2b
 from math import prod
+from operator import or_
 from typing import Any
 
 import onnx_ir as ir
@@ -131,11 +133,12 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 
 
 def embedded(
-    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None
+    model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None, alike: bool = False
 ) -> tuple[Model, dict[Node, Node]]:
     """The model that `embed` makes, and for each term of the model before the term of the same
-    value, which the made model has unless it is inside a region. Arguments and errors are those of
-    `embed`.
+    value, which the made model has unless it is inside a region. With `alike` the nodes of equal
+    regions differ in their operands alone, and have no names. The other arguments and the errors
+    are those of `embed`.
     """
     if not model.trusted and carries_code(model.header):
         raise Unsupported("the model carries kernels that are not trusted, so none is made for it")
@@ -145,7 +148,7 @@ def embedded(
     old = model.nodes()
     model, mapping = with_arranged(model, [x for region in regions for x in region.inputs])
     arranged = bool(mapping)
-    known = frozenset(old)
+    known, calls = frozenset(old), dict[tuple[Any, ...], OpaqueCall]()
     for i, region in enumerate(_ordered(regions)):
         region.check(sizes or {})
         for output in region.outputs:
@@ -155,8 +158,11 @@ def embedded(
         if region.free:
             fits = fits or _fits(model, sizes or {}, names)
             args = (fits, *args)
-        label = f"{name}/{model.names.get(region.outputs[0], i)}"
-        mapping.update(zip(region.outputs, _call(name, label, args, region), strict=True))
+        label = "" if alike else f"{name}/{model.names.get(region.outputs[0], i)}"
+        call = _call(name, label, args, region)
+        same = name, *(n.type for n in (*args, *region.outputs)), *region.kernel.attributes.items()
+        call = calls.setdefault(same, call) if alike else call
+        mapping.update(zip(region.outputs, _results(call, args, region), strict=True))
     new = dict(zip(old, substitute(old, mapping), strict=True))
     made = replace(
         model,
@@ -195,19 +201,22 @@ def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
 
     Raises Unsupported where two read each other's results, or give the same.
     """
-    left = list(regions)
     given = [o for region in regions for o in region.outputs]
     if len(set(given)) < len(given):
         raise Unsupported("two regions that give the same term")
+    own = {o: 1 << i for i, region in enumerate(regions) for o in region.outputs}
+    below: dict[Node, int] = {}
+    for node in topological([x for region in regions for x in region.inputs]):
+        below[node] = reduce(or_, [below[a] for a in node.args], own.get(node, 0))
+    read = [reduce(or_, [below[x] for x in region.inputs], 0) for region in regions]
+    left, waiting = list(range(len(regions))), (1 << len(regions)) - 1
     while left:
-        for region in left:
-            others = {o for other in left if other is not region for o in other.outputs}
-            if others.isdisjoint(topological(region.inputs)):
-                break
-        else:
+        first = next((i for i in left if not read[i] & waiting & ~(1 << i)), None)
+        if first is None:
             raise Unsupported(f"{len(left)} regions that read each other's results")
-        left.remove(region)
-        yield region
+        left.remove(first)
+        waiting &= ~(1 << first)
+        yield regions[first]
 
 
 class _Names:
@@ -269,22 +278,31 @@ def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
         raise Unsupported(f"the dim {min(unknown)!r} is no dim of an input alone, so a run cannot tell its size")
     key = blake2b(repr([(n.attr("name"), p) for n, p in places.items()]).encode(), digest_size=8).hexdigest()
     name = names.add(functions.fitting_sizes(f"sizes_{key}", list(places.values()), names.opsets))
-    return _opaque(name, name, tuple(places), {}, [Tensor("bool", ())])
+    types = [Tensor("bool", ())]
+    return _opaque(_opaque_call(name, name, tuple(places), {}, types), tuple(places), types)
 
 
-def _call(name: str, label: str, args: Sequence[Node], region: EmbeddedRegion) -> Sequence[Node]:
-    """The terms of a node's outputs. Attributes that no function holds are its own."""
+def _call(name: str, label: str, args: Sequence[Node], region: EmbeddedRegion) -> OpaqueCall:
+    """The node of a region. Attributes that no function holds are its own."""
     own = {} if region.free or region.kernel.images else region.kernel.attributes
+    return _opaque_call(name, label, args, own, [n.tensor for n in region.outputs])
+
+
+def _results(call: OpaqueCall, args: Sequence[Node], region: EmbeddedRegion) -> Sequence[Node]:
+    """The terms of a node's outputs."""
     types = [n.tensor for n in region.outputs]
-    node = _opaque(name, label, args, own, types)
+    node = _opaque(call, args, types)
     return [node] if len(types) == 1 else [get("item").term(node, index=i) for i in range(len(types))]
 
 
-def _opaque(
+def _opaque_call(
     name: str, label: str, args: Sequence[Node], attributes: Mapping[str, str], types: Sequence[Tensor]
-) -> Node:
+) -> OpaqueCall:
     inputs = [value(f"x{i}", n.tensor) for i, n in enumerate(args)]
     outputs = [value(f"y{i}", type) for i, type in enumerate(types)]
     texts = [ir.AttrString(key, text) for key, text in attributes.items()]
-    call = OpaqueCall(ir.Node(DOMAIN, name, inputs, texts, outputs=outputs, name=label), ())
+    return OpaqueCall(ir.Node(DOMAIN, name, inputs, texts, outputs=outputs, name=label), ())
+
+
+def _opaque(call: OpaqueCall, args: Sequence[Node], types: Sequence[Tensor]) -> Node:
     return Node("opaque", tuple(args), (("call", call),), types[0] if len(types) == 1 else tuple(types))

@@ -66,7 +66,7 @@ class KernelCheck:
 
         Raises OutOfTime where it is `late` before all were compared.
         """
-        made, claims = embedded(before, regions, sizes)
+        made, claims = embedded(before, regions, sizes, alike=True)
         found = list[Difference]()
         sides = [(made, SHARE)] + ([(made.without_library(), 0.0)] if self.elsewhere else [])
         values: dict[Node, list[Any]] = {}

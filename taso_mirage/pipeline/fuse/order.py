@@ -15,6 +15,9 @@ KERNEL, KNOWN = 4.0, 0.5
 before it correct that."""
 LEAST = 0.5
 """Seconds without which no kernel is begun."""
+LONGEST = 2 * KERNEL
+"""Seconds that a kernel may take on a busy machine, without which no other one is begun where all
+are tried at once."""
 PART = 1 / 3
 """The largest share of the rest of the time for one kind of regions: longer tuning gains less than
 the next kind does."""
@@ -67,7 +70,8 @@ class KernelOrder:
 
     def _step(self) -> ScheduledWork | None:
         """The next work: once there is no time for a kernel and a trial, the trial alone."""
-        late = self.left() < self.trial() + (KERNEL / 2 if self.once else LEAST)
+        least = LONGEST if self.once and self.made else LEAST  # another one is not worth those that are there
+        late = self.left() < self.trial() + least
         if late:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
         return self.schedule.step()
