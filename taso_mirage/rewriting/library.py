@@ -38,7 +38,7 @@ NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 SCHEMA = "$schema"
 """The key that tells an editor where the schema of a file is; nothing else reads it."""
-_MORE = "`taso-mirage schema rules` says how a rule is written"
+_MORE = "`taso-mirage schema rules` describes how a rule is written"
 
 
 class EvidenceEntry(TypedDict):

@@ -120,7 +120,7 @@ def test_a_wrong_rule_is_one_sentence_and_exit_code_2(
     line = one_line(run(*command, path, check=2))
     assert f"{path}: " in line
     assert said in line
-    assert "`taso-mirage schema rules` says " in line
+    assert "`taso-mirage schema rules` describes " in line
 
 
 @pytest.mark.parametrize(("entry", "said"), WRONG.values(), ids=WRONG)
@@ -180,7 +180,7 @@ def test_wrong_families_name_file_entry_and_next_step(content: dict[str, Any], s
         read_family(path)
     assert str(error.value).startswith(str(path))
     assert said in str(error.value)
-    assert "`taso-mirage schema family` says what" in str(error.value)
+    assert "`taso-mirage schema family` describes" in str(error.value)
     assert not validator("family").is_valid(tomllib.loads(path.read_text()))
 
 
@@ -321,4 +321,4 @@ def test_no_limit_of_time_is_null_in_json(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "index.json").read_text()
     assert validator("folder").is_valid(json.loads(text))
     assert "Infinity" not in text
-    assert "1 to do, without a limit of time" in done.stderr
+    assert "1 to do, without a time limit" in done.stderr

@@ -115,7 +115,7 @@ def test_a_folder_with_a_broken_model_says_which(here: Path) -> None:
     for name in ("good", "text"):
         Path(f"{name}.onnx").rename(f"zoo/{name}.onnx")
     done = run("optimize", "zoo", *QUICK, check=3)
-    assert "(together 2 s)" in done.stderr
+    assert "(2 s in total)" in done.stderr
     assert "2/2 text.onnx: failed: zoo/text.onnx is no ONNX model, or is truncated" in done.stdout
 
 
