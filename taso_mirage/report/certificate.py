@@ -3,7 +3,7 @@ result's, with its proof.
 
 A certificate is plain data. Terms have numbers: those of the original in the order in which they
 run, then those that the certificate makes. Its records are read in their order by
-`optimize.follow`; docs/soundness.md describes them.
+`optimize.follow`; docs/certificates.md describes them.
 """
 
 from __future__ import annotations
