@@ -211,6 +211,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--node": ("--node", "product"),
     "--depth": ("--depth", "2"),
     "--limit": ("--limit", "2"),
+    "--trace": ("--trace", "traced"),
+    "--show": ("--show", "1"),
 }
 """Arguments for the options that take a value; the others are flags."""
 TRUSTS = "--trust-kernels"

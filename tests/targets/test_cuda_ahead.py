@@ -159,9 +159,16 @@ def test_an_interrupt_while_it_starts_ends_it_too(played: Played) -> None:
     assert played.said == ["start", "close"]
 
 
-@pytest.mark.parametrize(("target", "kernels"), [(CPU, "search"), (CUDA, "off"), (CUDA, "cached")])
-def test_nothing_starts_where_no_kernels_are_searched_on_a_gpu(target: Target, kernels: str, played: Played) -> None:
-    with stages._backend(Config(kernels=kernels, target=target)) as found:
+SHORT = stages.EARLY / 2
+
+
+@pytest.mark.parametrize(
+    ("target", "kernels", "budget"), [(CPU, "search", SHORT), (CPU, "off", 60), (CUDA, "off", 60), (CUDA, "cached", 60)]
+)
+def test_nothing_starts_where_no_kernels_are_searched(
+    target: Target, kernels: str, budget: float, played: Played
+) -> None:
+    with stages._backend(Config(kernels=kernels, target=target, budget=budget)) as found:
         assert found is None
     assert played.said == []
 
