@@ -431,4 +431,4 @@ def test_what_has_no_program_for_all_sizes_keeps_its_operators(monkeypatch: pyte
     )
     assert kernels(found) == 0
     assert found.model == before.model
-    assert any("no kernels: one part" in note for note in found.notes)
+    assert any("no kernels: one region" in note for note in found.notes)

@@ -142,7 +142,7 @@ def test_division_is_never_made_of_integers() -> None:
         "            (new,) = t.Session(t.serialize(model.with_graph(state.outputs))).run(feed)\n"
         "            assert t.np.array_equal(old, new), state.outputs\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
 
 
