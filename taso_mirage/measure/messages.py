@@ -87,8 +87,9 @@ def _mapped(view: memoryview) -> _File | None:
 
 
 def _opened(name: str, device: str, number: int, offset: int) -> _File | None:
-    """The file of this name, if it is on this device and has this number."""
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """The file of this name, if it is on this device and has this number; a pipe that has the name
+    now is not waited for."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     if (f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", found.st_ino) == (device, number):
         return _File(descriptor, offset, own=False)

@@ -95,6 +95,14 @@ def test_a_file_in_the_place_of_another_is_not_read(tmp_path: Path, copies: list
     assert copies
 
 
+def test_a_pipe_with_the_name_of_a_deleted_file_is_not_waited_for(tmp_path: Path, copies: list[int]) -> None:
+    sent = mapped(tmp_path / "weights")
+    (tmp_path / "weights").unlink()
+    os.mkfifo(tmp_path / "weights (deleted)")  # as the system calls the file now
+    assert np.array_equal(exchanged(np.asarray(sent)), sent)
+    assert copies
+
+
 def test_what_was_changed_in_memory_arrives_so(tmp_path: Path, copies: list[int]) -> None:
     sent = mapped(tmp_path / "weights", "c")
     sent[5] ^= 1
