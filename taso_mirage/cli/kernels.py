@@ -65,16 +65,12 @@ def kernels_command(
     Laws that remove operators are applied first, so that a guard behind a softmax does not prevent
     its online form.
     """
-    from taso_mirage.kernels.regions import kernel_regions
-    from taso_mirage.kernels.survey import Surveyed, survey
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.files import data_files
     from taso_mirage.onnx_io.outputs import check_folder, check_outputs
-    from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config, representative
     from taso_mirage.system.files import write_file
-    from taso_mirage.system.locks import locked
 
     loaded = load(model)
     files = {"--checkpoint": checkpoint, "--report": page}
@@ -82,11 +78,34 @@ def kernels_command(
     if output is not None:
         check_folder(output)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
+    found = _surveyed(loaded, sizes, budget, checkpoint, show, quiet=as_json)
+    programs = {} if output is None else _programs(found, output)
+    if page is not None:
+        write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
+    if as_json:
+        _say_json(model, sizes, found, programs, show)
+        return
+    for line in _lines(model, sizes, found, programs, show):
+        say(line)
+    if show is not None:
+        _show(found[show - 1])
+
+
+def _surveyed(
+    model: Model, sizes: Mapping[str, int], budget: float, checkpoint: Path | None, show: int | None, quiet: bool
+) -> list[Surveyed]:
+    """The regions of a model with the best muGraph of each, or of the one with the number `show`
+    alone; the checkpoint is read before, and written after each."""
+    from taso_mirage.kernels.regions import kernel_regions
+    from taso_mirage.kernels.survey import Surveyed, survey
+    from taso_mirage.report.summary import Stages
+    from taso_mirage.system.locks import locked
+
     kept = () if checkpoint is None else (checkpoint,)
-    with locked(*kept), Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop:
+    with locked(*kept), Stages(quiet=quiet) as stages, interruptible(FOUND, begun=True) as stop:
         known = {} if checkpoint is None else _known(checkpoint)
         stages("find regions", 0, 0)
-        wanted = kernel_regions(normal(loaded, sizes), sizes)
+        wanted = kernel_regions(normal(model, sizes), sizes)
         searched = list(range(len(wanted))) if show is None else [_number(show, len(wanted)) - 1]
         found = [Surveyed(region, None, "not searched", 0.0, 0.0, {}) for region in wanted]
         stages("search", 0, len(searched))
@@ -95,12 +114,7 @@ def kernels_command(
             stages("search", done + 1, len(searched))
             if checkpoint is not None:
                 _keep(checkpoint, known, found)
-    programs = {} if output is None else _programs(found, output)
-    if page is not None:
-        write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
-    _say(model, sizes, found, programs, show, as_json)
-    if show is not None and not as_json:
-        _show(found[show - 1])
+    return found
 
 
 def _number(show: int, count: int) -> int:
@@ -135,25 +149,15 @@ def _details(each: Surveyed) -> dict[str, Any]:
         return {"problem": f"no program: {error}"}
 
 
-def _say(
-    model: Path,
-    sizes: Mapping[str, int],
-    found: Sequence[Surveyed],
-    programs: Mapping[int, str],
-    show: int | None,
-    as_json: bool,
+def _say_json(
+    model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], show: int | None
 ) -> None:
-    """Print the regions that were found, as lines or as JSON."""
     from taso_mirage.kernels.survey import survey_data
 
-    if as_json:
-        rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
-        if show is not None:
-            rows[show - 1] |= _details(found[show - 1])
-        say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
-        return
-    for line in _lines(model, sizes, found, programs):
-        say(line)
+    rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
+    if show is not None:
+        rows[show - 1] |= _details(found[show - 1])
+    say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
 
 
 # ---------------------------------------------------------------- before the search
@@ -243,17 +247,24 @@ def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
 
 
 def _lines(
-    model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str]
+    model: Path,
+    sizes: Mapping[str, int],
+    found: Sequence[Surveyed],
+    programs: Mapping[int, str],
+    show: int | None = None,
 ) -> Iterator[str]:
+    """Lines for the regions, or for the one with the number `show` alone."""
     shown = f" at {', '.join(f'{k}={v}' for k, v in sizes.items())}" if sizes else ""
     places = sum(len(each.region.places) for each in found)
     yield f"{model.name}{shown}: {plural(len(found), 'region')} in {plural(places, 'place')}"
     for i, each in enumerate(found):
+        if show not in (None, i + 1):
+            continue
         yield ""
         yield from _region(i, each)
         if i in programs:
             yield f"    {programs[i]}"
-    if total := _total(found):
+    if show is None and (total := _total(found)):
         yield ""
         yield total
 
