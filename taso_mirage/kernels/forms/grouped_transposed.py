@@ -7,21 +7,20 @@ the kernel in turn. A position sees an element where the stride leads to a place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
-from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.form_function import FusedFunction, flags
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_transposed
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
@@ -65,39 +64,22 @@ class GroupedTransposed(FusedConvolution):
         return image, variable("w", Tensor("float32", (2 * each, min(int(w.shape[1]), 2), *kernel)))
 
 
-class GroupedTransposedFunction:
+class GroupedTransposedFunction(FusedFunction):
     """The function of one convolution.
 
-    Raises Unsupported as `dense_images` does, and for kernels too large to be written out.
+    Raises Unsupported as FusedFunction does, and for kernels too large to be written out.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
-        self.node, self.name = node, name
-        self.buffers = dense_images(node, (*reads, *writes))
-        x, w = node.args[:2]
-        self.images: Dim = x.shape[0]
-        self.free = () if isinstance(self.images, int) else tuple(sizes)
+    def _read_sizes(self) -> None:
+        super()._read_sizes()
+        node = self.node
+        w = node.args[1]
         self.channels, self.each, self.results = int(node.shape[1]), int(node.attr("each")), int(w.shape[1])
         self.axes = convolved_axes(node, w.shape[2:], transposed=True)
         self.beside, self.positions = map(int, node.attr("block"))
         if self.taps > WRITTEN:
             raise Unsupported(f"a kernel of {self.taps} elements; at most {WRITTEN} have a form in Triton")
-        if any(n < 1 or n & (n - 1) for n in (self.beside, self.positions)):
-            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self._name()
-
-    def _name(self) -> None:
-        """Give the operands names that the function has not itself."""
-        self.taken: frozenset[str] | None = None
-        self.names = stand_ins(self.buffers)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
-        self.taken = reserved_names() | own_names(self.source())
-        self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
+        self._check_block((self.beside, self.positions))
 
     # ------------------------------------------------------------ sizes
 
@@ -140,11 +122,7 @@ class GroupedTransposedFunction:
         return TritonLaunch(self.name, (self.images * blocks,), 1, names, chosen, traffic, self.free)
 
     def source(self) -> str:
-        own = ", ".join(f"{name}: tl.constexpr = False" for name in ("EARLY", "OVERLAP", "LATE"))
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
-        lines = [*self._places(), *EARLY, *self._sum(), *self._ends()]
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._sum(), *self._ends()])
 
     def _places(self) -> Iterator[str]:
         """Lines for the channels and the positions of a block."""

@@ -20,8 +20,9 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
-from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.form_function import FormFunction, flags
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.codegen.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
@@ -136,20 +137,15 @@ def _in_operators(node: Node) -> Node:
 # ---------------------------------------------------------------- the program
 
 
-class MaxPoolFunction:
+class MaxPoolFunction(FormFunction):
     """The function of one pool.
 
     Raises Unsupported for other floats than those of half and single precision, for channels that
     only a run knows, and for kernels too large to be written out.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
-        self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
+    def _read_sizes(self) -> None:
+        node = self.node
         self.dtype = self.buffers[0].dtype
         self.kernel, (self.pixels, channels) = tuple(map(int, node.attr("kernel"))), map(int, node.attr("block"))
         x = node.args[0]
@@ -159,12 +155,7 @@ class MaxPoolFunction:
             raise Unsupported(f"{node.op} of {x.type} with a kernel of {self.kernel}; at most {LARGEST} elements")
         self.channels = int(x.shape[3])
         self.beside = min(channels, power_of_two(self.channels))
-        if any(n < 1 or n & (n - 1) for n in (self.pixels, self.beside)):
-            raise Unsupported(f"{node.op} with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self.free = tuple(sizes) if any(not isinstance(n, int) for n in x.shape) else ()
-        self.names = ["operand_0", "operand_1"]
-        names = Lines(reserved_names() | own_names(self.source()), True)
-        self.names = [names.name(b.name) for b in self.buffers]
+        self._check_block((self.pixels, self.beside))
 
     @property
     def parts(self) -> int:
@@ -175,35 +166,21 @@ class MaxPoolFunction:
         grid = self.parts * ((dim_product(self.node.shape[:3]) + self.pixels - 1) // self.pixels)
         lanes, blocks = self.pixels * self.beside, usual_size(grid)
         width = numpy_dtype(self.dtype).itemsize
-        stored, seen = self.buffers[-1].bytes, self._seen_pixels() * self.beside * width
+        stored, seen = self.buffers[-1].bytes, seen_pixels(self.node, self.kernel, self.pixels) * self.beside * width
         traffic = Traffic(2 * lanes * prod(self.kernel) * blocks, seen * blocks + stored, seen, 2 * lanes)
         names = tuple([b.name for b in self.buffers])
         chosen = schedule or guessed(blocks, 1, lanes, seen, False)
         return TritonLaunch(self.name, (grid,), 1, names, chosen, traffic, self.free)
 
-    def _seen_pixels(self) -> int:
-        """Pixels of the image that a block loads from the second cache."""
-        wide = min(self.pixels, usual_size(self.node.shape[2]))
-        (down, right), (i, j) = self.node.attr("strides"), self.node.attr("dilations")
-        lines = -(-self.pixels // wide) * down + (self.kernel[0] - 1) * i
-        return min(prod(self.kernel) * self.pixels, int(lines * (wide * right + (self.kernel[1] - 1) * j)))
-
     def source(self) -> str:
-        own = ", ".join(f"{name}: tl.constexpr = False" for name in ("EARLY", "OVERLAP", "LATE"))
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
-        return "\n".join([head, *(f"    {line}" for line in (*self._places(), *EARLY, *self._largest()))]) + "\n"
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])
 
     def _places(self) -> Iterator[str]:
         """The pixels and channels of the result that a block has."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
-        high, wide = (product_factor(n) for n in self.node.shape[1:3])
-        (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
         yield f"pixel = {block} // {self.parts} * {self.pixels} + tl.arange(0, {self.pixels})"
         yield f"channel = {block} % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
-        yield f"image = pixel // ({dim_product(self.node.shape[1:3])})"
-        yield f"top = pixel // {wide} % {high} * {down} - {above}"
-        yield f"left = pixel % {wide} * {right} - {before}"
+        yield from first_seen(self.node)
         beyond = f" & (channel < {self.channels})[None, :]" if self.channels % self.beside else ""
         yield f"kept = (pixel < {dim_product(self.node.shape[:3])})[:, None]{beyond}"
 
