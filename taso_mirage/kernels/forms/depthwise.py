@@ -22,7 +22,7 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.form_function import FusedFunction, flags
+from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
@@ -73,9 +73,6 @@ WRITTEN = 80
 the kernel, as the compiler takes seconds."""
 TALLEST = 256
 """Products of a position with one column of the kernel, at most."""
-TENSOR_CORES = 16
-"""How many times as fast as a thread's own products are those of tensor cores, which the model of a
-device counts."""
 
 
 class DepthwiseFunction(FusedFunction):
@@ -257,7 +254,7 @@ class DepthwiseFunction(FusedFunction):
 
 
 def _attrs(names: MatchedNames) -> dict[str, Any] | None:
-    """Nothing but what all have, for a group of each channel."""
+    """No attributes of its own where each channel is a group; None for other groups."""
     return {} if names["group"] == names["x"].shape[1] > 1 else None
 
 

@@ -1,8 +1,8 @@
-"""The largest of each window with channels last on a GPU, between convolutions that have them last.
+"""Max pools with channels last as kernels for a GPU, between convolutions with channels last.
 
-Alone it would gain nothing: it saves the transpositions of the image before and after. A block has
-some pixels of the result with some channels, and takes the kernel's elements one after the other:
-what neighbours see, too, comes from the first cache. Memory bounds it.
+Alone such a kernel gains nothing; it saves the transpositions of the image before and after. A
+block has some pixels and channels of the result, and takes the kernel's elements in turn: the first
+cache serves elements that neighbours have loaded. Memory bounds it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from taso_mirage.verdicts import Evidence, Failure
 OPERATOR = "max_pool_last"
 PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
 """Pixels and channels of a block."""
-LANES = 256, 4096
-"""Elements of a block, at least where there are so many channels, and at most."""
+FEWEST, MOST = 256, 4096
+"""Elements of a block. With all channels a block may have fewer than `FEWEST`."""
 LARGEST = 49
-"""Elements of a kernel: each is a line of its own."""
+"""Elements of a kernel, at most: each has lines of its own."""
 BEST = 8
 """The number of muGraphs that are compiled and run."""
 
@@ -52,7 +52,7 @@ BEST = 8
 
 @dataclass(frozen=True, slots=True)
 class MaxPoolLast:
-    """A goal that is one such term."""
+    """A goal that is a `max_pool_last`: (n,h,w,c)."""
 
     node: Node
     slack = 1.0
@@ -65,11 +65,11 @@ class MaxPoolLast:
         return []
 
     def mugraph(self, block: tuple[int, ...]) -> Node:
-        """With blocks of this size."""
+        """The term with blocks of so many pixels and channels."""
         return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
     def small(self) -> tuple[MaxPoolLast, Graph]:
-        """A pool like this one of few channels and pixels, and its goal in operators of ONNX."""
+        """This pool of an image of few channels and pixels, and the same in operators of ONNX."""
         attrs: dict[str, Any] = dict(self.node.attrs)
         reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
         sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
@@ -78,18 +78,18 @@ class MaxPoolLast:
         return found, Graph((x,), (_in_operators(found.node),))
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
-        first."""
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first."""
         evidence = _evidence(*self.small())
         if not isinstance(evidence, Evidence):
             return []
         return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
-        """Sizes of blocks that may be fast."""
+        """Pixels and channels of blocks that may be fast."""
         channels = power_of_two(int(self.node.shape[3]))
         for pixels, each in product(PIXELS, dict.fromkeys(min(n, channels) for n in CHANNELS)):
-            if min(LANES[0], pixels * channels) <= pixels * each <= LANES[1]:
+            if min(FEWEST, pixels * channels) <= pixels * each <= MOST:
                 yield pixels, each
 
     def saved(self, device: Device) -> float:
@@ -114,7 +114,8 @@ def _attrs(node: Node) -> dict[str, Any]:
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
-    """A pool of images in half precision that a convolution makes or reads."""
+    """A pool of images in half precision beside a convolution: its image is a convolution's result,
+    maybe behind one operator, or a convolution reads the pool."""
     if node.op != "max_pool" or node.dtype not in HALF_FLOATS or len(node.shape) != 4:
         return []
     x = node.args[0]
@@ -176,7 +177,7 @@ class MaxPoolFunction(FormFunction):
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])
 
     def _places(self) -> Iterator[str]:
-        """The pixels and channels of the result that a block has."""
+        """Lines for the pixels and the channels of a block's results."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
         yield f"pixel = {block} // {self.parts} * {self.pixels} + tl.arange(0, {self.pixels})"
         yield f"channel = {block} % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
@@ -185,7 +186,7 @@ class MaxPoolFunction(FormFunction):
         yield f"kept = (pixel < {dim_product(self.node.shape[:3])})[:, None]{beyond}"
 
     def _largest(self) -> Iterator[str]:
-        """The largest element of each window, and the store."""
+        """Lines for the largest element of each window, and the store."""
         x, result = self.names
         high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
         kind = f"tl.{self.dtype}"

@@ -16,6 +16,10 @@ from taso_mirage.kernels.codegen.gpu.forms import Buffers, own_names, reserved_n
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, not_specialized
 
+TENSOR_CORES = 16
+"""How many times as fast as the products of a thread in single precision are those of tensor cores,
+which `Traffic.flops` counts."""
+
 
 class FormFunction(ABC):
     """The function of one term, with a name in Triton for each buffer, `names`.
