@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from fused_models import fresh_cache, on_the_cpu, quick
+from fused_models import fresh_cache, on_the_cpu, quick, run
 from test_free_sizes_cuda import interpret
-from test_fuse_cuda import GPU
+from test_fuse_cuda import GPU, accepted, called
 
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph
@@ -20,9 +22,14 @@ from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure import timing
+from taso_mirage.measure.target import Target
+from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators import interpret as meaning
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, stage
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 
 Case = tuple[str, str, Sequence[Graph]]
@@ -99,3 +106,26 @@ def every_kernel_kept(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
     patch.setattr(stage, "GAIN", 0.0)
     patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
+
+
+def unchanged(model: Model, target: Target, config: Config) -> Result:
+    """The model as it comes from the other stages, which changed nothing and measured nothing."""
+    found = optimize_model(model, replace(config, measure=False, budget=0.0))
+    return replace(found, target=target, model=found.original, steps=(), changed=False)
+
+
+def saved_proto(model: Model, folder: Path) -> onnx.ModelProto:
+    """A model as it is stored in a file, all of whose calls of kernels the library accepts."""
+    save(model, folder / "model.onnx")
+    proto = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(proto)
+    assert all(map(accepted, called(folder / "model.onnx")))
+    return proto
+
+
+def same_outputs(made: Model, given: Model, rtol: float, atol: float) -> None:
+    """Assert that two models compute the same in the runtime, at three images."""
+    for seed in range(2):
+        inputs = random_inputs(given, seed, {"batch": 3})
+        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (made, given)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)

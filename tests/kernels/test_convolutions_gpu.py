@@ -19,12 +19,15 @@ from form_programs import (
     every_kernel_kept,
     program_errors,
     same_model,
+    same_outputs,
+    saved_proto,
+    unchanged,
     unseen_changes,
     without_a_gpu,
     wrong_cases,
 )
 from fused_models import TRYING, run, together
-from test_fuse_cuda import GPU, accepted, called
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, symbol
@@ -48,7 +51,7 @@ from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
-from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
@@ -443,25 +446,18 @@ def test_all_convolutions_of_a_block_become_kernels(
 ) -> None:
     together(stand_in)
     model = block(batch, dense=dense)
-    result = replace(optimize_model(model, replace(CONFIG, measure=False, budget=0.0)), target=CUDA)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model, CUDA, CONFIG)
     found = fused(result, CONFIG, "search", trying=TRYING)
     assert found.changed, found.notes
     kinds = [(("conv",), 1), (("conv", "add", "relu"), 2), (("conv", "relu"), 2), (("conv", "relu"), 2)]
     assert sorted(found.kernels[0].kinds) == kinds
     assert any("kernel for conv relu in 2 places and for" in note for note in found.notes)
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     operators = Counter(n.op_type for n in proto.graph.node if n.domain == "")
     assert operators == {"Transpose": 2}  # around the whole chain
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     assert made_of(serialize(found.model), tmp_path) == made_of(serialize(result.original), tmp_path)
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        (wanted,), (got,) = (run(serialize(each), dict(inputs)) for each in (result.original, found.model))
-        np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
+    same_outputs(found.model, result.original, rtol=5e-3, atol=5e-3)
 
 
 def made_of(content: bytes, folder: Path) -> Counter[str]:
@@ -478,8 +474,7 @@ def test_what_gets_no_kernel_is_as_it_was(stand_in: pytest.MonkeyPatch) -> None:
     """Weights, groups and layout, where only the grouped convolutions are faster as kernels."""
     stand_in.setattr(ChannelsLastConvolution, "_forms", lambda self: iter([_form(self)] if self.group > 1 else []))
     model = block(dense=True)
-    result = replace(optimize_model(model, replace(CONFIG, measure=False, budget=0.0)), target=CUDA)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model, CUDA, CONFIG)
     found = fused(result, CONFIG, "search")
     assert [each.kinds for each in found.kernels] == [((("conv", "relu"), 2),)]
     nodes = found.model.nodes()

@@ -18,12 +18,15 @@ from form_programs import (
     every_kernel_kept,
     program_errors,
     same_model,
+    same_outputs,
+    saved_proto,
+    unchanged,
     unseen_changes,
     without_a_gpu,
     wrong_cases,
 )
 from fused_models import run
-from test_fuse_cuda import GPU, accepted, called
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
@@ -40,7 +43,7 @@ from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
-from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
@@ -352,23 +355,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
 def test_all_convolutions_become_kernels(
     batch: int | str, target: Any, stand_in: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = model(batch)
-    result = replace(optimize_model(made, replace(CONFIG, measure=False, budget=0.0)), target=target)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model(batch), target, CONFIG)
     found = fused(result, CONFIG, "search")
     assert found.changed, found.notes
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     assert not [n.op_type for n in proto.graph.node if n.domain == ""]
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     sources = [p.value for p in proto.metadata_props if p.key.startswith("taso_mirage.triton")]
     assert sum("= depthwise_conv(" in each for each in sources) == 2
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (found.model, result.original)), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    same_outputs(found.model, result.original, rtol=1e-4, atol=1e-5)
 
 
 def test_more_images_are_measured_at_one_number() -> None:

@@ -19,13 +19,16 @@ from form_programs import (
     every_kernel_kept,
     program_errors,
     same_model,
+    same_outputs,
     same_results,
+    saved_proto,
+    unchanged,
     unseen_changes,
     without_a_gpu,
     wrong_cases,
 )
 from fused_models import run
-from test_fuse_cuda import GPU, accepted, called
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
@@ -476,9 +479,7 @@ def test_all_convolutions_become_kernels(
 ) -> None:
     """Where operands may be rounded the kernels round them, and the check compares those that do
     not."""
-    made = model(batch)
-    result = replace(optimize_model(made, replace(CONFIG, measure=False, budget=0.0)), target=target)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model(batch), target, CONFIG)
     compared: list[list[dict[str, Any]]] = []
     without = stage.rounding_nothing
 
@@ -493,21 +494,15 @@ def test_all_convolutions_become_kernels(
     kinds = [kind for each in found.kernels for kind, _ in each.kinds]
     assert sum("conv" in kind or "conv_transpose" in kind for kind in kinds) == 3, found.notes
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     assert not [n.op_type for n in proto.graph.node if n.domain == ""]
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     sources = [p.value for p in proto.metadata_props if p.key.startswith("taso_mirage.triton")]
     precise, coarse = (
         sum(f"'PRECISION': '{p}'" in each.replace('"', "'") for each in sources) for p in (TF32_PARTS, TF32_ROUNDED)
     )
     assert (precise, coarse) == ((0, 3) if target is CUDA_TF32 else (3, 0))
     assert all(each["precision"] != TF32_ROUNDED for each in compared[0])
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (found.model, result.original)), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    same_outputs(found.model, result.original, rtol=1e-4, atol=1e-5)
 
 
 def test_more_images_are_measured_at_one_number() -> None:
