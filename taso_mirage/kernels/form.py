@@ -1,7 +1,7 @@
-"""A form: a kind of kernel that is written by hand rather than searched, as one value.
+"""A form: one kind of kernel that is written by hand rather than searched.
 
-It says which terms of a model such a kernel computes, what a goal is that it has kernels for, and
-how these are written. Every file of `forms/` has one.
+The value says which terms of a model such a kernel computes, which goals have such kernels, and how
+these are written. Every file of `forms/` has one, `FORM`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ Users = Callable[[Node], Sequence[Node]]
 """The terms of a model that read one."""
 IsWanted = Callable[[Node], bool]
 """Whether a term is a result of the model."""
+FindMembers = Callable[[Node, Users, IsWanted, Mapping[str, int]], list[Node]]
+"""The terms of a model that one kernel computes from a term on, at these sizes of the model's
+symbols; none where no kernel begins with that term."""
 
 
 class PreparedGoal(Protocol):
@@ -35,16 +38,18 @@ class PreparedGoal(Protocol):
 
     @property
     def once(self) -> bool:
-        """Whether a kernel is measured at one number of images: more are more blocks of the
-        same."""
+        """Whether a kernel is measured at one number of images only, because more images are more
+        blocks of the same kind."""
 
     @property
     def together(self) -> str:
-        """A name for goals that are tried in a model together: between them no layout changes."""
+        """A name that goals share whose kernels are tried in a model together, as no layout changes
+        between them."""
 
     @property
     def joins(self) -> bool:
-        """Whether neighbours may be one kernel (`pipeline/fuse/neighbours.py`)."""
+        """Whether the kernel may become one with that of a neighbour
+        (`pipeline/fuse/neighbours.py`)."""
 
     @property
     def known(self) -> list[Node]:
@@ -52,32 +57,32 @@ class PreparedGoal(Protocol):
 
     @property
     def slack(self) -> float:
-        """How many times as slow as the runtime's its kernel may be alone."""
+        """The most time that its kernel may take alone, as a multiple of the runtime's time."""
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is, by the model the fastest
-        first."""
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first."""
 
     def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save."""
+        """Seconds that the kernel may save in a model, by an estimate."""
 
 
 def itself(node: Node) -> Node:
     return node
 
 
-def own_terms(op: str) -> Callable[[Node, Users, IsWanted, Mapping[str, int]], list[Node]]:
-    """The members of a form whose terms of this operator stand in the model already."""
+def own_terms(op: str) -> FindMembers:
+    """The `members` of a form whose kernels compute one term each, of this operator."""
     return lambda node, users, wanted, sizes: [node] if node.op == op else []
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTerms:
-    """How operators of a model become terms of a form, before regions are looked for.
+    """How operators of a model become terms of a form, before regions are searched.
 
-    `members`: the operators that one term computes from such an operator on, of which the last one
-    alone is read by others, with the place of each in the model; nothing from other operators on.
-    `term`: the term of them; None where it has none.
+    `members`: the operators that one term computes from an operator on, given the place of each
+    operator in the model; none where no term begins with that operator. Other operators read the
+    last one only. `term`: the term that computes them; None where there is none.
     """
 
     members: Callable[[Node, Users, IsWanted, Mapping[Node, int]], list[Node]]
@@ -88,19 +93,18 @@ class ModelTerms:
 class Form:
     """A kind of kernel that is written by hand.
 
-    `program`: how its terms are written. `read`: what a goal is that it has kernels for; None for
-    others. `members`: the terms of a model that one kernel computes from such a term on, at these
-    sizes of the model's symbols; nothing from other terms on. `shared`: what kernels of one region
-    all read, by the first term of each; regions with the same are also tried together.
-    `operators`: its term in operators of ONNX. `terms`: how a model gets such terms, if it has none
-    of itself. `alone`: of a term that has a `body`, the
-    convolution that it follows, in operators of ONNX. `in_parts`: its weights are two parts,
-    numbers of TF32 and what these lack, of which a kernel that rounds reads the first.
+    `program`: how its terms are written. `read`: the goal that a graph is; None where the form has
+    no kernels for it. `members`: the terms of a model that one kernel computes. `shared`: the
+    operand that several kernels read, by the first term of one of them; such kernels are also tried
+    as one region. `operators`: a term of the form in operators of ONNX. `terms`: how a model gets
+    such terms, if models do not contain them themselves. `alone`: the convolution of a term without
+    its epilogue `body`, in operators of ONNX. `in_parts`: whether weights have two parts, numbers
+    of TF32 and the remainders; a kernel that rounds reads the first part only.
     """
 
     program: GpuProgram | CpuProgram
     read: Callable[[Graph], PreparedGoal | None]
-    members: Callable[[Node, Users, IsWanted, Mapping[str, int]], list[Node]]
+    members: FindMembers
     shared: Callable[[Node], Node | None] = itself
     operators: Callable[[Node], Node] = itself
     terms: ModelTerms | None = None
@@ -110,7 +114,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class PreparedKinds:
-    """The forms whose programs are of one class, which a back end has."""
+    """The forms of one back end: those whose programs are of one class."""
 
     program: type[GpuProgram] | type[CpuProgram]
 
@@ -121,18 +125,20 @@ class PreparedKinds:
 
     @property
     def terms(self) -> list[ModelTerms]:
-        """How a model gets the terms of those that it has none of itself."""
+        """How a model gets the terms of those forms that models do not contain themselves."""
         return [form.terms for form in self.forms if form.terms is not None]
 
     def begins(self, node: Node, sizes: Mapping[str, int]) -> bool:
-        """Whether a kernel may compute a term of a model, at these sizes of its symbols."""
+        """Whether a kernel may begin with a term of a model, at these sizes of the model's
+        symbols."""
         return any(form.members(node, lambda _: (), lambda _: True, sizes) for form in self.forms)
 
     def candidates(
         self, order: Sequence[Node], users: Users, wanted: IsWanted, sizes: Mapping[str, int]
     ) -> Iterator[list[Node]]:
-        """The terms of a model, in their order, that may be regions with such kernels at these
-        sizes of its symbols, each with its epilogue; first all together that read the same."""
+        """The lists of terms of a model, in the model's order, that may be regions with such
+        kernels at these sizes of its symbols. Lists that share an operand also come as one, before
+        each of them."""
         place = {node: i for i, node in enumerate(order)}
         shared: dict[Node, list[list[Node]]] = {}
         for node in order:
@@ -145,12 +151,12 @@ class PreparedKinds:
             yield from several
 
     def read(self, goal: Graph) -> PreparedGoal | None:
-        """Read a goal that one of the forms has kernels for; None for others."""
+        """The goal that a graph is; None where no form has kernels for it."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """Read a goal whose inputs are these terms of a model; None for others, and where weights
-        are unknown or too small."""
+        """The goal that a graph is whose inputs are these terms of a model; None where no form has
+        kernels for it, and where its weights are too small or not stored in the model."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None
@@ -168,13 +174,13 @@ def _by_operator() -> Mapping[str, Form]:
 
 
 def form_of(node: Node) -> Form | None:
-    """The form whose term one is; None for others."""
+    """The form that a term belongs to; None for other terms."""
     forms = _by_operator()
     return forms.get(node.op)
 
 
 def in_operators(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Terms of a model with those of forms in operators of ONNX."""
+    """The outputs of a model, with each term of a form replaced by operators of ONNX."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = with_args(node, tuple([done[a] for a in node.args]))

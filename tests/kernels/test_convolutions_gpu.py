@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,26 @@ import onnx
 import onnxruntime
 import pytest
 from followed_terms import with_convolutions
-from fused_models import TRYING, fresh_cache, on_the_cpu, quick, run, together
-from test_free_sizes_cuda import interpret
-from test_fuse_cuda import GPU, accepted, called
+from form_programs import (
+    Case,
+    every_kernel_kept,
+    program_errors,
+    same_model,
+    same_outputs,
+    saved_proto,
+    unchanged,
+    unseen_changes,
+    without_a_gpu,
+    wrong_cases,
+)
+from fused_models import TRYING, run, together
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.estimates import ranked
@@ -39,16 +49,14 @@ from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure import session as runtime
-from taso_mirage.measure import timing
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
-from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused, kinds, stage
+from taso_mirage.pipeline.fuse import fused, kinds
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -114,74 +122,61 @@ def mugraph(made: ChannelsLastConvolution, goal: Graph, form: Form) -> Graph:
     return Graph(goal.inputs, (made.mugraph(*form),))
 
 
-def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and that change."""
-    for what, old, new in (
-        ("a row further", r"% 7 \* 2 - 1\n", "% 7 * 2\n"),
-        ("beyond the image", r"& \(wide >= 0\)", ""),
-        ("columns for rows", r"t // 3", "t % 3"),
-        ("another group", r"depth // 2", "depth % 3"),
-        ("stride", r"% 5 \* 2 - 1", "% 5 * 1 - 1"),
-        ("no bias", r"acc \+= tl.load\(b .*\n", "pass\n"),
-        ("no sum", r"acc \+= tl.load\(z .*\n", "pass\n"),
-        ("no relu", r"acc = tl.maximum\(acc, 0.0\)", "pass"),
-        ("a channel too few", r"\(depth < 6\)", "(depth < 5)"),
-        ("another channel", r"part \* 9 \+ column", "part * 9 + column // 2"),
-    ):
-        yield what, re.sub(old, new, source)
+WRONG = (
+    ("a row further", r"% 5 \* 2 - 1\n", "% 5 * 2\n"),
+    ("beyond the image", r"& \(wide >= 0\)", ""),
+    ("columns for rows", r"t // 3", "t % 3"),
+    ("another group", r"depth // 2", "depth % 3"),
+    ("stride", r"% 5 \* 2 - 1", "% 5 * 1 - 1"),
+    ("no bias", r"acc \+= tl.load\(b .*\n", "pass\n"),
+    ("no sum", r"acc \+= tl.load\(z .*\n", "pass\n"),
+    ("no relu", r"acc = tl.maximum\(acc, 0.0\)", "pass"),
+    ("a channel too few", r"\(depth < 6\)", "(depth < 5)"),
+    ("another channel", r"part \* 9 \+ column", "part * 9 + column // 2"),
+)
+"""Changes of the program of `written one by one`, which make it wrong."""
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The errors of all forms, of wrong programs, and of one with free sizes at several, from one
     process."""
-    given = []
+    cases: list[Case] = []
     for name, ((made, goal), form) in FORMS.items():
-        given.append([name, [triton.program(mugraph(made, goal, form)).source], [to_json(goal)]])
+        cases.append((name, triton.program(mugraph(made, goal, form)).source, [goal]))
     (made, goal), form = FORMS["written one by one"]
-    for what, source in wrong(triton.program(mugraph(made, goal, form)).source):
-        given.append([f"wrong: {what}", [source], [to_json(goal)]])
+    cases += wrong_cases(triton.program(mugraph(made, goal, form)).source, WRONG, goal)
     made, goal = convolved((2, 6, 5, 6), (3, 3, 2, 6), "bias, sum", group=3)
     names = FreeSizes(((N, 6, 5, 6), (3, 3, 2, 6), (6,), (N, 6, 5, 6)), ((N, 6, 5, 6),))
     source = triton.program(with_free_names(mugraph(made, goal, (3, (16, 16, 16, 0))), names)).source
-    goals = [to_json(convolved((n, 6, 5, 6), (3, 3, 2, 6), "bias, sum", group=3)[1]) for n in (1, 3)]
-    given.append(["free", [source], goals])
+    goals = [convolved((n, 6, 5, 6), (3, 3, 2, 6), "bias, sum", group=3)[1] for n in (1, 3)]
+    cases.append(("free", source, goals))
     made, goal = convolved((2, 6, 5, 3), (3, 3, 3, 6), "bias, relu")
     names = FreeSizes(((N, S, T, 3), (3, 3, 3, 6), (6,)), ((N, S, T, 6),))
     source = triton.program(with_free_names(mugraph(made, goal, (1, (16, 16, 16, 0))), names)).source
-    goals = [to_json(convolved((*sizes, 3), (3, 3, 3, 6), "bias, relu")[1]) for sizes in ((1, 7, 4), (3, 2, 9))]
-    given.append(["free images", [source], goals])
-    names = [each[0].replace(" ", "_") for each in given for _ in each[2]]
-    found = interpret([[f"m{i}", *each[1:]] for i, each in enumerate(given)], tmp_path_factory.mktemp("convolutions"))
-    return {f"{name} {i}": float(line[-1]) for i, (name, line) in enumerate(zip(names, found, strict=True))}
-
-
-def of(errors: dict[str, float], name: str) -> list[float]:
-    return [error for key, error in errors.items() if key.rpartition(" ")[0] == name.replace(" ", "_")]
+    goals = [convolved((*sizes, 3), (3, 3, 3, 6), "bias, relu")[1] for sizes in ((1, 7, 4), (3, 2, 9))]
+    cases.append(("free images", source, goals))
+    return program_errors(cases, tmp_path_factory.mktemp("convolutions"))
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
+def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: blocks that are not full, channels that are no powers of two, strides,
     dilations, pads that differ."""
-    (error,) = of(errors, name)
+    (error,) = errors[name]
     assert error < BOUND[FORMS[name][0][1].inputs[0].dtype]
 
 
 @pytest.mark.parametrize("name", ["free", "free images"])
-def test_one_program_for_any_number_of_images(name: str, errors: dict[str, float]) -> None:
+def test_one_program_for_any_number_of_images(name: str, errors: dict[str, list[float]]) -> None:
     """The program also takes images of any size."""
-    assert len(of(errors, name)) == 2
-    assert max(of(errors, name)) < BOUND["float32"]
+    assert len(errors[name]) == 2
+    assert max(errors[name]) < BOUND["float32"]
 
 
-def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
-    (made, goal), form = FORMS["written one by one"]
-    source = triton.program(mugraph(made, goal, form)).source
-    mutants = dict(wrong(source))
-    there = [what for what, text in mutants.items() if text != source]
-    assert len(there) >= 8
-    assert [what for what in there if not of(errors, f"wrong: {what}")[0] > 1e-2] == []
+def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
+    given, form = FORMS["written one by one"]
+    assert unseen_changes(triton.program(mugraph(*given, form)).source, WRONG, errors, 1e-2) == []
 
 
 # ---------------------------------------------------------------- evidence
@@ -393,18 +388,7 @@ def test_a_model_with_channels_last_is_the_model(dense: bool) -> None:
     read = [found for graph in fragments(made.model, {}, 4, prepared=GPU_GOALS) if (found := read_convolution(graph))]
     found = sorted((each.group, each.merged, each.z is not ABSENT) for each in read)
     assert found == [(1, 1, False), (1, 1, False), (1, 1, True), (6, 6 if dense else 1, False)]
-    inputs = random_inputs(model, 0)
-    mine, wanted = (_exact(each, inputs) for each in (made.model, model))
-    np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
-    back = made.without_rest(made.model)
-    assert back.graph == model.graph
-    assert back.weights.keys() == model.weights.keys()
-
-
-def _exact(model: Model, inputs: dict[str, Any]) -> Any:
-    values = {n: EXACT.load(inputs[n.attr("name")]) for n in model.graph.inputs}
-    values |= {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"}
-    return meaning.interpret(model.graph.outputs, EXACT, values)[model.graph.outputs[0]]
+    same_model(made, model)
 
 
 def test_what_a_model_says_elsewhere_stays() -> None:
@@ -434,9 +418,7 @@ def test_a_name_that_the_model_has_stays_its_own() -> None:
     arrays = {n: StoredWeight(rng.normal(size=shape).astype(np.float16)) for n, shape in shapes.items()}
     model = standalone(Graph((x,), (term("mul", term("conv", x, w, **attrs), own),)), {"": 20}, arrays)
     made = with_convolutions(model)
-    inputs = random_inputs(model, 0)
-    np.testing.assert_allclose(_exact(made.model, inputs), _exact(model, inputs), rtol=1e-12, atol=1e-12)
-    assert made.without_rest(made.model).graph == model.graph
+    same_model(made, model)
 
 
 # ---------------------------------------------------------------- the stage
@@ -447,11 +429,7 @@ CONFIG = Config(budget=1000.0, seconds=0.0)
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """All but the clocks and the GPU is real."""
-    fresh_cache(monkeypatch, tmp_path)
-    quick(monkeypatch)
-    monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(cuda, "SHIPPED", (90,))
-    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
+    without_a_gpu(monkeypatch, tmp_path)
     monkeypatch.setattr(ChannelsLastConvolution, "_forms", lambda self: iter([_form(self)]))
     return monkeypatch
 
@@ -468,25 +446,18 @@ def test_all_convolutions_of_a_block_become_kernels(
 ) -> None:
     together(stand_in)
     model = block(batch, dense=dense)
-    result = replace(optimize_model(model, replace(CONFIG, measure=False, budget=0.0)), target=CUDA)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model, CUDA, CONFIG)
     found = fused(result, CONFIG, "search", trying=TRYING)
     assert found.changed, found.notes
     kinds = [(("conv",), 1), (("conv", "add", "relu"), 2), (("conv", "relu"), 2), (("conv", "relu"), 2)]
     assert sorted(found.kernels[0].kinds) == kinds
     assert any("kernel for conv relu in 2 places and for" in note for note in found.notes)
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     operators = Counter(n.op_type for n in proto.graph.node if n.domain == "")
     assert operators == {"Transpose": 2}  # around the whole chain
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     assert made_of(serialize(found.model), tmp_path) == made_of(serialize(result.original), tmp_path)
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        (wanted,), (got,) = (run(serialize(each), dict(inputs)) for each in (result.original, found.model))
-        np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
+    same_outputs(found.model, result.original, rtol=5e-3, atol=5e-3)
 
 
 def made_of(content: bytes, folder: Path) -> Counter[str]:
@@ -503,8 +474,7 @@ def test_what_gets_no_kernel_is_as_it_was(stand_in: pytest.MonkeyPatch) -> None:
     """Weights, groups and layout, where only the grouped convolutions are faster as kernels."""
     stand_in.setattr(ChannelsLastConvolution, "_forms", lambda self: iter([_form(self)] if self.group > 1 else []))
     model = block(dense=True)
-    result = replace(optimize_model(model, replace(CONFIG, measure=False, budget=0.0)), target=CUDA)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model, CUDA, CONFIG)
     found = fused(result, CONFIG, "search")
     assert [each.kinds for each in found.kernels] == [((("conv", "relu"), 2),)]
     nodes = found.model.nodes()
@@ -535,11 +505,7 @@ def test_a_free_number_of_images_is_measured_at_several() -> None:
 @pytest.mark.parametrize("variant", [0, 1])
 def test_they_run_on_the_gpu(batch: int | str, variant: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With both of the runtime's layouts; nothing but the choice of the kept kernels is made up."""
-    fresh_cache(monkeypatch, tmp_path)
-    measured = alone.in_child
-    monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "GAIN", 0.0)
-    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
+    every_kernel_kept(monkeypatch, tmp_path)
     target = CUDA.variants[variant]
     config = replace(CONFIG, target=target, seconds=0.2)
     result = replace(

@@ -5,7 +5,6 @@ them; and the stage, without a GPU."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,26 @@ import numpy as np
 import onnx
 import pytest
 from followed_terms import followed, with_convolutions
-from fused_models import fresh_cache, on_the_cpu, quick, run
-from test_free_sizes_cuda import interpret
-from test_fuse_cuda import GPU, accepted, called
+from form_programs import (
+    Case,
+    every_kernel_kept,
+    program_errors,
+    same_model,
+    same_outputs,
+    saved_proto,
+    unchanged,
+    unseen_changes,
+    without_a_gpu,
+    wrong_cases,
+)
+from fused_models import run
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
-from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule
@@ -31,18 +41,15 @@ from taso_mirage.kernels.forms.depthwise import DepthwiseConvolution
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure import session as runtime
-from taso_mirage.measure import timing
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
-from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused, stage
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
@@ -100,32 +107,29 @@ def program(goal: Goal, block: Block) -> Any:
     return triton.program(Graph(goal[1].inputs, (goal[0].mugraph(block),)))
 
 
-def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and that change."""
-    for what, old, new in (
-        ("a row further", r"top_x = top - 1", "top_x = top"),
-        ("above the image", r"\(top_x \+ 0 >= 0\) & ", ""),
-        ("below the image", r" & \(top_x \+ 2 < 9\)", ""),
-        ("beside the image", r"\(left \+ 0 >= 0\) & ", ""),
-        ("another element", r"sum_0 = tl.fma\(x_tile, w_1", "sum_0 = tl.fma(x_tile, w_0"),
-        ("another column", r"low \* 9 \+ 3 \+ 1", "low * 9 + 3 + 2"),
-        ("a channel's weights", r"w \+ channel \* 9", "w + channel * 8"),
-        ("no bias", r"bias_tile = tl.load\(bias .*\n", "bias_tile = channel * 0.0\n"),
-        ("a row short", r"top \+ 0 < 9", "top + 0 < 8"),
-        ("a result further", r"place = at_y \+ 11", "place = at_y + 12"),
-        ("no mish", r"tl.tanh|1.0 - 2.0 / ", "0.5 - 2.0 / "),
-    ):
-        yield what, re.sub(old, new, source)
+WRONG = (
+    ("a row further", r"top_x = top - 1", "top_x = top"),
+    ("above the image", r"\(top_x \+ 0 >= 0\) & ", ""),
+    ("below the image", r" & \(top_x \+ 2 < 9\)", ""),
+    ("beside the image", r"\(left \+ 0 >= 0\) & ", ""),
+    ("another element", r"sum_0 = tl.fma\(x_tile, w_1", "sum_0 = tl.fma(x_tile, w_0"),
+    ("another column", r"low \* 9 \+ 3 \+ 1", "low * 9 + 3 + 2"),
+    ("a channel's weights", r"w \+ channel \* 9", "w + channel * 8"),
+    ("no bias", r"bias_tile = tl.load\(bias .*\n", "bias_tile = channel * 0.0\n"),
+    ("a row short", r"top \+ 0 < 9", "top + 0 < 8"),
+    ("a result further", r"place = at_y \+ 11", "place = at_y + 12"),
+    ("no mish", r"tl.tanh|1.0 - 2.0 / ", "0.5 - 2.0 / "),
+)
+"""Changes of the program of `pads`, which make it wrong."""
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The errors of all forms, of wrong programs, and of one with a free number of images at
     several, from one process."""
-    given = [[name, [program(goal, block).source], [to_json(goal[1])]] for name, (goal, block) in FORMS.items()]
+    cases: list[Case] = [(name, program(goal, block).source, [goal[1]]) for name, (goal, block) in FORMS.items()]
     goal, block = FORMS["pads"]
-    for what, source in wrong(program(goal, block).source):
-        given.append([f"wrong: {what}", [source], [to_json(goal[1])]])
+    cases += wrong_cases(program(goal, block).source, WRONG, goal[1])
     made, whole = depthwise((2, 5, 6, 7), (3, 3), "bias, sum")
     deep, of_deep = depthwise((1, 2, 3, 6, 7), (2, 3, 3), "bias, sum")
     for key, one, goal, own in (
@@ -137,31 +141,23 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         other = dict(zip(goal.inputs, named, strict=True))
         renamed = Graph(tuple(other.values()), substitute(goal.outputs, other))
         (node,) = substitute((one.mugraph((2, 16, 2)),), other)
-        given.append([key, [triton.program(Graph(renamed.inputs, (node,))).source], [to_json(renamed)]])
+        cases.append((key, triton.program(Graph(renamed.inputs, (node,))).source, [renamed]))
     names = FreeSizes(((N, 5, 6, 7), (5, 1, 3, 3), (1, 5, 1, 1), (N, 5, 4, 5)), ((N, 5, 4, 5),))
     free = triton.program(with_free_names(Graph(whole.inputs, (made.mugraph((2, 16, 2)),)), names))
-    goals = [to_json(depthwise((n, 5, 6, 7), (3, 3), "bias, sum")[1]) for n in (1, 3)]
-    given.append(["free", [free.source], goals])
-    keys = [each[0] for each in given for _ in each[2]]
-    found = interpret([[f"m{i}", *each[1:]] for i, each in enumerate(given)], tmp_path_factory.mktemp("depthwise"))
-    return {f"{key} {i}": float(line[-1]) for i, (key, line) in enumerate(zip(keys, found, strict=True))}
-
-
-def of(errors: dict[str, float], name: str) -> list[float]:
-    return [error for key, error in errors.items() if key.rpartition(" ")[0] == name]
+    goals = [depthwise((n, 5, 6, 7), (3, 3), "bias, sum")[1] for n in (1, 3)]
+    cases.append(("free", free.source, goals))
+    return program_errors(cases, tmp_path_factory.mktemp("depthwise"))
 
 
 @pytest.mark.parametrize("name", [*FORMS, "free", "names", "a renamed one's tile", "a loop's"])
-def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
+def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: tiles that are not full, rows and channels that are no powers of two."""
-    assert len(of(errors, name)) == (2 if name == "free" else 1)
-    assert max(of(errors, name)) < 1e-6
+    assert len(errors[name]) == (2 if name == "free" else 1)
+    assert max(errors[name]) < 1e-6
 
 
-def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
-    source = program(*FORMS["pads"]).source
-    assert [what for what, text in wrong(source) if text == source] == []
-    assert [what for what, _ in wrong(source) if not of(errors, f"wrong: {what}")[0] > 1e-3] == []
+def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
+    assert unseen_changes(program(*FORMS["pads"]).source, WRONG, errors) == []
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -313,12 +309,7 @@ def test_a_model_with_such_convolutions_is_the_model() -> None:
     given = model()
     made = with_convolutions(given)
     assert kinds(made.model) == ["shifted_conv", "depthwise_conv", "shifted_conv", "depthwise_conv"]
-    inputs = random_inputs(given, 0)
-    for mine, wanted in zip(_exact(made.model, inputs), _exact(given, inputs), strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
-    back = made.without_rest(made.model)
-    assert back.graph == given.graph
-    assert back.weights.keys() == given.weights.keys()
+    same_model(made, given)
 
 
 def test_only_groups_of_one_channel_are_such() -> None:
@@ -342,13 +333,6 @@ def test_tall_kernels_are_such() -> None:
     assert {each.graph.outputs[0].attr("block")[2] for each in found} == {1, 2}
 
 
-def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:
-    values = {n: EXACT.load(inputs[n.attr("name")]) for n in given.graph.inputs}
-    values |= {n: EXACT.load(given.weights[n.attr("name")].numpy()) for n in given.nodes() if n.op == "weight"}
-    found = meaning.interpret(given.graph.outputs, EXACT, values)
-    return [found[o] for o in given.graph.outputs]
-
-
 # ---------------------------------------------------------------- the stage
 
 CONFIG = Config(budget=1000.0, seconds=0.0)
@@ -357,11 +341,7 @@ CONFIG = Config(budget=1000.0, seconds=0.0)
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """All but the clocks and the GPU is real; of each kind one block is compiled."""
-    fresh_cache(monkeypatch, tmp_path)
-    quick(monkeypatch)
-    monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(cuda, "SHIPPED", (90,))
-    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
+    without_a_gpu(monkeypatch, tmp_path)
     monkeypatch.setattr(DepthwiseConvolution, "blocks", lambda self: iter([(2, 32, 2)]))
     monkeypatch.setattr(
         "taso_mirage.kernels.forms.shifted.ShiftedConvolution.blocks", lambda self: iter([(32, 32, 16, 1)])
@@ -375,23 +355,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
 def test_all_convolutions_become_kernels(
     batch: int | str, target: Any, stand_in: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = model(batch)
-    result = replace(optimize_model(made, replace(CONFIG, measure=False, budget=0.0)), target=target)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model(batch), target, CONFIG)
     found = fused(result, CONFIG, "search")
     assert found.changed, found.notes
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     assert not [n.op_type for n in proto.graph.node if n.domain == ""]
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     sources = [p.value for p in proto.metadata_props if p.key.startswith("taso_mirage.triton")]
     assert sum("= depthwise_conv(" in each for each in sources) == 2
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (found.model, result.original)), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    same_outputs(found.model, result.original, rtol=1e-4, atol=1e-5)
 
 
 def test_more_images_are_measured_at_one_number() -> None:
@@ -414,11 +386,7 @@ def test_more_images_are_measured_at_one_number() -> None:
 @pytest.mark.parametrize("batch", [2, "batch"])
 def test_they_run_on_the_gpu(batch: int | str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing but the choice of the kept kernels is made up."""
-    fresh_cache(monkeypatch, tmp_path)
-    measured = alone.in_child
-    monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "GAIN", 0.0)
-    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
+    every_kernel_kept(monkeypatch, tmp_path)
     config = replace(CONFIG, target=CUDA, seconds=0.2)
     result = replace(optimize_model(model(batch), replace(config, measure=False, budget=0.0)), target=CUDA)
     found = fused(result, config, "search")

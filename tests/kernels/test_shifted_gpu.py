@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,27 @@ import numpy as np
 import onnx
 import pytest
 from followed_terms import followed, with_convolutions
-from fused_models import fresh_cache, on_the_cpu, quick, run
-from test_free_sizes_cuda import interpret
-from test_fuse_cuda import GPU, accepted, called
+from form_programs import (
+    Case,
+    every_kernel_kept,
+    program_errors,
+    same_model,
+    same_outputs,
+    same_results,
+    saved_proto,
+    unchanged,
+    unseen_changes,
+    without_a_gpu,
+    wrong_cases,
+)
+from fused_models import run
+from test_fuse_cuda import GPU
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
-from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
@@ -33,8 +44,6 @@ from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.gpu.in_operators import nearest_tf32
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure import session as runtime
-from taso_mirage.measure import timing
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
@@ -43,9 +52,8 @@ from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused, stage
+from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
@@ -130,33 +138,30 @@ def program(made: ShiftedConvolution, goal: Graph, block: Block, precision: str 
     return tune.scheduled(found, 0, replace(found.launches[0].schedule, precision=precision))
 
 
-def wrong(source: str) -> Iterator[tuple[str, str]]:
-    """A program with something else in one place, and that change."""
-    for what, old, new in (
-        ("a row further", r"top - 1 \+ tap", "top + tap"),
-        ("above the image", r"\(row_x >= 0\) & ", ""),
-        ("beside the image", r"\(pixel_x >= 0\) & ", ""),
-        ("a shift too much", r"rows \+ 1,", "rows + 2,"),
-        ("no second part", r"w_tile \+ w_low", "w_tile"),
-        ("an element too far", r"\(2 \* 20 \+ column\)", "(1 * 20 + column)"),
-        ("a channel too few", r"begin \+ depth < inner", "begin + depth < inner - 1"),
-        ("no bias", r"bias_tile = tl.load\(bias .*\n", "bias_tile = column * 0.0\n"),
-        ("a column short", r"\(pixel < 11\)", "(pixel < 10)"),
-        ("no mish", r"tl.tanh|1.0 - 2.0 / ", "0.5 - 2.0 / "),
-    ):
-        yield what, re.sub(old, new, source)
+WRONG = (
+    ("a row further", r"\[None, :\] - 1 \+ tap", "[None, :] + tap"),
+    ("above the image", r"\(row_x >= 0\) & ", ""),
+    ("beside the image", r"\(pixel_x >= 0\) & ", ""),
+    ("a shift too much", r"rows \+ 1,", "rows + 2,"),
+    ("no second part", r"w_tile \+ w_low", "w_tile"),
+    ("an element too far", r"\(2 \* 20 \+ column\)", "(1 * 20 + column)"),
+    ("a channel too few", r"begin \+ depth < inner", "begin + depth < inner - 1"),
+    ("no bias", r"bias_tile = tl.load\(bias .*\n", "bias_tile = column * 0.0\n"),
+    ("a column short", r"\(pixel < 11\)", "(pixel < 10)"),
+    ("no mish", r"tl.tanh|1.0 - 2.0 / ", "0.5 - 2.0 / "),
+)
+"""Changes of the program of `pads`, which make it wrong."""
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The errors of all forms, of wrong programs, and of one with a free number of images at
     several, from one process."""
-    given = []
+    cases: list[Case] = []
     for name, ((made, goal), block) in FORMS.items():
-        given.append([name, [program(made, goal, block).source], [to_json(goal)]])
+        cases.append((name, program(made, goal, block).source, [goal]))
     (made, goal), block = FORMS["pads"]
-    for what, source in wrong(program(made, goal, block).source):
-        given.append([f"wrong: {what}", [source], [to_json(goal)]])
+    cases += wrong_cases(program(made, goal, block).source, WRONG, goal)
     made, goal = convolved((2, 5, 6, 7), (3, 3), 7, "bias, sum")
     names = FreeSizes(((N, 5, 6, 7), (2, 3, 7, 3, 5), (1, 7, 1, 1), (N, 7, 4, 5)), ((N, 7, 4, 5),))
     other = dict(
@@ -166,37 +171,28 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     (node,) = substitute((made.mugraph((32, 16, 16, 3)),), other)
     source = triton.program(Graph(renamed.inputs, (node,)))
     source = tune.scheduled(source, 0, replace(source.launches[0].schedule, precision=IEEE))
-    given.append(["names", [source.source], [to_json(renamed)]])
+    cases.append(("names", source.source, [renamed]))
     graph = Graph(goal.inputs, (made.mugraph((32, 16, 16, 3)),))
     turns = triton.program(graph, [LaunchSchedule(4, 2, persistent=3)])
     assert turns.launches[0].grid == (3,)
-    given.append(["turns", [turns.source], [to_json(goal)]])
+    cases.append(("turns", turns.source, [goal]))
     free = triton.program(with_free_names(graph, names))
     free = tune.scheduled(free, 0, replace(free.launches[0].schedule, precision=IEEE))
-    goals = [to_json(convolved((n, 5, 6, 7), (3, 3), 7, "bias, sum")[1]) for n in (1, 3)]
-    given.append(["free", [free.source], goals])
-    keys = [each[0].replace(" ", "_") for each in given for _ in each[2]]
-    found = interpret([[f"m{i}", *each[1:]] for i, each in enumerate(given)], tmp_path_factory.mktemp("shifted"))
-    return {f"{key} {i}": float(line[-1]) for i, (key, line) in enumerate(zip(keys, found, strict=True))}
-
-
-def of(errors: dict[str, float], name: str) -> list[float]:
-    return [error for key, error in errors.items() if key.rpartition(" ")[0] == name.replace(" ", "_")]
+    goals = [convolved((n, 5, 6, 7), (3, 3), 7, "bias, sum")[1] for n in (1, 3)]
+    cases.append(("free", free.source, goals))
+    return program_errors(cases, tmp_path_factory.mktemp("shifted"))
 
 
 @pytest.mark.parametrize("name", [*FORMS, "free", "names", "turns"])
-def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, float]) -> None:
+def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: tiles that are not full, channels that are no powers of two."""
-    assert len(of(errors, name)) == (2 if name == "free" else 1)
-    assert max(of(errors, name)) < 3e-6
+    assert len(errors[name]) == (2 if name == "free" else 1)
+    assert max(errors[name]) < 3e-6
 
 
-def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, float]) -> None:
-    (made, goal), block = FORMS["pads"]
-    source = program(made, goal, block).source
-    there = [what for what, text in wrong(source) if text != source]
-    assert len(there) >= 9
-    assert [what for what in there if not of(errors, f"wrong: {what}")[0] > 1e-3] == []
+def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
+    given, block = FORMS["pads"]
+    assert unseen_changes(program(*given, block).source, WRONG, errors) == []
 
 
 @pytest.mark.sampled(3)
@@ -356,12 +352,7 @@ def test_a_model_with_shifted_convolutions_is_the_model() -> None:
     inside = [sorted(n.op for n in each.attr("body") if n.args) for each in shifted]
     assert inside == [["add", "mul", "relu"], ["add"], ["add", "mul", "sigmoid", "tanh"]]
     assert [n.op for n in made.model.nodes() if n.args and not is_followed(n)] == ["reduce_max"]
-    inputs = random_inputs(given, 0)
-    for mine, wanted in zip(_exact(made.model, inputs), _exact(given, inputs), strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
-    back = made.without_rest(made.model)
-    assert back.graph == given.graph
-    assert back.weights.keys() == given.weights.keys()
+    same_model(made, given)
 
 
 @pytest.mark.parametrize("columns", [4, 5])
@@ -388,12 +379,8 @@ def test_forms_of_weights_have_names_of_their_own(columns: int) -> None:
     given = standalone(Graph((x, line), outputs), {"": 20}, arrays)
     made = with_convolutions(given)
     assert sum(map(is_followed, made.model.nodes())) == 3
-    back = made.without_rest(made.model)
-    assert back.graph == given.graph
-    inputs = random_inputs(given, 0)
-    for each in (made.model, back):
-        for mine, wanted in zip(_exact(each, inputs), _exact(given, inputs), strict=True):
-            np.testing.assert_allclose(mine, wanted, rtol=1e-12, atol=1e-12)
+    same_model(made, given)
+    same_results(made.without_rest(made.model), given)
 
 
 @pytest.mark.parametrize("kind", ["plain", "transposed", "depthwise", "half precision"])
@@ -416,9 +403,8 @@ def test_a_bias_of_equal_numbers_is_a_constant(kind: str, bias: float) -> None:
     ) == bool(bias)
     back = made.without_rest(made.model)
     assert back.graph.outputs == ((node,) if bias else (term(op, x, w, **attrs, **extra),))
-    inputs = random_inputs(given, 0)
     for each in (made.model, back):
-        np.testing.assert_allclose(_exact(each, inputs)[0], _exact(given, inputs)[0], rtol=1e-12, atol=1e-12)
+        same_results(each, given)
 
 
 def test_a_convolution_of_pytorch_without_a_bias_is_such() -> None:
@@ -428,13 +414,6 @@ def test_a_convolution_of_pytorch_without_a_bias_is_such() -> None:
     model = to_onnx(torch.nn.Conv2d(3, 4, 3, bias=False).eval(), [torch.randn(2, 3, 8, 8)], [frozenset()]).model
     given = from_ir(model)
     assert [n.op for n in with_convolutions(given).model.nodes() if n.args] == ["shifted_conv"]
-
-
-def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:
-    values = {n: EXACT.load(inputs[n.attr("name")]) for n in given.graph.inputs}
-    values |= {n: EXACT.load(given.weights[n.attr("name")].numpy()) for n in given.nodes() if n.op == "weight"}
-    found = meaning.interpret(given.graph.outputs, EXACT, values)
-    return [found[o] for o in given.graph.outputs]
 
 
 def test_what_a_model_says_elsewhere_stays() -> None:
@@ -486,11 +465,7 @@ CONFIG = Config(budget=1000.0, seconds=0.0)
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """All but the clocks and the GPU is real."""
-    fresh_cache(monkeypatch, tmp_path)
-    quick(monkeypatch)
-    monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(cuda, "SHIPPED", (90,))
-    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
+    without_a_gpu(monkeypatch, tmp_path)
     own = ShiftedConvolution.blocks
     monkeypatch.setattr(ShiftedConvolution, "blocks", lambda self: iter([(32, 32, 16, next(own(self))[3])]))
     return monkeypatch
@@ -504,9 +479,7 @@ def test_all_convolutions_become_kernels(
 ) -> None:
     """Where operands may be rounded the kernels round them, and the check compares those that do
     not."""
-    made = model(batch)
-    result = replace(optimize_model(made, replace(CONFIG, measure=False, budget=0.0)), target=target)
-    result = replace(result, model=result.original, steps=(), changed=False)
+    result = unchanged(model(batch), target, CONFIG)
     compared: list[list[dict[str, Any]]] = []
     without = stage.rounding_nothing
 
@@ -521,21 +494,15 @@ def test_all_convolutions_become_kernels(
     kinds = [kind for each in found.kernels for kind, _ in each.kinds]
     assert sum("conv" in kind or "conv_transpose" in kind for kind in kinds) == 3, found.notes
     assert all(d.passed for d in found.differences)
-    save(found.model, tmp_path / "model.onnx")
-    proto = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(proto)
+    proto = saved_proto(found.model, tmp_path)
     assert not [n.op_type for n in proto.graph.node if n.domain == ""]
-    assert all(map(accepted, called(tmp_path / "model.onnx")))
     sources = [p.value for p in proto.metadata_props if p.key.startswith("taso_mirage.triton")]
     precise, coarse = (
         sum(f"'PRECISION': '{p}'" in each.replace('"', "'") for each in sources) for p in (TF32_PARTS, TF32_ROUNDED)
     )
     assert (precise, coarse) == ((0, 3) if target is CUDA_TF32 else (3, 0))
     assert all(each["precision"] != TF32_ROUNDED for each in compared[0])
-    for seed in range(2):
-        inputs = random_inputs(result.original, seed, {"batch": 3})
-        for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (found.model, result.original)), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    same_outputs(found.model, result.original, rtol=1e-4, atol=1e-5)
 
 
 def test_more_images_are_measured_at_one_number() -> None:
@@ -565,13 +532,9 @@ def test_they_run_on_the_gpu(
 ) -> None:
     """Nothing but the choice of the kept kernels is made up; with weights that stay where they
     can."""
-    fresh_cache(monkeypatch, tmp_path)
+    every_kernel_kept(monkeypatch, tmp_path)
     forms = triton.program_forms
     monkeypatch.setattr(triton, "program_forms", lambda *args: forms(*args)[-1:] if stays else forms(*args)[:1])
-    measured = alone.in_child
-    monkeypatch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
-    monkeypatch.setattr(stage, "GAIN", 0.0)
-    monkeypatch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
     config = replace(CONFIG, target=target, seconds=0.2)
     result = replace(optimize_model(model(batch), replace(config, measure=False, budget=0.0)), target=target)
     found = fused(result, config, "search")

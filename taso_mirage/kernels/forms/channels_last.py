@@ -125,8 +125,8 @@ class ChannelsLastConvolution:
         return max(2 * self.strides[i] + reach + over - around, 1)
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
-        first. None where libraries do it best."""
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first. None where libraries do it best."""
         if self.saved(device) == 0:
             return []
         known = ((form, _evidence(*self.small(form[0]), form[0])) for form in self._forms())

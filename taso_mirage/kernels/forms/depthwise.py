@@ -11,21 +11,20 @@ computed on each sum, in registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
-from taso_mirage.kernels.codegen.gpu.forms import GpuProgram, own_names, reserved_names
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed
+from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
@@ -74,52 +73,25 @@ WRITTEN = 80
 the kernel, as the compiler takes seconds."""
 TALLEST = 256
 """Products of a position with one column of the kernel, at most."""
-TENSOR_CORES = 16
-"""How many times as fast as a thread's own products are those of tensor cores, which the model of a
-device counts."""
 
 
-class DepthwiseBlock:
+class DepthwiseFunction(FusedFunction):
     """The function of one convolution.
 
-    Raises Unsupported as `dense_images` does, and for kernels too tall to be written out.
+    Raises Unsupported as FusedFunction does, and for kernels too tall to be written out.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(
-        self,
-        node: Node,
-        name: str,
-        reads: Sequence[TritonBuffer | None],
-        writes: Sequence[TritonBuffer | None],
-        sizes: Sequence[str] = (),
-    ) -> None:
-        self.node, self.name = node, name
-        self.buffers = dense_images(node, (*reads, *writes))
+    def _read_sizes(self) -> None:
+        super()._read_sizes()
+        node = self.node
         x, w = node.args[:2]
-        self.images: Dim = x.shape[0]
-        self.free = () if isinstance(self.images, int) else tuple(sizes)
         self.channels = int(w.shape[0])
         self.each = self.channels // int(x.shape[1])
         self.deep, self.high, self.row = convolved_axes(node, w.shape[2:])
         self.beside, self.positions, self.rows = map(int, node.attr("block"))
         if self.high.kernel * self.rows > TALLEST:
             raise Unsupported(f"a kernel of {self.high.kernel} rows, for {self.rows} of the result")
-        if any(n < 1 or n & (n - 1) for n in (self.beside, self.positions, self.rows)):
-            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self._name()
-
-    def _name(self) -> None:
-        """Give the operands names that the function has not itself."""
-        self.taken: frozenset[str] | None = None
-        self.names = stand_ins(self.buffers)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
-        self.taken = reserved_names() | own_names(self.source())
-        self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
+        self._check_block((self.beside, self.positions, self.rows))
 
     # ------------------------------------------------------------ sizes
 
@@ -177,11 +149,7 @@ class DepthwiseBlock:
         return Traffic(work, self.deep.kernel * seen * blocks + stored, seen, lanes * (self.rows + self.row.kernel))
 
     def source(self) -> str:
-        own = "EARLY: tl.constexpr = False, OVERLAP: tl.constexpr = False, LATE: tl.constexpr = False"
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
-        lines = [*EARLY, *self._places(), *self._sums(), *self._ends()]
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*EARLY, *self._places(), *self._sums(), *self._ends()])
 
     def _places(self) -> Iterator[str]:
         """Lines for the channels and the positions of a block."""
@@ -286,7 +254,7 @@ class DepthwiseBlock:
 
 
 def _attrs(names: MatchedNames) -> dict[str, Any] | None:
-    """Nothing but what all have, for a group of each channel."""
+    """No attributes of its own where each channel is a group; None for other groups."""
     return {} if names["group"] == names["x"].shape[1] > 1 else None
 
 
@@ -294,4 +262,4 @@ KIND = FusedKind(
     patterns("conv(x, w, strides=strides, pads=pads, dilations=dilations, group=group)"),
     _attrs,
 )
-FORM = fused_form(DepthwiseConvolution, GpuProgram("depthwise_conv", DepthwiseBlock), KIND)
+FORM = fused_form(DepthwiseConvolution, GpuProgram("depthwise_conv", DepthwiseFunction), KIND)

@@ -1,27 +1,27 @@
 """Transposed convolutions in groups of few channels on a GPU, in single precision.
 
-Libraries compute the groups one after the other, or each as a product of matrices with few rows.
-Memory bounds them: a block has some channels and positions of the result, and takes the elements of
-the kernel in turn. A position sees an element where the stride leads to a place of the image.
+Libraries compute the groups one after the other, or each as a product of matrices with few rows,
+although memory bounds such convolutions. A block has some channels and positions of the result, and
+takes the elements of the kernel in turn. A position sees an element of the kernel where the stride
+leads to a place in the image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
-from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_transposed
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
@@ -34,14 +34,12 @@ WRITTEN = 64
 PRODUCTS = 64
 """Products of channels of the data with channels of the result in a group, at most: libraries are
 good at more."""
-TENSOR_CORES = 16
-"""How many times as fast as a thread's own products are those of tensor cores, which the model of a
-device counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedTransposed(FusedConvolution):
-    """A goal that is a `grouped_conv_transpose`: (n,g*c,h,w), (g*c,o,i,j), and its epilogue."""
+    """A goal that is a `grouped_conv_transpose` of an image (n,g*c,h,w) with weights (g*c,o,i,j),
+    and its epilogue."""
 
     @staticmethod
     def alone(x: Node, w: Node, attrs: Mapping[str, Any]) -> Node:
@@ -52,7 +50,8 @@ class GroupedTransposed(FusedConvolution):
         return term("conv_transpose", x, w, **how, output_padding=attrs["extra"], group=group)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
-        """Blocks with few lanes beyond an image; of small images they have several channels."""
+        """Channels and positions of blocks that have few lanes beyond an image; several channels of
+        small images."""
         volume, channels = prod(map(int, self.node.shape[2:])), int(self.node.shape[1])
         for lanes in LANES:
             positions = min(power_of_two(volume), lanes)
@@ -65,39 +64,22 @@ class GroupedTransposed(FusedConvolution):
         return image, variable("w", Tensor("float32", (2 * each, min(int(w.shape[1]), 2), *kernel)))
 
 
-class GroupedTransposedFunction:
+class GroupedTransposedFunction(FusedFunction):
     """The function of one convolution.
 
-    Raises Unsupported as `dense_images` does, and for kernels too large to be written out.
+    Raises Unsupported as FusedFunction does, and for kernels too large to be written out.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
-        self.node, self.name = node, name
-        self.buffers = dense_images(node, (*reads, *writes))
-        x, w = node.args[:2]
-        self.images: Dim = x.shape[0]
-        self.free = () if isinstance(self.images, int) else tuple(sizes)
+    def _read_sizes(self) -> None:
+        super()._read_sizes()
+        node = self.node
+        w = node.args[1]
         self.channels, self.each, self.results = int(node.shape[1]), int(node.attr("each")), int(w.shape[1])
         self.axes = convolved_axes(node, w.shape[2:], transposed=True)
         self.beside, self.positions = map(int, node.attr("block"))
         if self.taps > WRITTEN:
             raise Unsupported(f"a kernel of {self.taps} elements; at most {WRITTEN} have a form in Triton")
-        if any(n < 1 or n & (n - 1) for n in (self.beside, self.positions)):
-            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self._name()
-
-    def _name(self) -> None:
-        """Give the operands names that the function has not itself."""
-        self.taken: frozenset[str] | None = None
-        self.names = stand_ins(self.buffers)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
-        self.taken = reserved_names() | own_names(self.source())
-        self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
+        self._check_block((self.beside, self.positions))
 
     # ------------------------------------------------------------ sizes
 
@@ -140,11 +122,7 @@ class GroupedTransposedFunction:
         return TritonLaunch(self.name, (self.images * blocks,), 1, names, chosen, traffic, self.free)
 
     def source(self) -> str:
-        own = ", ".join(f"{name}: tl.constexpr = False" for name in ("EARLY", "OVERLAP", "LATE"))
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
-        lines = [*self._places(), *EARLY, *self._sum(), *self._ends()]
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._sum(), *self._ends()])
 
     def _places(self) -> Iterator[str]:
         """Lines for the channels and the positions of a block."""
@@ -162,7 +140,7 @@ class GroupedTransposedFunction:
         yield f"first = channel // {self.results} * {self.each}"
 
     def _sum(self) -> Iterator[str]:
-        """The sum over the channels of a group and the elements of the kernel."""
+        """Lines for the sum over the channels of a group and the elements of the kernel."""
         x = self.names[0]
         yield f"result = tl.zeros([{self.beside}, {self.positions}], tl.float32)"
         yield f"x_at = {x} + image * {int(self.node.args[0].shape[1]) * self.volume}"
@@ -171,7 +149,7 @@ class GroupedTransposedFunction:
             yield from (f"    {line}" for line in self._element(tap, places))
 
     def _element(self, tap: int, places: tuple[int, ...]) -> Iterator[str]:
-        """The products with one element of the kernel."""
+        """Lines for the products with one element of the kernel, number `tap`, at these places."""
         _, high, row = self.axes
         seen = list[str]()
         for axis, name, place in zip(self.axes, ("plane", "top", "pixel"), places, strict=True):
@@ -192,7 +170,7 @@ class GroupedTransposedFunction:
         yield "result = tl.fma(x_tile, w_tile[:, None], result)"
 
     def _ends(self) -> Iterator[str]:
-        """The epilogue, and the store."""
+        """Lines for the epilogue and the store."""
         yield f"place = (channel * {self.volume_y})[:, None] + position[None, :]"
         yield f"image = image * {self.channels * self.volume_y}"
         for name in self.epilogue.of_channels:
@@ -209,8 +187,8 @@ class GroupedTransposedFunction:
 
 
 def _seen(axis: ConvolvedAxis, name: str) -> Iterator[str]:
-    """Conditions for a place along an axis, with the stride between its elements, to be one of the
-    image."""
+    """Conditions for a place along an axis, on which the elements of the image are a stride apart,
+    to have an element; none for an axis of size 1."""
     if axis == ConvolvedAxis(1, 1, 1, 1, 0, 1):
         return
     yield f"({name} >= 0)"
@@ -220,7 +198,7 @@ def _seen(axis: ConvolvedAxis, name: str) -> Iterator[str]:
 
 
 def _attrs(names: MatchedNames) -> dict[str, Any] | None:
-    """The output padding and the channels of a group, where these are few."""
+    """The output padding and the channels of a group; None where a group has many channels."""
     each = int(names["w"].shape[0]) // names["group"]
     few = names["group"] > 1 and each * int(names["w"].shape[1]) <= PRODUCTS
     return {"extra": tuple(names["extra"]), "each": each} if few else None

@@ -175,8 +175,8 @@ class WeightProducts:
         return [each for part in self.parts for each in part.known]
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
-        apart."""
+        """The verified muGraphs of `graph`, from which this goal was read; the model of the device
+        gives all of them the same time."""
         evidence = [part.evidence() for part in self.parts]
         if not all(isinstance(each, Evidence) for each in evidence):
             return []

@@ -1,8 +1,8 @@
-"""The largest of each window with channels last on a GPU, between convolutions that have them last.
+"""Max pools with channels last as kernels for a GPU, between convolutions with channels last.
 
-Alone it would gain nothing: it saves the transpositions of the image before and after. A block has
-some pixels of the result with some channels, and takes the kernel's elements one after the other:
-what neighbours see, too, comes from the first cache. Memory bounds it.
+Alone such a kernel gains nothing; it saves the transpositions of the image before and after. A
+block has some pixels and channels of the result, and takes the kernel's elements in turn: the first
+cache serves elements that neighbours have loaded. Memory bounds it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
-from taso_mirage.kernels.codegen.gpu.forms import Buffers, GpuProgram, own_names, reserved_names
-from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.form_function import FormFunction, flags
+from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
+from taso_mirage.kernels.codegen.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
@@ -38,10 +39,10 @@ from taso_mirage.verdicts import Evidence, Failure
 OPERATOR = "max_pool_last"
 PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
 """Pixels and channels of a block."""
-LANES = 256, 4096
-"""Elements of a block, at least where there are so many channels, and at most."""
+FEWEST, MOST = 256, 4096
+"""Elements of a block. With all channels a block may have fewer than `FEWEST`."""
 LARGEST = 49
-"""Elements of a kernel: each is a line of its own."""
+"""Elements of a kernel, at most: each has lines of its own."""
 BEST = 8
 """The number of muGraphs that are compiled and run."""
 
@@ -51,7 +52,7 @@ BEST = 8
 
 @dataclass(frozen=True, slots=True)
 class MaxPoolLast:
-    """A goal that is one such term."""
+    """A goal that is a `max_pool_last`: (n,h,w,c)."""
 
     node: Node
     slack = 1.0
@@ -64,11 +65,11 @@ class MaxPoolLast:
         return []
 
     def mugraph(self, block: tuple[int, ...]) -> Node:
-        """With blocks of this size."""
+        """The term with blocks of so many pixels and channels."""
         return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
     def small(self) -> tuple[MaxPoolLast, Graph]:
-        """A pool like this one of few channels and pixels, and its goal in operators of ONNX."""
+        """This pool of an image of few channels and pixels, and the same in operators of ONNX."""
         attrs: dict[str, Any] = dict(self.node.attrs)
         reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
         sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
@@ -77,18 +78,18 @@ class MaxPoolLast:
         return found, Graph((x,), (_in_operators(found.node),))
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
-        first."""
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first."""
         evidence = _evidence(*self.small())
         if not isinstance(evidence, Evidence):
             return []
         return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
-        """Sizes of blocks that may be fast."""
+        """Pixels and channels of blocks that may be fast."""
         channels = power_of_two(int(self.node.shape[3]))
         for pixels, each in product(PIXELS, dict.fromkeys(min(n, channels) for n in CHANNELS)):
-            if min(LANES[0], pixels * channels) <= pixels * each <= LANES[1]:
+            if min(FEWEST, pixels * channels) <= pixels * each <= MOST:
                 yield pixels, each
 
     def saved(self, device: Device) -> float:
@@ -113,7 +114,8 @@ def _attrs(node: Node) -> dict[str, Any]:
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
-    """A pool of images in half precision that a convolution makes or reads."""
+    """A pool of images in half precision beside a convolution: its image is a convolution's result,
+    maybe behind one operator, or a convolution reads the pool."""
     if node.op != "max_pool" or node.dtype not in HALF_FLOATS or len(node.shape) != 4:
         return []
     x = node.args[0]
@@ -136,20 +138,15 @@ def _in_operators(node: Node) -> Node:
 # ---------------------------------------------------------------- the program
 
 
-class MaxPoolFunction:
+class MaxPoolFunction(FormFunction):
     """The function of one pool.
 
     Raises Unsupported for other floats than those of half and single precision, for channels that
     only a run knows, and for kernels too large to be written out.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
-        self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
+    def _read_sizes(self) -> None:
+        node = self.node
         self.dtype = self.buffers[0].dtype
         self.kernel, (self.pixels, channels) = tuple(map(int, node.attr("kernel"))), map(int, node.attr("block"))
         x = node.args[0]
@@ -159,12 +156,7 @@ class MaxPoolFunction:
             raise Unsupported(f"{node.op} of {x.type} with a kernel of {self.kernel}; at most {LARGEST} elements")
         self.channels = int(x.shape[3])
         self.beside = min(channels, power_of_two(self.channels))
-        if any(n < 1 or n & (n - 1) for n in (self.pixels, self.beside)):
-            raise Unsupported(f"{node.op} with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self.free = tuple(sizes) if any(not isinstance(n, int) for n in x.shape) else ()
-        self.names = ["operand_0", "operand_1"]
-        names = Lines(reserved_names() | own_names(self.source()), True)
-        self.names = [names.name(b.name) for b in self.buffers]
+        self._check_block((self.pixels, self.beside))
 
     @property
     def parts(self) -> int:
@@ -175,40 +167,26 @@ class MaxPoolFunction:
         grid = self.parts * ((dim_product(self.node.shape[:3]) + self.pixels - 1) // self.pixels)
         lanes, blocks = self.pixels * self.beside, usual_size(grid)
         width = numpy_dtype(self.dtype).itemsize
-        stored, seen = self.buffers[-1].bytes, self._seen_pixels() * self.beside * width
+        stored, seen = self.buffers[-1].bytes, seen_pixels(self.node, self.kernel, self.pixels) * self.beside * width
         traffic = Traffic(2 * lanes * prod(self.kernel) * blocks, seen * blocks + stored, seen, 2 * lanes)
         names = tuple([b.name for b in self.buffers])
         chosen = schedule or guessed(blocks, 1, lanes, seen, False)
         return TritonLaunch(self.name, (grid,), 1, names, chosen, traffic, self.free)
 
-    def _seen_pixels(self) -> int:
-        """Pixels of the image that a block loads from the second cache."""
-        wide = min(self.pixels, usual_size(self.node.shape[2]))
-        (down, right), (i, j) = self.node.attr("strides"), self.node.attr("dilations")
-        lines = -(-self.pixels // wide) * down + (self.kernel[0] - 1) * i
-        return min(prod(self.kernel) * self.pixels, int(lines * (wide * right + (self.kernel[1] - 1) * j)))
-
     def source(self) -> str:
-        own = ", ".join(f"{name}: tl.constexpr = False" for name in ("EARLY", "OVERLAP", "LATE"))
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        head = f"@triton.jit{free}\ndef {self.name}({', '.join((*self.names, *self.free))}, {own}):"
-        return "\n".join([head, *(f"    {line}" for line in (*self._places(), *EARLY, *self._largest()))]) + "\n"
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])
 
     def _places(self) -> Iterator[str]:
-        """The pixels and channels of the result that a block has."""
+        """Lines for the pixels and the channels of a block's results."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
-        high, wide = (product_factor(n) for n in self.node.shape[1:3])
-        (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
         yield f"pixel = {block} // {self.parts} * {self.pixels} + tl.arange(0, {self.pixels})"
         yield f"channel = {block} % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
-        yield f"image = pixel // ({dim_product(self.node.shape[1:3])})"
-        yield f"top = pixel // {wide} % {high} * {down} - {above}"
-        yield f"left = pixel % {wide} * {right} - {before}"
+        yield from first_seen(self.node)
         beyond = f" & (channel < {self.channels})[None, :]" if self.channels % self.beside else ""
         yield f"kept = (pixel < {dim_product(self.node.shape[:3])})[:, None]{beyond}"
 
     def _largest(self) -> Iterator[str]:
-        """The largest element of each window, and the store."""
+        """Lines for the largest element of each window, and the store."""
         x, result = self.names
         high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
         kind = f"tl.{self.dtype}"

@@ -117,8 +117,8 @@ class Convolution:
         return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model, that is by their
-        multiplications, the fastest first."""
+        """The verified muGraphs of `graph`, from which this goal was read; those with the fewest
+        multiplications first."""
         found = []
         for tile, block in _blocks(self):
             evidence = _evidence(self.small(tile), tile)

@@ -65,8 +65,8 @@ class FusedConvolution(ABC):
         return retyped(body.outputs, dict(zip(body.inputs, (y, *others), strict=True)))[0]
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model the fastest
-        first."""
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first."""
         evidence = _evidence(*self.small())
         if not isinstance(evidence, Evidence):
             return []

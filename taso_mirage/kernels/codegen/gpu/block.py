@@ -47,6 +47,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonBuffer,
     TritonLaunch,
     guessed,
+    not_specialized,
 )
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
@@ -425,7 +426,7 @@ class TritonBlock:
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
         found += sections[LoopPhase.AFTER]
-        head = f"@triton.jit{self.sizes.specialized()}\ndef {self.name}({', '.join(names)}):"
+        head = f"@triton.jit{not_specialized(self.sizes.given)}\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
 
     def explained(self) -> list[str]:

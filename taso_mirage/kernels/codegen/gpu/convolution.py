@@ -11,7 +11,7 @@ group has one) there is no product for tensor cores, but one of elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from taso_mirage.errors import Unsupported
@@ -20,14 +20,13 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY, WAITING
-from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
-from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.form_function import FormFunction, flags
+from taso_mirage.kernels.codegen.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.kernels.codegen.gpu.program import (
     BF16_PARTS,
     PRECISIONS,
     LaunchSchedule,
     Traffic,
-    TritonBuffer,
     TritonLaunch,
     guessed,
 )
@@ -43,33 +42,20 @@ def is_flat(node: Node) -> bool:
     return bool(node.attr("group") == 1 and node.args[1].shape[2] < DOT and node.attr("dilations")[1] == 1)
 
 
-class ConvolutionBlock:
+class ConvolutionBlock(FormFunction):
     """The function of one convolution.
 
     Raises Unsupported for other floats than those of half and single precision, and for sizes that
     only a run knows of anything but the data.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(
-        self,
-        node: Node,
-        name: str,
-        reads: Sequence[TritonBuffer | None],
-        writes: Sequence[TritonBuffer | None],
-        sizes: Sequence[str] = (),
-    ) -> None:
-        self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
+    def _read_sizes(self) -> None:
+        node = self.node
         if wrong := next((b for b in self.buffers if b.dtype not in (*HALF, "float32") or b.batched), None):
             raise Unsupported(f"a convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton")
         x, w = node.args[:2]
         if not all(isinstance(n, int) for n in (*w.shape, x.shape[3])):
             raise Unsupported(f"a convolution of {x.type} with {w.type}; channels and the kernel have fixed sizes")
-        self.free = tuple(sizes) if any(not isinstance(n, int) for n in x.shape) else ()
         self.group, self.merged = int(node.attr("group")), int(node.attr("merged"))
         *self.kernel, self.inputs, self.outputs = (int(n) for n in w.shape)
         self.pixels, columns, depth, unrolled = map(int, node.attr("block"))
@@ -81,11 +67,7 @@ class ConvolutionBlock:
         self.deep = (self.kernel[1] if self.flat else self.merged) * self.inputs
         self.columns = min(columns, max(least, power_of_two(self.width)))
         self.depth = min(depth, max(least, power_of_two(self.deep)))
-        if any(n & (n - 1) or n < least for n in (self.pixels, self.columns, self.depth)):
-            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
-        self.names = [f"operand_{i}" for i, _ in enumerate(self.buffers)]
-        names = Lines(reserved_names() | own_names(self.source()), True)
-        self.names = [names.name(b.name) for b in self.buffers]
+        self._check_block((self.pixels, self.columns, self.depth), least)
 
     # ------------------------------------------------------------ sizes
 
@@ -161,34 +143,24 @@ class ConvolutionBlock:
         first one if they go through registers."""
         around = math.prod(self.kernel) * self.pixels
         if self.unrolled or self.elementwise:
-            wide = min(self.pixels, usual_size(self.node.shape[2]))
-            (down, right), (i, j) = self.node.attr("strides"), self.node.attr("dilations")
-            lines = -(-self.pixels // wide) * down + (self.kernel[0] - 1) * i
-            around = min(around, lines * (wide * right + (self.kernel[1] - 1) * j))
+            around = seen_pixels(self.node, self.kernel, self.pixels)
         channels = self.columns if self.elementwise else self.merged * self.inputs
         return around * channels + math.prod(self.kernel) * (self.columns * self.inputs)
 
     def source(self) -> str:
-        pointers = ", ".join([*self.names, *self.free])
-        own = "STAGES: tl.constexpr" if self.loop != 1 else "EARLY: tl.constexpr = False"
+        own = "STAGES: tl.constexpr" if self.loop != 1 else flags("EARLY")
         own += ", PRECISION: tl.constexpr = 'ieee'" if self.single else ""
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
         waiting = WAITING if self.loop != 1 else EARLY
         lines = [*self._places(), *waiting, *self._sum(), *self._end()]
-        head = f"@triton.jit{free}\ndef {self.name}({pointers}, {own}, OVERLAP: tl.constexpr = False, LATE: tl.constexpr = False):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return self._text(f"{own}, {flags('OVERLAP', 'LATE')}", lines)
 
     def _places(self) -> Iterator[str]:
         """Lines for the pixels and the channels of a block's results."""
         block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
-        high, wide = (product_factor(n) for n in self.node.shape[1:3])
-        (down, right), (above, before, *_) = self.node.attr("strides"), self.node.attr("pads")
         yield f"part = {block} % {self.across}  # neighbours have other channels of the same pixels"
         yield f"pixel = {block} // {self.across} * {self.pixels} + tl.arange(0, {self.pixels})"
         yield f"inside = pixel < {dim_product(self.node.shape[:3])}"
-        yield f"image = pixel // ({dim_product(self.node.shape[1:3])})"
-        yield f"top = pixel // {wide} % {high} * {down} - {above}"
-        yield f"left = pixel % {wide} * {right} - {before}"
+        yield from first_seen(self.node)
         blocks = -(-self.width // self.columns)
         first = f"part % {blocks} * {self.columns} + " if blocks > 1 else ""
         yield f"column = {first}tl.arange(0, {self.columns})"

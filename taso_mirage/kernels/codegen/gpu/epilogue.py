@@ -13,39 +13,10 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.products import tile_product
-from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.operators.interpret import interpret, retyped
 
 T = TypeVar("T")
-
-
-def stand_ins(given: Sequence[TritonBuffer]) -> list[str]:
-    """Names of operands while a function is written for the names alone that it has itself."""
-    return [f"operand_{i}" for i, _ in enumerate(given)]
-
-
-def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
-    """Names of data, weights, operands of the epilogue, and the result: none is that of the tile of
-    another."""
-    names, found = Lines(taken, True), list[str]()
-    for i, hint in enumerate(given):
-        found.append(names.name(hint))
-        while 2 <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
-            found[-1] = names.name(hint)
-    return found
-
-
-def dense_images(node: Node, given: Sequence[TritonBuffer | None]) -> list[TritonBuffer]:
-    """The buffers of a convolution. Raises Unsupported for other floats than those of single
-    precision, and for sizes that only a run knows of anything but the number of images."""
-    buffers = [b for b in given if b is not None]
-    if wrong := next((b for b in buffers if b.dtype != "float32" or b.batched), None):
-        raise Unsupported(f"{node.op} with {wrong.name} of {wrong.dtype}, which has no form in Triton")
-    x, w = node.args[:2]
-    if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
-        raise Unsupported(f"{node.op} of {x.type} with {w.type}; images have fixed sizes")
-    return buffers
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,6 @@ class FreeNames:
         """Whether it is the size of an iteration's part."""
         return any(self.rest_of.get(name, ("",))[0] == "t" for name in symbols(dim))
 
-    def specialized(self) -> str:
-        """Triton compiles no kernel for a size of 1, or for multiples of 16."""
-        return f"(do_not_specialize={list(self.given)})" if self.given else ""
-
     def blocks(self, cluster: int) -> Iterator[str]:
         """Lines for the block's position along each dim of the grid: the first dim counts the
         fastest, except that the last one does where it is a cluster, whose blocks are

@@ -4,6 +4,7 @@ tuned."""
 from __future__ import annotations
 
 import keyword
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
@@ -196,6 +197,12 @@ class TritonLaunch:
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
         registers = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
+
+
+def not_specialized(sizes: Sequence[str]) -> str:
+    """Arguments of `triton.jit` for a function with these sizes of a run: Triton compiles no kernel
+    of its own for a size of 1, or for multiples of 16."""
+    return f"(do_not_specialize={list(sizes)})" if sizes else ""
 
 
 @dataclass(frozen=True, slots=True)

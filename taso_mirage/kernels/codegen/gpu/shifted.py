@@ -10,26 +10,22 @@ epilogue of the convolution is computed on the sum, in registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
-from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.kernels.codegen.gpu.dependent_launch import WAITING
-from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue, dense_images, operand_names, stand_ins
-from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
+from taso_mirage.kernels.codegen.gpu.form_function import FusedFunction, flags
 from taso_mirage.kernels.codegen.gpu.program import (
     IEEE,
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
     Traffic,
-    TritonBuffer,
     TritonLaunch,
     guessed,
 )
@@ -44,30 +40,17 @@ COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
 
 
-class ShiftedBlock:
+class ShiftedBlock(FusedFunction):
     """The function of one convolution.
 
-    Raises Unsupported as `dense_images` does, and for groups of the kernel's row where pixels do
+    Raises Unsupported as FusedFunction does, and for groups of the kernel's row where pixels do
     not lie beside each other.
     """
 
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers = ()
-
-    def __init__(
-        self,
-        node: Node,
-        name: str,
-        reads: Sequence[TritonBuffer | None],
-        writes: Sequence[TritonBuffer | None],
-        sizes: Sequence[str] = (),
-    ) -> None:
-        self.node, self.name = node, name
-        self.buffers = dense_images(node, (*reads, *writes))
+    def _read_sizes(self) -> None:
+        super()._read_sizes()
+        node = self.node
         x, w = node.args[:2]
-        self.images: Dim = x.shape[0]
-        self.free = () if isinstance(self.images, int) else tuple(sizes)
         self.channels, self.columns = int(x.shape[1]), int(w.shape[2])
         self.axes = convolved_axes(node, (*w.shape[3:-1], w.shape[1]), bool(node.attr("extra")))
         self.pixels, columns, depth, shared = map(int, node.attr("block"))
@@ -81,22 +64,11 @@ class ShiftedBlock:
         whole = self.taps * self.channels
         self.depth = min(depth, max(DOT, power_of_two(whole)))
         self.apart = self.channels % self.depth == 0
-        if any(n & (n - 1) or n < DOT for n in (self.pixels, self.width, self.depth)):
-            raise Unsupported(f"a convolution with blocks of {node.attr('block')}; powers of two have a form in Triton")
+        self._check_block((self.pixels, self.width, self.depth), DOT)
         if self.kept < 1:
             raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
         if self.plane + self.pixels >= COUNTED:
             raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
-        self._name()
-
-    def _name(self) -> None:
-        """Give the operands names that the function has not itself."""
-        self.taken: frozenset[str] | None = None
-        self.names = stand_ins(self.buffers)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
-        self.taken = reserved_names() | own_names(self.source())
-        self.names = operand_names([b.name for b in self.buffers], self.taken)
-        self.epilogue = Epilogue(self.node, self.names[2:-1])
 
     # ------------------------------------------------------------ sizes
 
@@ -175,17 +147,14 @@ class ShiftedBlock:
     def source(self) -> str:
         lines = [*self._places(), *self._sum(), *self._ends()]
         own = "STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee'"
-        free = f"(do_not_specialize={list(self.free)})" if self.free else ""
-        late = ", ".join(f"{name}: tl.constexpr = False" for name in ("OVERLAP", "LATE", "TURNS"))
+        late = flags("OVERLAP", "LATE", "TURNS")
         names = ", ".join(self.names)
-        given = ", ".join((*self.names, *self.free))
         turns = [f"for block in range(tl.program_id(0), ({self.images}) * {self.blocks}, tl.num_programs(0)):"]
         turns += [f"    {self.name}_block(block, {names}, STAGES, PRECISION)"]
         once = f"    {self.name}_block(tl.program_id(0), {names}, STAGES, PRECISION)"
         body = [*WAITING, "if TURNS:", *(f"    {line}" for line in turns), "else:", once]
         block = [f"@triton.jit\ndef {self.name}_block(block, {names}, {own}):", *(f"    {line}" for line in lines)]
-        head = f"@triton.jit{free}\ndef {self.name}({given}, {own}, {late}):"
-        return "\n".join([*block, "", "", head, *(f"    {line}" for line in body)]) + "\n"
+        return "\n".join([*block, "", "", self._text(f"{own}, {late}", body)])
 
     def _places(self) -> Iterator[str]:
         """Lines for the positions and the columns of a block."""

@@ -25,7 +25,7 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue
 from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
-from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, not_specialized
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
 from taso_mirage.targets.cuda.device import H100
@@ -194,7 +194,7 @@ class StationaryBlock:
             "name": self.name,
             "arguments": ", ".join(["x", "w", *self.others, "result"]),
             "sizes": "".join(f", {name}" for name in block.free),
-            "free": f"(do_not_specialize={list(block.free)})" if block.free else "",
+            "free": not_specialized(block.free),
             "images": block.images,
             "taps_deep": self.outer[0].taps_of("phase_deep"),
             "taps_high": high.taps_of("phase_high"),
