@@ -108,7 +108,7 @@ def files(folder: str) -> set[str]:
 def test_installed_copy_optimizes_a_model(installed: Path, layer: Path, tmp_path: Path) -> None:
     written = tmp_path / "mini.onnx"
     outputs = ("-o", written, "--report", tmp_path / "page.html")
-    shown = run(installed, tmp_path, "optimize", layer, "--no-measure", "--budget", 5, *outputs)
+    shown = run(installed, tmp_path, "optimize", layer, "--no-measure", "--budget", 20, *outputs)
     assert "applied substitutions" in shown
     assert "<h2>Equations</h2>" in (tmp_path / "page.html").read_text()
     onnx.checker.check_model(written, full_check=True)
