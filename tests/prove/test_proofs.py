@@ -308,11 +308,14 @@ FIXED_SIZES = {
     "reduce_sum.0": "a constant in its guard is the number of elements, so the size is fixed with it",
     **dict.fromkeys(("sub.7", "mul.8", "clip.3", "clip.4", "clip.5"), "a constant is expanded to the sizes"),
     **{f"reduce_mean.{i}": "the number of elements is a constant in its weights" for i in range(19, 37)},
+    **dict.fromkeys(("instance_norm.0", "instance_norm.1"), "few of its cases, or none, are proved for every size"),
 }
 """Laws whose typings are proved at fixed sizes only, and why. Every one is fuzzed (test_laws)."""
 SOME_UNPROVED = {f"reduce_mean.{i}" for i in (33, 34, 35, 36)} | {"cast.2", "quantize.66", "quantize.68"}
+SOME_UNPROVED |= {"conv.75", "instance_norm.0", "instance_norm.1"}
 """Laws that have typings without a proof, by `laws.json` (quantize.66: by the draws here): they do
-not apply there."""
+not apply there. Of conv.75 one side may have no value where the other has one; the proofs of norms
+end with their budget."""
 
 
 @pytest.mark.sampled(12)
