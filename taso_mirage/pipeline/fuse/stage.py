@@ -123,6 +123,7 @@ class _Stage:
         self.chosen = ChosenKernels(self.target.name, self.backend, self.prepared, mode == SEARCH, budget)
         self.ended = "the time was over" if not found.places and self._over() else ""
         self.original, self.once = original, once
+        self.first: Session | None = None
         self.comparisons = Comparisons(
             self.target,
             [feed(self.result.original, config.inputs, sizes) for sizes, _ in result.workloads],
@@ -217,6 +218,8 @@ class _Stage:
         """Seconds for kernels and trials: a check, which takes about as long as a trial, follows.
         Kernels that are known have all the time that there is."""
         left = self.budget.left() if self.mode == SEARCH else math.inf
+        if self.once and self.config.elsewhere and self.base.model is not self.before:
+            left -= self.trial  # of what runs elsewhere, which nobody has measured
         return min(left, child().deadline.last() - self.trial)
 
     def _in_time(self) -> None:
@@ -297,7 +300,8 @@ class _Stage:
         """A session on the model with which the next one is compared: the model so far, or, where
         there is one comparison alone, the original."""
         if self.once and not self.kept:
-            return runtime.original(self.result.original, self.comparisons.clock())
+            self.first = runtime.original(self.result.original, self.comparisons.clock())
+            return self.first
         return self.comparisons.opened(self._with(self.kept) if self.kept else self.before)
 
     @property
@@ -419,7 +423,10 @@ class _Stage:
         known = self.once and self.base.model is self.before and not any(k.turned for k in self.kept)
         if known and not any(region.free for kind in self.kept for region in kind.regions):
             return True, said_elsewhere(True, self._gained)
-        original = self.original or runtime.original(self.result.original, self.target)
         there = model.without_library()
+        if self.first is not None:
+            timing = self.comparisons.short(self.first, runtime.open_in_child(there, self.first.target))
+            return timing.as_fast, said_elsewhere(timing.as_fast, timing.ratio)
+        original = self.original or runtime.original(self.result.original, self.target)
         sessions = original, runtime.open_in_child(there, self.target)
         return self.comparisons.elsewhere(self.result.original, there, sessions, self._more)
