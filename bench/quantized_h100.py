@@ -47,9 +47,9 @@ from kernels_h100 import searched
 from roofline import Machine
 
 from taso_mirage import __version__
+from taso_mirage.emit import tune
+from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
-from taso_mirage.kernels.codegen import tune
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA

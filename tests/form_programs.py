@@ -18,11 +18,11 @@ from test_fuse_cuda import GPU, accepted, called
 
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure import timing
 from taso_mirage.measure.target import Target
+from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.pipeline import optimize_model

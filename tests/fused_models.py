@@ -16,7 +16,6 @@ import pytest
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
-from taso_mirage.kernels.packaging import library
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, Target
@@ -26,6 +25,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, comparisons, order, searches
 from taso_mirage.report.result import Result
+from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu import lowering as cpu
 

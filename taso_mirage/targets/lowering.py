@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from taso_mirage.errors import InvalidOption
+from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.form import PreparedKinds
-from taso_mirage.kernels.horizontal import FusedGoal
-from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.regions.horizontal import FusedGoal
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import target as named
 
@@ -36,12 +36,12 @@ class Backend(Protocol):
 
     @property
     def batched(self) -> bool:
-        """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model
+        """Whether a kernel runs for any number of samples (`regions.batches`); where not, a model
         asks its sizes which operators run."""
 
     @property
     def free(self) -> bool:
-        """Whether a kernel may read any of its sizes at run time (`kernels.free_regions`)."""
+        """Whether a kernel may read any of its sizes at run time (`regions.free_regions`)."""
 
     @property
     def prepared(self) -> PreparedKinds | None:
@@ -50,7 +50,7 @@ class Backend(Protocol):
     @property
     def arranged(self) -> bool:
         """Whether kernels may read weights along their sums, and those of bytes
-        (`kernels.arranged`)."""
+        (`mugraph.arranged`)."""
 
     @property
     def searching(self) -> int:

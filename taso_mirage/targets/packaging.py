@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.ir.model import Model
-from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.onnx_io.originals import copy_model
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets import stamp
 from taso_mirage.targets.known import target as target_named
 from taso_mirage.targets.protocol import Target, Trusted

@@ -21,8 +21,8 @@ from onnx import numpy_helper
 from scripts import ROOT, script
 
 from models.real import KNOWN
+from taso_mirage.emit import tune
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure.check import check_cases
 from taso_mirage.onnx_io import load
 

@@ -16,8 +16,8 @@ import test_latent_attention as latent
 # isort: on
 
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device

@@ -118,7 +118,7 @@ ELSEWHERE = {
 """Packages that may name operators, and why."""
 OWN = {
     "ir/mugraph.py": {"accumulate", "combine", "kernel", "running_max"},
-    "kernels/forms/max_pool.py": {"max_pool"},
+    "forms/max_pool.py": {"max_pool"},
     "report/leftover.py": {"conv", "gemm", "matmul"},
     "targets/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
 }

@@ -22,13 +22,13 @@ from taso_mirage.errors import InvalidModel, InvalidOption, RunRefused, RuntimeU
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.packaging.register import metadata, register
 from taso_mirage.measure.session import Session, interleaved, working_providers
 from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, target_for
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.operators.ops import term
+from taso_mirage.runtime.register import metadata, register
 from taso_mirage.search.available import Available
 from taso_mirage.search.config import Config
 from taso_mirage.search.passes import Context, runtime_specific

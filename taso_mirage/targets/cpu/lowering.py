@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from taso_mirage.emit.cpp import SizeRange
+from taso_mirage.emit.cpu.native import build
+from taso_mirage.emit.cpu.tune import tuned_native, tuned_ranges
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.codegen.cpp import SizeRange
-from taso_mirage.kernels.codegen.cpu.native import build
-from taso_mirage.kernels.codegen.cpu.tune import tuned_native, tuned_ranges
-from taso_mirage.kernels.form import CPU_GOALS, PreparedKinds
-from taso_mirage.kernels.horizontal import FusedGoal, together
-from taso_mirage.kernels.packaging.build import library
-from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
-from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.regions.horizontal import FusedGoal, together
+from taso_mirage.runtime.build import library
+from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
 from taso_mirage.targets.device import Device

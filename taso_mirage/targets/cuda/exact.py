@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from taso_mirage.forms.base.form import form_of
+from taso_mirage.forms.base.in_operators import CUT, nearest_tf32
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored, numpy_dtype, variable
-from taso_mirage.kernels.form import form_of
-from taso_mirage.kernels.gpu.in_operators import CUT, nearest_tf32
 from taso_mirage.meanings.arrays import Array, pairwise_in_parts
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR

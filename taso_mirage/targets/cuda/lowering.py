@@ -17,30 +17,30 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from taso_mirage.errors import RuntimeUnavailable, TasoMirageError, Unsupported
-from taso_mirage.ir.dims import Shape, learn
-from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.codegen import triton, tune
-from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled, load_source
-from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms
-from taso_mirage.kernels.codegen.gpu.program import (
+from taso_mirage.emit import triton, tune
+from taso_mirage.emit.compile import CompiledKernel, compiled, load_source
+from taso_mirage.emit.gpu.buffers import kernel_terms
+from taso_mirage.emit.gpu.program import (
     TF32_PARTS,
     TF32_ROUNDED,
     LaunchSchedule,
     TritonProgram,
 )
-from taso_mirage.kernels.codegen.ranges import ranges
-from taso_mirage.kernels.form import GPU_GOALS, PreparedKinds
-from taso_mirage.kernels.free import FreeSizes, with_free_sizes
-from taso_mirage.kernels.free_regions import goal_at
-from taso_mirage.kernels.horizontal import FusedGoal, together
-from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.packaging.build import library
-from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
-from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.emit.ranges import ranges
+from taso_mirage.errors import RuntimeUnavailable, TasoMirageError, Unsupported
+from taso_mirage.forms.base.form import GPU_GOALS, PreparedKinds
+from taso_mirage.ir.dims import Shape, learn
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.regions.free_regions import goal_at
+from taso_mirage.regions.horizontal import FusedGoal, together
+from taso_mirage.runtime.build import library
+from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu

@@ -13,7 +13,7 @@ from typing import Any
 
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.packaging.register import metadata
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
 from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (

@@ -1,0 +1,157 @@
+"""Terms whose C++ is a class by hand: they read weights that are prepared once, before the first
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.emit.discovery import discovered
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Symbolic
+from taso_mirage.ir.terms import ABSENT, Graph, Node
+
+LANES = 16
+"""The number of tiles or columns of a block is a multiple of this: the longest vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceClass:
+    """How a term becomes an instance of a class: its sizes and switches, and the properties besides
+    the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
+    of a tile are powers of two. `headers`: names of files beside this one, or paths."""
+
+    headers: tuple[str | Path, ...]
+    name: str
+    block: Callable[[Node], int]
+    sides: Callable[[Node], tuple[int, ...]]
+    sizes: Callable[[Node], tuple[Any, ...]]
+    layout: Callable[[Node], tuple[Any, ...]]
+    switches: Callable[[Node], tuple[bool, ...]] = lambda node: ()
+    fixed: Callable[[Node], tuple[Dim, ...]] = lambda node: ()
+    """The sizes besides those of the weights that its code is made for."""
+    times: Callable[[Node], Dim] = lambda node: 1
+    """How many times its blocks run, if that is not in its code."""
+    rows: Callable[[Node], Dim] = lambda node: 0
+    """A size that its blocks read."""
+    weights: tuple[int, ...] = (1,)
+    """The places of the operands that are prepared."""
+    first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
+    properties on which they depend besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProgram:
+    """How the terms of an operator are written: each is an instance of a class."""
+
+    op: str
+    instance: Callable[[Node], InstanceClass]
+
+
+@cache
+def cpu_programs() -> Mapping[str, CpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, CpuProgram)}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInstance:
+    """A term as an instance of its class, by the name `name`.
+
+    Raises Unsupported where it is none.
+    """
+
+    node: Node
+    name: str
+
+    def __post_init__(self) -> None:
+        types = {arg.tensor for arg in self.node.args if arg is not ABSENT} | {self.node.tensor}
+        floats = types - {self.node.args[i].tensor for i in self.weights if self.node.args[i].dtype == "uint8"}
+        sizes = *self.node.args[1].shape, *self.kind.fixed(self.node)
+        if any(t.dtype != "float32" for t in floats) or not all(isinstance(n, int) for n in sizes):
+            shown = ", ".join(map(str, types))
+            raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
+        sides = self.kind.sides(self.node)
+        if (block := self.kind.block(self.node)) % LANES:
+            raise Unsupported(f"blocks of {block}; it must be a multiple of {LANES}")
+        if any(side < 1 for side in self.node.attr("block")) or any(side & (side - 1) for side in sides):
+            raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
+
+    @property
+    def kind(self) -> InstanceClass:
+        return cpu_programs()[self.node.op].instance(self.node)
+
+    @property
+    def weights(self) -> list[int]:
+        """The places of the operands that are prepared."""
+        return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
+
+    @property
+    def prepare(self) -> str:
+        """C++ that prepares the weights among the kernel's inputs: {0} is the first one, {at} the
+        place of the result."""
+        given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
+        given += ["nullptr"] * (len(self.kind.weights) - len(given))
+        return f"{self.name}::prepare({', '.join(given)}, {{at}});"
+
+    @property
+    def first(self) -> tuple[Dim, int, int]:
+        """How often its function `digits` runs before the blocks, the bytes that each makes, and
+        the properties on which they depend besides."""
+        return self.kind.first(self.node)
+
+    @property
+    def instance(self) -> str:
+        """The declaration of its class."""
+        kind = self.kind
+        switches = [*(each is not None for each in self.operands), *kind.switches(self.node)]
+        said = ", ".join([*map(str, kind.sizes(self.node)), *(str(each).lower() for each in switches)])
+        return f"using {self.name} = {kind.name}<{said}>;"
+
+    @property
+    def blocks(self) -> str:
+        """How many there are, in C++."""
+        times = self.kind.times(self.node)
+        return f"{self.name}::BLOCKS" if times == 1 else f"{times} * {self.name}::BLOCKS"
+
+    @property
+    def rows(self) -> Dim:
+        """A size that a run gives and blocks read; 0 where there is none."""
+        found = self.kind.rows(self.node)
+        return found if isinstance(found, Symbolic) else 0
+
+    @property
+    def operands(self) -> list[Node | None]:
+        """The operands of a block after the data and the prepared weights: a bias and a summand;
+        None where it has none."""
+        return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
+
+
+def prepares(node: Node) -> bool:
+    """Whether a term of a muGraph reads prepared weights."""
+    return node.op in cpu_programs()
+
+
+def layout(graph: Graph) -> tuple[Any, ...]:
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
+    return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
+
+
+def headers(graphs: Iterable[Graph]) -> list[str]:
+    """The classes that some muGraphs have, each once."""
+    found = dict.fromkeys(
+        h
+        for graph in graphs
+        for node in graph
+        if prepares(node)
+        for h in cpu_programs()[node.op].instance(node).headers
+    )
+    names: list[str | Path] = ["lanes.h", *found] if found else []
+    folder = files("taso_mirage.emit.cpu")
+    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
