@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from taso_mirage.devices.cuda.device import Gpu, described  # noqa: E402
+from taso_mirage.devices.device import Device  # noqa: E402
 from taso_mirage.mugraph.kernel_seconds import FITTED, Coefficients, fitted, seconds_of_work  # noqa: E402
 from taso_mirage.mugraph.tile_work import KernelWork  # noqa: E402
-from taso_mirage.targets.cuda.device import Gpu, described  # noqa: E402
-from taso_mirage.targets.device import Device  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 COEFFICIENTS = ROOT / "taso_mirage" / "mugraph" / FITTED

@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CAP = 20_000

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cpu.device import CPU_DEVICE  # noqa: E402
 from taso_mirage.emit.cpu.native import NativeKernel, empty_aligned  # noqa: E402
 from taso_mirage.emit.cpu.tune import tuned_native  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
@@ -44,7 +45,6 @@ from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.targets.cpu.device import CPU_DEVICE  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
 CANDIDATES = 64

@@ -30,6 +30,7 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.ir.model import Model  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.cost_cache import proofs_path  # noqa: E402
@@ -42,7 +43,6 @@ from taso_mirage.report.judge import CaseJudge  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 
 class Trusting(Proofs):

@@ -18,6 +18,7 @@ from test_fuse_cuda import GPU, accepted, called
 
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure import timing
@@ -30,7 +31,6 @@ from taso_mirage.pipeline.fuse import alone, stage
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda import lowering as cuda
 
 Case = tuple[str, str, Sequence[Graph]]
 """A name, a program, and goals, of each of which the program is to compute the results."""

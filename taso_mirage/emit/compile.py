@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from taso_mirage.devices.cuda.device import SPECIALIZED, largest_cluster
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.emit.triton import pointer
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.targets.cuda.device import SPECIALIZED, largest_cluster
 
 SWIZZLES = (0, 32, 64, 128)
 """Bytes, by the driver's number (`CUtensorMapSwizzle`)."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.program import TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.ir.dims import dim_product, evaluate
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import numpy_dtype
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
 
 RESIDENT = 32
 """Blocks of a processor at a time, at most."""

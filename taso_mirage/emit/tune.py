@@ -20,6 +20,8 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol
 
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.compile import OVERLAPPING, load_source
 from taso_mirage.emit.estimates import ranked
 from taso_mirage.emit.gpu.program import (
@@ -34,8 +36,6 @@ from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.system.spending import Purpose, spent, waited
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
 
 FINALISTS = 4
 """The number of programs, of different grids, loops or forms, that get other schedules."""

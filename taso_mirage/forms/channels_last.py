@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
@@ -31,7 +32,6 @@ from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 HALF_FLOATS = ("float16", "bfloat16")

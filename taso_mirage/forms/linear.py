@@ -18,6 +18,8 @@ from functools import lru_cache
 from math import inf, prod
 from typing import Any
 
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpu.prepared import CpuProgram, InstanceClass
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import Form, IsWanted, Users
@@ -29,8 +31,6 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
@@ -33,7 +34,6 @@ from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 OPERATOR = "max_pool_last"

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.cpu.prepared import CpuProgram, InstanceClass
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import RECTIFIED, followed_convolution
@@ -25,7 +26,6 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}

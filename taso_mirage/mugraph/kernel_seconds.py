@@ -18,9 +18,9 @@ from importlib.resources import files
 
 import numpy as np
 
+from taso_mirage.devices.device import Device
 from taso_mirage.mugraph.derivations.base import TileCounts
 from taso_mirage.mugraph.tile_work import KernelWork
-from taso_mirage.targets.device import Device
 
 FITTED = "kernel_seconds.json"
 """The file with the coefficients, in this folder."""

@@ -16,6 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
@@ -36,8 +38,6 @@ from taso_mirage.mugraph.verify import AGAIN, read_tests, tests_json, verified_m
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.system.files import write_file
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 if TYPE_CHECKING:

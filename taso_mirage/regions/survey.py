@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
@@ -23,8 +25,6 @@ from taso_mirage.mugraph.verify import tests_json, verified_mugraph
 from taso_mirage.operators.work import work
 from taso_mirage.regions.canonical import operator_alone
 from taso_mirage.regions.fragments import KernelRegion
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Failure
 
 VERSION = 1

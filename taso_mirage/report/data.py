@@ -15,6 +15,7 @@ from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
+from taso_mirage.devices.stamp import PROVIDERS
 from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
@@ -26,7 +27,6 @@ from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
-from taso_mirage.targets.stamp import PROVIDERS
 from taso_mirage.version import __version__
 
 

@@ -14,9 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.system.builds import built, compile_files, private_folder
-from taso_mirage.targets.cpu.compiler import compiler
 
 LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu driver tensor_maps cuda shapes library".split())
 HEADERS = tuple(f"{name}.h" for name in "plan cpu driver tensor_maps cuda ort api".split())

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.devices import stamp
+from taso_mirage.devices.stamp import Provider, Stamp
 from taso_mirage.errors import InvalidModel, RuntimeUnavailable
 from taso_mirage.runtime.build import compile_kernels, library
-from taso_mirage.targets import stamp
-from taso_mirage.targets.stamp import Provider, Stamp
 
 PLAN_FORMAT = 1
 """The version of plans and metadata; cpp/plan.h has the same."""

@@ -29,6 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 import taso_mirage
 from taso_mirage import api
 from taso_mirage.cli.commands import app
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import InvalidModel, TasoMirageError, Unsupported
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.child import child
@@ -40,7 +41,6 @@ from taso_mirage.onnx_io.files import load_as_data
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.register import PLAN_FORMAT, carries_kernels
 from taso_mirage.targets import onnx_runtime, packaging, profile
-from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.protocol import Target, Trusted
 
@@ -524,7 +524,7 @@ ONLY = {
     "exec": set(),
     "pickle.loads": {"measure/child.py", "measure/messages.py"},
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
-    "CDLL": {"emit/cpu/native.py", "system/memory.py", "targets/cuda/device.py"},
+    "CDLL": {"emit/cpu/native.py", "system/memory.py", "devices/cuda/device.py"},
 }
 """The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}

@@ -25,6 +25,8 @@ from taso_mirage.emit import triton
 from taso_mirage.emit.gpu.program import LaunchSchedule
 from taso_mirage.errors import InvalidModel, TasoMirageError
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.lowering import cpu as cpu
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io import from_ir, load, serialize
@@ -35,8 +37,6 @@ from taso_mirage.runtime.tensorrt import python_plugin
 from taso_mirage.runtime.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
 from taso_mirage.runtime.tensorrt.plan import kernel
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu import lowering as cpu
-from taso_mirage.targets.cuda import lowering as cuda
 
 ROOT = Path(__file__).parents[2]
 PAYLOAD = """

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from mugraphs import Pair, kernel, leaf
 
+from taso_mirage.devices.cpu.compiler import compiler
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp, vector_header
 from taso_mirage.emit.cpu.native import FLAGS, NATIVE, NativeKernel, build
 from taso_mirage.emit.cpu.prepared import cpu_programs
@@ -29,8 +31,6 @@ from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, load_specs, term
 from taso_mirage.rewriting.text import parse_graph, parse_type
-from taso_mirage.targets.cpu.compiler import compiler
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 STRICT = (*NATIVE, "-Wall", "-Wextra", "-Werror")
 QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits")

@@ -24,6 +24,7 @@ import mugraphs
 import numpy as np
 import pytest
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit import tune
 from taso_mirage.emit.compile import compiled
@@ -40,7 +41,6 @@ from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 

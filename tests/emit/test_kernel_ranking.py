@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scripts import script
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.mugraph.kernel_seconds import Coefficients, first_schedule, fitted
 from taso_mirage.mugraph.search import Search, SearchOptions
-from taso_mirage.targets.cuda.device import H100
 
 
 @cache

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from test_codegen_triton import CASES, REAL, agrees, drawn
 
+from taso_mirage.devices.cuda.device import gpu, largest_cluster
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit import tune
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph
-from taso_mirage.targets.cuda.device import gpu, largest_cluster
 
 TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
 RUN = """

@@ -17,6 +17,7 @@ import pytest
 
 from models.workloads.gqa import gqa
 from models.workloads.qknorm import qknorm
+from taso_mirage.devices.cuda.device import H100, Gpu, described
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.compile import CompiledKernel, compiled
 from taso_mirage.emit.gpu.block import TritonBlock
@@ -25,11 +26,10 @@ from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.emit.gpu.warp_specialized import GROUPS, ROWS, WarpSpecializedBlock
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.backend import BATCH
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.search import FoundMuGraph, superoptimize
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100, Gpu, described
-from taso_mirage.targets.lowering import BATCH
 from taso_mirage.verdicts import NO_EVIDENCE
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")

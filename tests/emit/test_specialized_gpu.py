@@ -23,18 +23,18 @@ import pytest
 
 from models.workloads.gqa import gqa
 from models.workloads.qknorm import qknorm
+from taso_mirage.devices.cuda.device import SPECIALIZED, gpu
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.measure.session import working_providers
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cuda_kernel
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import SPECIALIZED, gpu
 
 LIMIT = 120.0
 TOLERANCE = 4e-3

@@ -16,6 +16,7 @@ import pytest
 from gluon_blocks import Block, Pointer, rounded
 from test_shifted_gpu import convolved
 
+from taso_mirage.devices.cuda.device import H100, SPECIALIZED, gpu
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled, load_source
 from taso_mirage.emit.gpu.program import TF32_PARTS, TritonProgram
@@ -24,13 +25,12 @@ from taso_mirage.forms.base.in_operators import nearest_tf32
 from taso_mirage.forms.shifted import BLOCK
 from taso_mirage.ir.dims import evaluate, symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.cuda import CudaLowering
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.operators.interpret import interpret
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100, SPECIALIZED, gpu
-from taso_mirage.targets.cuda.lowering import CudaLowering
 
 torch = pytest.importorskip("torch")
 triton_package = pytest.importorskip("triton", reason="the extra `triton` is not installed")

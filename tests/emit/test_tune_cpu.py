@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scripts import ROOT
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpu import tune
 from taso_mirage.emit.cpu.tune import FILE, different, tuned_native
 from taso_mirage.errors import Unsupported
@@ -22,7 +23,6 @@ from taso_mirage.mugraph.graph import KernelGraph, float32, new_graph
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 
 def norm_linear(rows: int) -> KernelGraph:

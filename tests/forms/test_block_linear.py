@@ -14,6 +14,7 @@ from fused_models import quick
 from test_codegen_cpp import STRICT
 from test_convolutions import QUICK, sanitized, session, w, x
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
 from taso_mirage.emit.cpu.native import NativeKernel, build
 from taso_mirage.forms import linear
@@ -35,7 +36,6 @@ from taso_mirage.regions.fragments import fragments
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Failure
 
 CASES = (

@@ -19,6 +19,8 @@ from fused_models import TRYING, clock, quick, together
 from test_codegen_cpp import STRICT, check, values
 
 import op_specs.winograd as spec
+from taso_mirage.devices.cpu.compiler import compiler
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp
 from taso_mirage.emit.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.errors import IllTyped, Unsupported
@@ -42,8 +44,6 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
-from taso_mirage.targets.cpu.compiler import compiler
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Evidence, Failure
 
 PADS = (1, 1, 1, 1)

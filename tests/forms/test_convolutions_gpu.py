@@ -29,6 +29,7 @@ from form_programs import (
 from fused_models import TRYING, run, together
 from test_fuse_cuda import GPU
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.estimates import ranked
@@ -44,6 +45,7 @@ from taso_mirage.forms.channels_last import (
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
@@ -58,8 +60,6 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, kinds
 from taso_mirage.regions.fragments import fragments
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence
 

@@ -10,6 +10,7 @@ import pytest
 from followed_terms import followed, with_convolutions
 from form_programs import Case, program_errors, same_model, unseen_changes, wrong_cases
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.forms.base.form import GPU_GOALS
@@ -17,14 +18,13 @@ from taso_mirage.forms.grouped_transposed import GroupedTransposed
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.lowering.exact import Float64Oracle
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.verdicts import Evidence
 
 torch = pytest.importorskip("torch")

@@ -14,6 +14,7 @@ from fused_models import quick
 from test_codegen_cpp import STRICT, check, values
 from test_convolutions import QUICK, model, sanitized, session, w, x
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
 from taso_mirage.emit.cpu.native import NativeKernel, build
 from taso_mirage.errors import IllTyped, TasoMirageError
@@ -23,6 +24,7 @@ from taso_mirage.forms.linear import LEAST, WeightProduct, WeightProducts, weigh
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.measure.target import CPU
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.ops import term
@@ -32,8 +34,6 @@ from taso_mirage.regions.fragments import RegionSite, fragments
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cpu.lowering import CpuLowering
 from taso_mirage.verdicts import Failure
 
 CASES = (

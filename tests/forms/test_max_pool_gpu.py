@@ -11,6 +11,7 @@ import pytest
 from followed_terms import with_convolutions
 from form_programs import Case, program_errors, same_model, unseen_changes, wrong_cases
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.forms.base.form import GPU_GOALS, in_operators
@@ -22,7 +23,6 @@ from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence
 
 torch = pytest.importorskip("torch")

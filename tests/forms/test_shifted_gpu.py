@@ -30,6 +30,7 @@ from form_programs import (
 from fused_models import run
 from test_fuse_cuda import GPU
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule
@@ -40,6 +41,7 @@ from taso_mirage.forms.shifted import BLOCK, ShiftedConvolution
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
+from taso_mirage.lowering.exact import Float64Oracle
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
@@ -54,8 +56,6 @@ from taso_mirage.operators.work import size
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.exact import Float64Oracle
 from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence

@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from test_float8 import built
 
+from taso_mirage.devices.cuda.device import H100, gpu
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.cuda import CudaLowering, everywhere
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session, working_providers
@@ -45,9 +48,6 @@ from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100, gpu
-from taso_mirage.targets.cuda.lowering import CudaLowering, everywhere
 from taso_mirage.targets.protocol import Trusted
 
 GPU = CudaLowering(H100, "a stand-in for an H100 that turns weights", 90)

@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from taso_mirage.devices.cuda.device import gpu
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.emit.triton import program
@@ -23,6 +24,7 @@ from taso_mirage.emit.tune import overlapped
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.lowering.cuda import everywhere
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
@@ -40,8 +42,6 @@ from taso_mirage.regions.fragments import fragments
 from taso_mirage.regions.quantized import of_integers
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
-from taso_mirage.targets.cuda.device import gpu
-from taso_mirage.targets.cuda.lowering import everywhere
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 

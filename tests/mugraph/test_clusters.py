@@ -18,6 +18,8 @@ from test_variance import layer_norm_goal
 from test_views import SMALL
 from test_views import goal as several_queries
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.ir.mugraph import Batch, kernels
 from taso_mirage.ir.terms import Graph, Tensor, variable
@@ -30,8 +32,6 @@ from taso_mirage.mugraph.structures import Limits, cluster_space, plans
 from taso_mirage.mugraph.tiled_plans import COMPETITIVE, SOON, TiledPlan, with_forms
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Failure
 
 TESTED = 32

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from scripts import script
 from test_float8 import built
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import gpu
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
+from taso_mirage.lowering.cuda import everywhere
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
@@ -39,9 +42,6 @@ from taso_mirage.regions.fragments import fragments
 from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import gpu
-from taso_mirage.targets.cuda.lowering import everywhere
 from taso_mirage.targets.protocol import Trusted
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 

@@ -11,12 +11,12 @@ import pytest
 from scripts import script
 
 from models.workloads import PAPER
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.program import LaunchSchedule, guessed
 from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.structures import Limits, PlannedKernel, plans
 from taso_mirage.mugraph.tiles import tiled
-from taso_mirage.targets.cuda.device import H100
 
 
 def test_what_combines_parts_has_whole_lines() -> None:

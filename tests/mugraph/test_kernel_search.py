@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.mugraph.graph import KernelGraph, new_graph
 from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
 
 ALONE = replace(H100, cluster=1)
 Cut = tuple[str, tuple[int, ...], int]

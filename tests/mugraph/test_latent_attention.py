@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from models.workloads import BEYOND
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.gpu.products import chained
@@ -28,8 +30,6 @@ from taso_mirage.mugraph.search import Search, SearchOptions, TiledPlan
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.text import show_graph
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence
 
 BOUND = 4e-3

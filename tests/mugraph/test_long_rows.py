@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from in_turn import interpreted
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
@@ -28,7 +29,6 @@ from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence, Failure
 
 N = symbol("n0")

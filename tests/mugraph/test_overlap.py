@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from mugraphs import leaf
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.cpp import generate_cpp
@@ -28,8 +30,6 @@ from taso_mirage.mugraph.tiles import Tiled
 from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence
 
 TOKENS, HEADS, WIDTH = 37, 2, 16
@@ -178,7 +178,7 @@ from pathlib import Path
 import torch
 from taso_mirage.emit.compile import load_source as load
 from taso_mirage.emit import triton
-from taso_mirage.targets.cuda.lowering import Float64Oracle
+from taso_mirage.lowering.cuda import Float64Oracle
 from taso_mirage.mugraph.checkpoint import from_json
 
 torch.manual_seed(0)

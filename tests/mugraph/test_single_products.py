@@ -12,6 +12,7 @@ from mugraphs import leaf
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit import tune
 from taso_mirage.emit.compile import compiled, load_source
@@ -20,7 +21,6 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.session import working_providers
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
 
 LARGEST = 3.38e38
 """Larger numbers round to no finite number of 8 binary digits; the last part of numbers below 2e-31

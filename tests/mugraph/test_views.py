@@ -13,6 +13,7 @@ import interpreter
 import mugraphs
 import pytest
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.axes import grouped
@@ -20,7 +21,6 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cuda.device import H100
 
 SMALL, DECODER = (2, 2, 4, 33, 16), (8, 4, 8, 513, 64)
 """Batch, groups of heads, heads of queries a group, keys, width of a head; of a model of 1.1
@@ -107,7 +107,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.emit.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
+from taso_mirage.lowering.cuda import Float64Oracle, _program
 from taso_mirage.mugraph.checkpoint import from_json
 
 torch.manual_seed(0)

@@ -16,10 +16,13 @@ import onnxruntime
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain, quick, run
 
+from taso_mirage.devices.cpu import compiler as compilers
 from taso_mirage.emit import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering import backend as lowering
+from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.load import Load
@@ -47,9 +50,7 @@ from taso_mirage.runtime.register import carries_kernels
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets import lowering, profile
-from taso_mirage.targets.cpu import compiler as compilers
-from taso_mirage.targets.cpu import lowering as cpu
+from taso_mirage.targets import profile
 
 
 @pytest.fixture(scope="module")

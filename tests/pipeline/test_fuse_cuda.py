@@ -22,12 +22,16 @@ import pytest
 from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
 
+from taso_mirage.devices.cuda.device import H100, Gpu
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
+from taso_mirage.lowering import backend as lowering
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.cuda import SHIPPED, CudaLowering, Float64Oracle, everywhere
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CUDA
@@ -43,10 +47,6 @@ from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.runtime.tensorrt.export import export
-from taso_mirage.targets import lowering
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100, Gpu
-from taso_mirage.targets.cuda.lowering import SHIPPED, CudaLowering, Float64Oracle, everywhere
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
@@ -330,7 +330,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.targets.cuda.lowering import Float64Oracle, launcher
+from taso_mirage.lowering.cuda import Float64Oracle, launcher
 from taso_mirage.mugraph.checkpoint import from_json
 
 torch.manual_seed(0)

@@ -13,6 +13,7 @@ from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, quick
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure import regional
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare
@@ -30,7 +31,6 @@ from taso_mirage.pipeline.fuse import comparisons, fused
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import functions
 from taso_mirage.runtime.plan import PlannedNode
-from taso_mirage.targets.cpu import lowering as cpu
 
 LAYERS, KINDS = 5, 2
 SMALL = 1e-3

@@ -12,6 +12,7 @@ from fused_models import clock, quick
 from test_block_linear import case, exact, model, near, product
 from test_convolutions import session, w, x
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import ALONE, SizeRange, generate_cpp, generate_ranges
 from taso_mirage.emit.cpu.prepared import layout
 from taso_mirage.errors import Unsupported
@@ -20,6 +21,7 @@ from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import with_free_names
 from taso_mirage.mugraph.search import Search, SearchOptions
@@ -32,8 +34,6 @@ from taso_mirage.pipeline.fuse.trials import Fused
 from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.runtime.embed import embed
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cpu.lowering import CpuLowering
 from taso_mirage.verdicts import Evidence, Failure
 
 WIDTH, INNER = 256, 384

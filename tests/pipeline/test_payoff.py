@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from test_measured_passes import FUSED, layers
 from test_optimize import F, model, w
 
+from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Tensor, topological, variable
 from taso_mirage.meanings.reals import REALS
@@ -38,7 +39,6 @@ from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.targets.cpu.device import SLOW
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile import dynamic
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, symbol
@@ -36,7 +37,6 @@ from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.horizontal import fused_goals
 from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.runtime.plan import PlannedNode
-from taso_mirage.targets.cuda.device import H100
 
 State = tuple[Node, ...]
 N, S = symbol("n"), symbol("s")
@@ -252,7 +252,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.emit.compile import load_source as load
-from taso_mirage.targets.cuda.lowering import Float64Oracle, _program
+from taso_mirage.lowering.cuda import Float64Oracle, _program
 from taso_mirage.mugraph.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
@@ -306,7 +306,7 @@ def test_a_plan_has_a_grid_for_every_sample() -> None:
 def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    from taso_mirage.targets.cuda.lowering import CudaLowering
+    from taso_mirage.lowering.cuda import CudaLowering
 
     gpu = CudaLowering(H100, "a stand-in for an H100", 90)
     h = x("h", N, 4, 16)

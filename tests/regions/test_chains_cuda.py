@@ -11,6 +11,8 @@ from math import prod
 import numpy as np
 import pytest
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.cpu.native import NativeKernel
@@ -24,8 +26,6 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.free_regions import free_regions
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
 
 SAMPLES = 64
 N = symbol("n")

@@ -16,6 +16,7 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, quick, run
 from test_codegen_cpp import QUICK, STRICT, exact
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import SizeRange, generate_ranges
 from taso_mirage.emit.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.emit.cpu.tune import tuned_ranges
@@ -42,7 +43,6 @@ from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 N, S, K = (symbol(name) for name in ("n0", "n1", "n2"))
 SIZES = (1, 1, 1), (1, 2, 3), (3, 7, 1), (2, 64, 256), (1, 17, 31), (2, 37, 129), (1, 130, 257)

@@ -19,6 +19,7 @@ from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 from test_free_sizes import FREE, N, S, attention, model, norm
 from test_fuse_cuda import accepted
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.block import TritonBlock
@@ -28,6 +29,9 @@ from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.backend import Record
+from taso_mirage.lowering.cuda import CudaLowering, _program
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.checkpoint import to_json
@@ -45,10 +49,6 @@ from taso_mirage.regions.free_regions import free_kind, free_regions
 from taso_mirage.regions.horizontal import fused_goals
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.plan import sealed
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.lowering import CudaLowering, _program
-from taso_mirage.targets.lowering import Record
 
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -12,10 +12,15 @@ import onnx
 import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.cpu import CpuLowering
+from taso_mirage.lowering.cuda import CudaLowering
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
@@ -32,11 +37,6 @@ from taso_mirage.regions.fragments import _Growing, fragments
 from taso_mirage.regions.horizontal import fused_goals, together
 from taso_mirage.regions.region_kinds import RegionKind
 from taso_mirage.report.result import Result
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cpu.lowering import CpuLowering
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.lowering import CudaLowering
 
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}

@@ -12,6 +12,8 @@ import onnx
 import pytest
 from onnxruntime import InferenceSession
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.cpu.native import NativeKernel as Compiled
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
@@ -30,8 +32,6 @@ from taso_mirage.regions.fragments import RegionSite, _Growing, fragments, kerne
 from taso_mirage.regions.survey import survey
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence, Failure
 
 ROWS, WIDTH = 66, 12

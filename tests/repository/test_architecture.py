@@ -23,7 +23,7 @@ PACKAGE = ROOT / "taso_mirage"
 LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for
     {"errors", "verdicts", "version"},
     {"plugins"},
-    {"checker", "system", "targets.device"},
+    {"checker", "system", "devices"},
     {"ir"},
     {"meanings"},
     {"operators"},
@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"targets"},
     {"measure"},
     {"generate", "search"},
-    {"targets.lowering"},
+    {"lowering"},
     {"report"},
     {"pipeline.fuse", "runtime.tensorrt"},
     {"pipeline"},
@@ -49,10 +49,6 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
 ]
 LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"}
 """Modules at the top."""
-DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
-"""Modules of `targets/` that only describe: a folder of it has all of one target, so its modules
-stand at three heights. Sessions are above the runtime, and the lowering of kernels is above their
-search."""
 HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
@@ -101,7 +97,7 @@ HEAVY = {
     "openvino": {"targets/openvino/session.py"},
     "torch": {
         "emit/replays.py",
-        "targets/cuda/exact.py",
+        "lowering/exact.py",
         "emit/tune.py",
         "torch/backend.py",
         "torch/calls.py",
@@ -134,7 +130,7 @@ HEAVY = {
 SHARED_NAMES = {
     "optimize": "the dispatch hands models of ONNX to that of `api`",
     "main": "the entry of a process that is started as `python -m`",
-    "here": "what a module of a target gives of this machine: one protocol, one module for each target",
+    "here": "what a back end gives of this machine: one protocol, one module for each target",
     "fastest": "the choice of a back end among muGraphs: one protocol, one module for each target",
 }
 """Public names that several modules may have, and why."""
@@ -174,13 +170,8 @@ def imports(file: Path) -> set[str]:
 def room(module: str) -> str:
     """The name of a module's room in `LAYERS`."""
     parts = module.split(".")[1:]
-    if parts[0] != "targets":
-        inner = ".".join(parts[:2])
-        return inner if any(inner in names for names in LAYERS) else parts[0]
-    if parts[-1] in ("lowering", "exact"):
-        return "targets.lowering"
-    described = len(parts) == 1 or parts[-1] in DESCRIPTIONS or modules().get(module, PACKAGE).name == "__init__.py"
-    return "targets.device" if described else "targets"
+    inner = ".".join(parts[:2])
+    return inner if any(inner in names for names in LAYERS) else parts[0]
 
 
 def layer(name: str) -> int:
@@ -235,8 +226,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_the_page_of_rooms_shows_these_layers() -> None:
     _, drawn, *_ = re.split(r"^```(?:text)?\n", (ROOT / "docs/design/rooms.md").read_text(), flags=re.MULTILINE)
     rows = [re.split(r"  +", line.strip()) for line in drawn.splitlines()]
-    plain = [{re.sub(r" \((.*)\)", r".\1", n).replace(".sessions", "").replace("/", ".") for n in row} for row in rows]
-    assert plain == LAYERS[::-1]
+    assert [{name.replace("/", ".") for name in row} for row in rows] == LAYERS[::-1]
 
 
 def test_circles_are_found() -> None:
@@ -244,7 +234,7 @@ def test_circles_are_found() -> None:
 
 
 def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
-    nested = {name for names in LAYERS for name in names if "." in name and not name.startswith("targets.")}
+    nested = {name for names in LAYERS for name in names if "." in name}
     rooms = [file.parent for file in PACKAGE.glob("*/__init__.py")]
     assert {r.name for r in rooms} | LOOSE == {name for names in LAYERS for name in names if "." not in name}
     rooms += [PACKAGE / name.replace(".", "/") for name in nested]
@@ -297,7 +287,7 @@ def test_a_public_name_means_one_thing() -> None:
     for module, file in modules().items():
         for name, is_type in defined(parsed(file)):
             if (is_type or (module, name) in used) and not module.startswith("taso_mirage.checker"):
-                homes[name].add(re.sub(r"(?<=targets\.)\w+(?=\.)", "*", module))
+                homes[name].add(re.sub(r"(?<=targets\.|devices\.)\w+(?=\.)", "*", module))
     several = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in SHARED_NAMES}
     assert several == {}
 

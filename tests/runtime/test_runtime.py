@@ -19,6 +19,8 @@ import onnxruntime
 import pytest
 from mugraphs import Pair, kernel, leaf
 
+from taso_mirage.devices.cpu import compiler as compilers
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
@@ -32,8 +34,6 @@ from taso_mirage.runtime import build, build_kernels, carries_kernels, library, 
 from taso_mirage.runtime.embed import NAMES, EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel, sealed
 from taso_mirage.runtime.register import PLAN_FORMAT, metadata
-from taso_mirage.targets.cpu import compiler as compilers
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 Arrays = Mapping[str, Any]
 

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import TritonProgram
@@ -30,7 +31,6 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime import library
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images, sealed
-from taso_mirage.targets.cpu.compiler import compiler
 
 CPP = Path(__file__).parents[2] / "taso_mirage" / "runtime" / "cpp"
 

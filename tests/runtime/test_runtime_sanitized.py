@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.compile import TensorMap
 from taso_mirage.runtime.build import LIBRARY
 from taso_mirage.runtime.plan import KernelImage, sealed
-from taso_mirage.targets.cpu.compiler import compiler
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 import taso_mirage
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.ir.terms import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
@@ -23,7 +24,6 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.runtime.register import register
 from taso_mirage.targets import onnx_runtime
-from taso_mirage.targets.cpu.compiler import compiler
 
 PAGE = Path(__file__).parents[2] / "docs" / "shipping.md"
 CPP = Path(__file__).parents[2] / "taso_mirage" / "runtime" / "cpp"

@@ -14,6 +14,7 @@ import mugraphs
 import pytest
 from test_runtime_cuda import DRIVER, check, cubin, driver, encoded, launched
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import CompiledKernel, TensorMap, compiled
 from taso_mirage.emit.gpu.program import TritonProgram
@@ -23,7 +24,6 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
 from taso_mirage.runtime.tensorrt.plan import kernel as plugin_kernel
 from taso_mirage.runtime.tensorrt.python_plugin import module
-from taso_mirage.targets.cpu.compiler import compiler
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 __all__ = ["driver"]

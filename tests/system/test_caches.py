@@ -17,6 +17,7 @@ import fused_models
 import psutil
 import pytest
 
+from taso_mirage.devices.cpu import compiler as compilers
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.pipeline.fuse import fused
@@ -25,7 +26,6 @@ from taso_mirage.runtime.build import cache_folder
 from taso_mirage.system import builds
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.system.store import Store
-from taso_mirage.targets.cpu import compiler as compilers
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.ir.dims import evaluate, fixed, learn
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
 from taso_mirage.system.builds import built, compile_files, private_folder
-from taso_mirage.targets.cpu.compiler import compiler
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 """Infinities, NaN and the order of additions outside of folds keep their meaning."""

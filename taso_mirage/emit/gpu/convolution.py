@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
@@ -31,7 +32,6 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
-from taso_mirage.targets.cuda.device import H100
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""

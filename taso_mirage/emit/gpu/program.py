@@ -7,12 +7,12 @@ import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.global_layouts import strides
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import Batch, usual_size
 from taso_mirage.ir.terms import is_stored, numpy_dtype
-from taso_mirage.targets.cuda.device import H100
 
 WARP_ROWS = 16
 """Rows of a product that a warp has on tensor cores."""

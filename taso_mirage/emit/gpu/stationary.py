@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.forms import own_names, reserved_names
@@ -28,7 +29,6 @@ from taso_mirage.emit.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_A
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
-from taso_mirage.targets.cuda.device import H100
 
 GROUPS, WARP, ROWS = 2, 32, 128
 """Groups of four warps, positions of a warp, and those of a group."""

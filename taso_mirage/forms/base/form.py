@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.cpu.prepared import CpuProgram
 from taso_mirage.emit.discovery import discovered
 from taso_mirage.emit.gpu.forms import GpuProgram
@@ -18,7 +19,6 @@ from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.ir.terms import Graph, Node, topological, with_args
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.targets.device import Device
 
 Users = Callable[[Node], Sequence[Node]]
 """The terms of a model that read one."""

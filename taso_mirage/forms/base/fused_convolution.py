@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.forms.base.form import Form, ModelTerms, own_terms
 from taso_mirage.forms.base.ranking import ranked_mugraphs
@@ -19,7 +20,6 @@ from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure
 
 BEST = 12

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from taso_mirage.devices.device import Device
 from taso_mirage.emit import triton
 from taso_mirage.emit.estimates import ranked
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.search import FoundMuGraph
-from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence
 
 

@@ -16,11 +16,11 @@ from typing import ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.mugraph.derivations.overflow import NO_DEGREE, Degree, OverflowEffect, Signs, joined, product_ill
 from taso_mirage.mugraph.goal import Labelled
-from taso_mirage.targets.device import Device
 
 TileCounts: TypeAlias = NDArray[np.float64]
 """A number for each of many tilings."""

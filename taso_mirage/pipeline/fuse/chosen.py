@@ -11,6 +11,7 @@ from dataclasses import asdict
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering.backend import BATCH, Backend, Record
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.labels import label
 from taso_mirage.pipeline.fuse.choices import Choices
@@ -19,7 +20,6 @@ from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.horizontal import FusedGoal, fused_goals
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.search import Budget
-from taso_mirage.targets.lowering import BATCH, Backend, Record
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""

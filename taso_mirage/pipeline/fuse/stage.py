@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend, here
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, passes_checker
 from taso_mirage.measure.check_inputs import feed
@@ -46,8 +48,6 @@ from taso_mirage.runtime.embed import embed
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.cuda.options import ROUNDED
-from taso_mirage.targets.lowering import Backend, here
 
 
 def fused(

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.devices.device import Device
 from taso_mirage.errors import OutOfTime
 from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Node
+from taso_mirage.lowering.backend import Backend, Record
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.mugraph.arranged import is_turned
@@ -18,8 +20,6 @@ from taso_mirage.regions.contained import ErrorReport
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.runtime.plan import PlannedNode
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import Backend, Record
 
 
 @dataclass(frozen=True, slots=True)

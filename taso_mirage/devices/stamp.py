@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taso_mirage import plugins
+from taso_mirage.devices.cpu import options as cpu
+from taso_mirage.devices.cuda import options as cuda
+from taso_mirage.devices.openvino import options as openvino
 from taso_mirage.errors import InvalidModel
-from taso_mirage.targets.cpu import options as cpu
-from taso_mirage.targets.cuda import options as cuda
-from taso_mirage.targets.openvino import options as openvino
 
 TargetOptions = tuple[tuple[str, str], ...]
 TARGET_KEY, OPTIONS_KEY = "taso_mirage.target", "taso_mirage.options"

@@ -3,7 +3,7 @@ candidates; a measurement decides."""
 
 from __future__ import annotations
 
-from taso_mirage.targets.device import Device, Reached
+from taso_mirage.devices.device import Device, Reached
 
 SLOW = {"skip_layer_norm": 8.0, "skip_layer_norm_sum": 8.0, "skip_rms_norm": 1.6, "skip_rms_norm_sum": 1.6}
 """ONNX Runtime computes them element by element, its sums and norms by vectors."""

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass, replace
 from functools import cache
 
-from taso_mirage.targets.device import Device, Reached
+from taso_mirage.devices.device import Device, Reached
 
 H100 = Device(
     "H100",

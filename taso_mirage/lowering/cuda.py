@@ -17,6 +17,9 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from taso_mirage.devices.cuda.device import SPECIALIZED, described, gpu
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.machine import cores
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.compile import CompiledKernel, compiled, load_source
 from taso_mirage.emit.gpu.buffers import kernel_terms
@@ -32,6 +35,8 @@ from taso_mirage.forms.base.form import GPU_GOALS, PreparedKinds
 from taso_mirage.ir.dims import Shape, learn
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record
+from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
@@ -43,11 +48,6 @@ from taso_mirage.runtime.build import library
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.cuda.device import SPECIALIZED, described, gpu
-from taso_mirage.targets.cuda.exact import Float64Oracle, contracted_on_gpu, give_memory_back
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
-from taso_mirage.targets.machine import cores
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
 """A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was

@@ -7,22 +7,22 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpp import SizeRange
 from taso_mirage.emit.cpu.native import build
 from taso_mirage.emit.cpu.tune import tuned_native, tuned_ranges
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
 from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering.backend import MeasuredSizes, Record
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.regions.horizontal import FusedGoal, together
 from taso_mirage.runtime.build import library
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import MeasuredSizes, Record
-from taso_mirage.targets.machine import cores
 
 SECONDS = 1.0
 """For running the muGraphs of a region in turn, at most."""
