@@ -17,6 +17,7 @@ import pytest
 from mugraphs import kernel
 
 import taso_mirage
+from taso_mirage.certificates.follow import _instance
 from taso_mirage.errors import CheckFailed, InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import TurnedWeight
@@ -28,7 +29,6 @@ from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import stages, trace
 from taso_mirage.pipeline.stage import Job, Stage
-from taso_mirage.report.follow import _instance
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles

@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"onnx_io", "prove"},
     {"prove.rules"},
     {"emit", "search.partial"},
-    {"mugraph"},
+    {"certificates", "mugraph"},
     {"forms"},
     {"regions", "runtime"},
     {"targets"},

@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.certificates.border import same_border
+from taso_mirage.certificates.classes import MALFORMED_DATA, EqualTerms
+from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
+from taso_mirage.certificates.judge import CHECKED, Judge, undecided
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.content import Draw
 from taso_mirage.ir.dims import parse_dim
@@ -28,10 +32,6 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
 from taso_mirage.prove.rules.proofs import emptied
-from taso_mirage.report.border import same_border
-from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK, PROOF, texts
-from taso_mirage.report.classes import MALFORMED_DATA, EqualTerms
-from taso_mirage.report.judge import CHECKED, Judge, undecided
 from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.text import parse_graph, show_graph
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from taso_mirage import checker
+from taso_mirage.certificates.format import CHECK
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Node, is_computed, topological
@@ -20,7 +21,6 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import BUDGET, proof
-from taso_mirage.report.certificate import CHECK
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.search.partial.agreement import differing_elements
 
