@@ -25,7 +25,7 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.search import superoptimize
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import INPUTS, OPERATORS, KernelRegion, kernel_regions
