@@ -74,7 +74,6 @@ def test_adapters_are_kept_apart_and_add_to_their_linear_maps(small: Small) -> N
 def quick(layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options for a run of moments: a layer under the name of one of the benchmarks'
     own."""
-    monkeypatch.setattr(runtime, "SPINNING", 0.0)
     (tmp_path / "bert-b1.onnx").write_bytes(layer.read_bytes())
     return ["bert", "--seconds", "0.1", "--budget", "0.1", "--models", str(tmp_path), "-o", str(tmp_path / "rows.json")]
 

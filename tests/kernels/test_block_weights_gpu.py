@@ -134,7 +134,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", CASES)
 def test_generated_code_computes_the_product(name: str, interpreted: Path) -> None:
     graph = goal(*CASES[name])

@@ -213,6 +213,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[st
     return found
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MORE)) for n in CASES])
 def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str, list[float]]]) -> None:
     found = errors(name in MORE)[name]

@@ -160,6 +160,7 @@ def results(folder: Path, name: str) -> list[NDArray[Any]]:
     return [np.load(f) for f in files]
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", SUMMED_OF)
 def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
     product, rng = SUMMED_OF[name], np.random.default_rng(0)
@@ -168,6 +169,7 @@ def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_right_bit_by_bit(name: str, interpreted: Path) -> None:
     """Scales are powers of two, so no order of the products rounds."""
