@@ -441,6 +441,7 @@ def _form(made: ChannelsLastConvolution) -> Form:
     return (2 if made.group % 2 == 0 else 1), (32, 32, 32, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batch", "dense"), [*(pytest.param(2, dense, marks=pytest.mark.slow) for dense in (False, True)), ("batch", True)]
 )

@@ -413,6 +413,7 @@ def dequantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_products_with_weights_of_8_bits(name: str, dequantized: Path) -> None:
     graph = WEIGHTS[name]

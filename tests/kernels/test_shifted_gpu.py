@@ -242,6 +242,7 @@ def test_every_mutant_is_refused() -> None:
     assert refused["ill typed"] <= 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", [TF32_PARTS, TF32_ROUNDED])
 def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -473,6 +474,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batch", "target"), [*(pytest.param(n, CUDA, marks=pytest.mark.slow) for n in (2, "batch")), (2, CUDA_TF32)]
 )
