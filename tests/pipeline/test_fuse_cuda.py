@@ -118,6 +118,7 @@ torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
 
 
+@pytest.mark.sampled(3)
 def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("torch")
