@@ -24,7 +24,6 @@ from taso_mirage.torch.functionalization import (
     functional_split,
     is_trained,
     only_looks,
-    states_of_norms,
 )
 from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
@@ -116,7 +115,7 @@ class CapturedGraph:
         self._way = None if self._stays else Way(OURS, operations(captured))
         try:
             self._drawn = split_random(captured)
-            self._split = functional_split(self._drawn.rest, states_of_norms(captured))
+            self._split = functional_split(self._drawn.rest)
         except Unsupported as refused:
             self._refused = refused  # until there are arguments
         self._fallback = Fallback(self._drawn.rest, checked_fallback(options))

@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
-from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.comparison import check_equal, in_float64
-from taso_mirage.torch.functionalization import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, are_apart, changed_arguments, value_of
 from taso_mirage.torch.race import both_short, slower
 from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
 

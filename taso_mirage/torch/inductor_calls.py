@@ -26,14 +26,13 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.lowering import Record
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.changes import memory
 from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.export import sizes_of
 from taso_mirage.torch.fallback import ran_once
-from taso_mirage.torch.group_norms import with_group_norms
+from taso_mirage.torch.functionalization import memory
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
+from taso_mirage.torch.norms import with_group_norms, with_variances
 from taso_mirage.torch.parts import ROUNDING, rounded_now
-from taso_mirage.torch.variances import with_variances
 
 NAMED = "kernel"
 """The operator in PyTorch: `taso_mirage::kernel(key, inputs)`."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch.fx.passes.split_module import split_module
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.torch.functionalization import CALLS, Captured, value_of
+from taso_mirage.torch.functionalization import CALLS, Captured, Observer, value_of
 
 PieceCompiler = Callable[[Captured], Callable[..., Any]]
 """A captured graph, which gives a tuple, as a function."""
@@ -67,41 +66,32 @@ class _Piece(torch.nn.Module):  # type: ignore[misc]
 
 def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     """The nodes that call such operators, seen in a run without elements."""
-    finder = _Finder(captured, stays)
+    runner, found = _Runner(captured), set[Any]()
+
+    def observe(operator: Any, *_: Any) -> None:
+        if stays(operator):
+            found.add(runner.node)
+
     given = [value_of(node) for node in captured.graph.nodes if node.op == "placeholder"]
     modes = [each.fake_mode for each in given if hasattr(each, "fake_mode")]
     if not modes:
         return set()
     try:
-        with modes[0], torch.no_grad():
-            finder.run(*given)
+        with modes[0], Observer(observe), torch.no_grad():
+            runner.run(*given)
     except Exception:  # a call that runs with elements alone
         return set()
-    return finder.found
+    return found
 
 
-class _Finder(torch.fx.Interpreter):  # type: ignore[misc]
-    def __init__(self, captured: Captured, stays: Callable[[Any], bool]) -> None:
-        super().__init__(captured)
-        self.found: set[Any] = set()
-        self._stays = stays
+class _Runner(torch.fx.Interpreter):  # type: ignore[misc]
+    """`node` is the one that runs."""
+
+    node: Any = None
 
     def run_node(self, n: Any) -> Any:
-        with _Watch(self._stays) as watch:
-            value = super().run_node(n)
-        if watch.seen:
-            self.found.add(n)
-        return value
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, stays: Callable[[Any], bool]) -> None:
-        super().__init__()
-        self.seen, self._stays = False, stays
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= self._stays(func)
-        return func(*args, **(kwargs or {}))
+        self.node = n
+        return super().run_node(n)
 
 
 def _parts(captured: Captured, staying: Collection[Any]) -> dict[Any, int]:

@@ -17,10 +17,17 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES
-from taso_mirage.torch.changes import are_apart, changed_arguments
 from taso_mirage.torch.comparison import check_equal, in_float64
 from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
-from taso_mirage.torch.functionalization import Captured, FreeDims, FunctionalSplit, functional_split, largest_bytes
+from taso_mirage.torch.functionalization import (
+    Captured,
+    FreeDims,
+    FunctionalSplit,
+    are_apart,
+    changed_arguments,
+    functional_split,
+    largest_bytes,
+)
 from taso_mirage.torch.inductor_calls import candidates
 from taso_mirage.torch.parts import rounded_now, rounding_operators
 from taso_mirage.torch.pieces import StaysInPart

@@ -36,8 +36,7 @@ from taso_mirage.torch import program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
 from taso_mirage.torch.comparison import check_equal  # noqa: E402
-from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
-from taso_mirage.torch.norms import may_change  # noqa: E402
+from taso_mirage.torch.export import held_sizes, may_change, to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 from taso_mirage.torch.race import slower  # noqa: E402
 
@@ -255,19 +254,24 @@ def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_may_change_an_operand_is_seen() -> None:
-    """Schemas do not say it of the running statistics of norms."""
+    """Schemas do not say it of the running statistics of norms, which change in training."""
     aten, inner = torch.ops.aten, torch.ops.higher_order.cond
-    changing = (
-        aten.add_.Tensor,
-        aten.batch_norm.default,
-        aten.instance_norm.default,
-        aten.native_batch_norm.default,
-        inner,
-    )
+    norms = aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default
     still = aten.add.Tensor, aten.linear.default, aten.layer_norm.default, aten.dropout.default, operator.getitem
     still += (aten.detach_.default,)  # of constants
-    for targets, wanted in ((changing, True), (still, False)):
-        nodes = [SimpleNamespace(op="call_function", target=target) for target in targets]
+    trains, holds, unknown = (
+        (X, None, None, X, X, True),
+        (X, None, None, X, X, False),
+        (X, None, None, None, None, True),
+    )
+    for targets, args, wanted in (
+        ((aten.add_.Tensor, inner), (X, X), True),
+        (norms, trains, True),
+        (norms, holds, False),
+        (norms, unknown, False),
+        (still, (X,), False),
+    ):
+        nodes = [SimpleNamespace(op="call_function", target=target, args=args, kwargs={}) for target in targets]
         assert [may_change(node) for node in nodes] == [wanted] * len(nodes)
 
 

@@ -24,7 +24,7 @@ import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption  # noqa: E402
 from taso_mirage.torch import backend, fallback, program, race  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, checked_options  # noqa: E402
-from taso_mirage.torch.changes import changed_arguments  # noqa: E402
+from taso_mirage.torch.functionalization import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 
 pytestmark = [

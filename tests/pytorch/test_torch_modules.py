@@ -23,7 +23,7 @@ import taso_mirage  # noqa: E402
 from taso_mirage.torch import fallback, pieces, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.comparison import in_float64  # noqa: E402
-from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
+from taso_mirage.torch.decompositions import DECOMPOSITIONS  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
@@ -149,7 +149,8 @@ def test_a_graph_of_views_is_not_compiled() -> None:
 @pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
 @pytest.mark.parametrize(("gelu", "first"), [(True, False), (False, True)])
 def test_a_layer_of_an_encoder_in_parts(mask_type: int | None, gelu: bool, first: bool) -> None:
-    ((operator, parts),) = ENCODERS.items()
+    operator = torch.ops.aten._transformer_encoder_layer_fwd.default
+    parts = DECOMPOSITIONS[operator]
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
     shape = {None: (), 0: (5, 5), 1: (3, 5), 2: (3, 2, 5, 5)}[mask_type]
     mask = None if mask_type is None else torch.rand(shape) > 0.6
