@@ -1,5 +1,4 @@
-"""The inner half of a graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds
-for."""
+"""A captured graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds for."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,26 @@ import torch
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.torch.decompositions import ATEN, DECOMPOSITIONS, EAGER_ONLY, convert_subtracted, zero_hidden_rows
-from taso_mirage.torch.functionalization import FreeDims, operands_written
-from taso_mirage.torch.pieces import StaysInPart
+from taso_mirage.torch.functionalization import (
+    Captured,
+    FreeDims,
+    FunctionalSplit,
+    StaysInPart,
+    changed_arguments,
+    functional_split,
+    largest_bytes,
+    operands_written,
+)
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
+SAMPLE = 1 << 25
+LARGE = 4 * SAMPLE
+"""Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
+and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
+takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
 NORMS = frozenset((ATEN.batch_norm.default, ATEN.instance_norm.default))
 """Operators whose argument 5 says whether the statistics of the batch are meant."""
 HOLDING = frozenset((ATEN.detach_.default,))
@@ -117,6 +129,54 @@ class OnnxForm:
     model: Any
     names: tuple[str, ...]
     sizes: SizesHeld
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A split of a graph, whose `changed` are all arguments that PyTorch or the exporter sees to
+    change in place; the inner half with its weights, as a module and as a model; and a few samples
+    of the inputs of a large graph, else these."""
+
+    split: FunctionalSplit
+    module: Any
+    form: OnnxForm
+    few: Sequence[Any]
+
+
+def exported_graph(captured: Captured, arguments: Sequence[Any], known: Collection[int] | None = None) -> ExportedGraph:
+    """A graph, exported for these arguments, of which those at the positions `known` change.
+
+    Raises Unsupported with the reason where it cannot be.
+    """
+    changed = (changed_arguments(captured, arguments) or frozenset()) if known is None else known
+    split = functional_split(captured, changed)
+    module = split.frozen(captured, arguments)
+    given, large = [arguments[i] for i in split.inputs], largest_bytes(captured)
+    try:
+        form = _form(module, given, split.free, large)
+    except ChangesInPlace as changes:
+        places = {split.inputs[i] for i in changes.inputs} | {split.weights.get(name, -1) for name in changes.weights}
+        if -1 in places or places <= set(changed):  # more than arguments
+            raise Unsupported(str(changes)) from changes
+        return exported_graph(captured, arguments, places.union(changed))
+    return ExportedGraph(split, module, form, form.sizes.sample(given, SAMPLE / max(large, 1)))
+
+
+def _form(module: Any, given: Sequence[Any], free: Sequence[FreeDims], large: int) -> OnnxForm:
+    """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
+    if large > LARGE:
+        made = to_onnx(module, given, _of_any_number(given, free))
+        if made.sizes.sample(given, 0.5) is not given:
+            return made
+    return to_onnx(module, given, free)
+
+
+def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[FreeDims, ...]:
+    """With the leading dims that are as long as that of the largest tensor: the samples."""
+    sized = [each for each in given if isinstance(each, torch.Tensor) and each.ndim]
+    count = max(sized, key=torch.Tensor.numel).shape[0] if sized else 1
+    samples = [isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == count > 1 for each in given]
+    return tuple([dims | {0} if dims is not None and one else dims for dims, one in zip(free, samples, strict=True)])
 
 
 def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> OnnxForm:

@@ -35,6 +35,15 @@ Captured = Any
 """A `torch.fx.GraphModule` from dynamo."""
 
 
+class StaysInPart(Unsupported):
+    """A graph of which the operators (`torch._ops.OpOverload`) that `stays` knows cannot be
+    compiled."""
+
+    def __init__(self, reason: str, stays: Callable[[Any], bool]) -> None:
+        super().__init__(reason)
+        self.stays = stays
+
+
 @dataclass(frozen=True)
 class FunctionalSplit:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
@@ -69,7 +78,7 @@ def largest_bytes(captured: Captured) -> int:
 
 def is_trained(captured: Captured) -> bool:
     """Whether gradients of a result are wanted; a view of a weight is not computed here."""
-    given = {_memory(node) for node in _placeholders(captured)}
+    given = {_memory(node) for node in placeholders_of(captured)}
     computed = [node for node in _results(captured) if _memory(node) not in given]
     return any(getattr(value_of(node), "requires_grad", False) for node in computed)
 
@@ -84,7 +93,7 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
 
     Raises Unsupported with the reason where there are none.
     """
-    placeholders = _placeholders(captured)
+    placeholders = placeholders_of(captured)
     for node in placeholders:
         if not isinstance(value_of(node), torch.Tensor | torch.SymInt | int):
             raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
@@ -113,7 +122,8 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
     )
 
 
-def _placeholders(captured: Captured) -> list[Any]:
+def placeholders_of(captured: Captured) -> list[Any]:
+    """The nodes of a graph's arguments, in their order."""
     return [node for node in captured.graph.nodes if node.op == "placeholder"]
 
 
@@ -216,6 +226,12 @@ def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
     """Whether none of the arguments at these positions shares memory with another one."""
     memories = [each.untyped_storage().data_ptr() for each in given if isinstance(each, torch.Tensor)]
     return all(memories.count(given[i].untyped_storage().data_ptr()) == 1 for i in changed)
+
+
+def copied(tensor: Any, strides: Sequence[int] | None = None) -> Any:
+    """A copy with these strides, or the same: code may be made for them, and a clone has others."""
+    made = torch.empty_strided(tensor.shape, strides or tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def memory(tensor: Any) -> int:
