@@ -3,7 +3,6 @@ that return given times."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,11 +75,9 @@ def together(patch: pytest.MonkeyPatch) -> None:
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A cache in `folder` that has the runtime's library only, which takes seconds to compile."""
-    (folder / "runtime").mkdir()
-    made = library()
-    for each in (made, *(e for e in made.parent.glob("*.built") if e.read_text() == made.name)):
-        shutil.copy(each, folder / "runtime")
+    """A cache in `folder` that has nothing but compiled libraries, which are named by their
+    sources."""
+    (folder / "runtime").symlink_to(library().parent.resolve(), target_is_directory=True)
     patch.setenv("TASO_MIRAGE_CACHE", str(folder))
 
 

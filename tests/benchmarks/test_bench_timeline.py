@@ -17,6 +17,7 @@ from taso_mirage.mugraph.search import superoptimize
 pytest.importorskip("triton")
 
 
+@pytest.mark.sampled(3)
 def test_every_kernel_of_a_program_notes_its_phases() -> None:
     timeline = script("kernel_timeline")
     found = superoptimize(PAPER["gqa"](batch=8).graph(), best=8)

@@ -484,7 +484,7 @@ def parameters(function: Any) -> list[inspect.Parameter]:
 def test_a_model_from_pytorch_brings_no_code(place: Place) -> None:
     """An exported model is opened as it is, to be compared with the optimized one."""
     torch = pytest.importorskip("torch")
-    from taso_mirage.torch.parts import PrecisionPart
+    from taso_mirage.torch.precision import PrecisionPart
     from taso_mirage.torch.sessions import Sessions
 
     model = ir.from_proto(code(place.canary))

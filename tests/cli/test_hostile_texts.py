@@ -124,6 +124,7 @@ def test_a_pipe_is_no_folder(model: Path, tmp_path: Path, command: str) -> None:
 # ---------------------------------------------------------------- interrupts at every line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", ["probe", "file"])
 def test_an_interrupt_at_any_line_leaves_nothing(tmp_path: Path, write: str) -> None:
     """In a small process, which forks fast."""

@@ -50,6 +50,7 @@ def gelu() -> KernelGraph:
 GOALS = {"norm_linear 1": norm_linear(1), "norm_linear 5": norm_linear(5), "attention": attention(), "gelu": gelu()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "norm_linear 5")) for name in GOALS]
 )

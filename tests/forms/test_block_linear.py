@@ -104,6 +104,7 @@ def near(found: Any, wanted: Any, rounding: float = 4e-6) -> None:
     np.testing.assert_array_less(np.abs(found - wanted), rounding * np.abs(wanted).max() + 1e-30)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "flags",

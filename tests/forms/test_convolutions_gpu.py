@@ -159,6 +159,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return program_errors(cases, tmp_path_factory.mktemp("convolutions"))
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: blocks that are not full, channels that are no powers of two, strides,
@@ -167,6 +168,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[f
     assert error < BOUND[FORMS[name][0][1].inputs[0].dtype]
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", ["free", "free images"])
 def test_one_program_for_any_number_of_images(name: str, errors: dict[str, list[float]]) -> None:
     """The program also takes images of any size."""
@@ -174,6 +176,7 @@ def test_one_program_for_any_number_of_images(name: str, errors: dict[str, list[
     assert max(errors[name]) < BOUND["float32"]
 
 
+@pytest.mark.sampled(3, together=True)
 def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
     given, form = FORMS["written one by one"]
     assert unseen_changes(triton.program(mugraph(*given, form)).source, WRONG, errors, 1e-2) == []
@@ -438,6 +441,7 @@ def _form(made: ChannelsLastConvolution) -> Form:
     return (2 if made.group % 2 == 0 else 1), (32, 32, 32, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batch", "dense"), [*(pytest.param(2, dense, marks=pytest.mark.slow) for dense in (False, True)), ("batch", True)]
 )

@@ -149,6 +149,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return program_errors(cases, tmp_path_factory.mktemp("depthwise"))
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [*FORMS, "free", "names", "a renamed one's tile", "a loop's"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: tiles that are not full, rows and channels that are no powers of two."""
@@ -156,6 +157,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[f
     assert max(errors[name]) < 1e-6
 
 
+@pytest.mark.sampled(3, together=True)
 def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
     assert unseen_changes(program(*FORMS["pads"]).source, WRONG, errors) == []
 
@@ -347,6 +349,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batch", "target"), [("batch", CUDA), *(pytest.param(2, t, marks=pytest.mark.slow) for t in (CUDA, CUDA_TF32))]
 )

@@ -95,6 +95,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return program_errors(cases, tmp_path_factory.mktemp("transposed"))
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [*FORMS, "free"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """The sizes are odd: tiles that are not full, channels that are no powers of two."""
@@ -102,6 +103,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[f
     assert max(errors[name]) < 1e-6
 
 
+@pytest.mark.sampled(3, together=True)
 def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
     assert unseen_changes(program(*FORMS["groups"]).source, WRONG, errors) == []
 

@@ -80,6 +80,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return program_errors(cases, tmp_path_factory.mktemp("pools"))
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [*FORMS, "free"])
 def test_the_kernel_computes_the_pool(name: str, errors: dict[str, list[float]]) -> None:
     """The sizes are odd: blocks that are not full, channels that are no powers of two."""
@@ -87,6 +88,7 @@ def test_the_kernel_computes_the_pool(name: str, errors: dict[str, list[float]])
     assert max(errors[name]) == 0.0
 
 
+@pytest.mark.sampled(3, together=True)
 def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
     assert unseen_changes(program(*FORMS["plain"]).source, WRONG, errors) == []
 

@@ -183,6 +183,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return program_errors(cases, tmp_path_factory.mktemp("shifted"))
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [*FORMS, "free", "names", "turns"])
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: tiles that are not full, channels that are no powers of two."""
@@ -190,6 +191,7 @@ def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[f
     assert max(errors[name]) < 3e-6
 
 
+@pytest.mark.sampled(3, together=True)
 def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> None:
     given, block = FORMS["pads"]
     assert unseen_changes(program(*given, block).source, WRONG, errors) == []
@@ -240,6 +242,7 @@ def test_every_mutant_is_refused() -> None:
     assert refused["ill typed"] <= 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", [TF32_PARTS, TF32_ROUNDED])
 def test_tensor_cores_multiply_what_is_loaded_ahead(precision: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -471,6 +474,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batch", "target"), [*(pytest.param(n, CUDA, marks=pytest.mark.slow) for n in (2, "batch")), (2, CUDA_TF32)]
 )

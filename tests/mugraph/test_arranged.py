@@ -380,6 +380,7 @@ def exact(given: list[NDArray[Any]]) -> NDArray[Any]:
     return np.asarray(total.astype(np.float32) * (s * u) + t)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("left", ["uint8", "int8"])
 def test_programs_give_every_bit_at_any_number_of_rows(left: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -134,7 +134,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", CASES)
 def test_generated_code_computes_the_product(name: str, interpreted: Path) -> None:
     graph = goal(*CASES[name])
@@ -342,6 +342,7 @@ def run(model: Model) -> np.ndarray:
     return np.asarray(session.run(None, feed())[0])
 
 
+@pytest.mark.sampled(3)
 def test_a_model_with_a_kernel_keeps_its_operators() -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     model = gated_mlp(zeros=False)

@@ -143,6 +143,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("end", ["", in_turn.WITHOUT])
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_generated_code_computes_the_product(name: str, end: str, interpreted: Path) -> None:

@@ -160,6 +160,7 @@ def results(folder: Path, name: str) -> list[NDArray[Any]]:
     return [np.load(f) for f in files]
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", SUMMED_OF)
 def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
     product, rng = SUMMED_OF[name], np.random.default_rng(0)
@@ -168,6 +169,7 @@ def test_sums_are_those_of_integers(name: str, interpreted: Path) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_right_bit_by_bit(name: str, interpreted: Path) -> None:
     """Scales are powers of two, so no order of the products rounds."""
@@ -411,6 +413,7 @@ def dequantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_products_with_weights_of_8_bits(name: str, dequantized: Path) -> None:
     graph = WEIGHTS[name]

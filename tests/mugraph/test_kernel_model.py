@@ -26,6 +26,7 @@ def test_what_combines_parts_has_whole_lines() -> None:
     assert plan[1].tiles["e"] == 64  # columns
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine(step: int) -> None:
     """The kernels were measured over all first kernels; the model was fitted on others. By default

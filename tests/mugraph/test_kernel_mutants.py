@@ -365,6 +365,7 @@ MANY = (
 """Graphs whose kinds of mutants others have too."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [1, pytest.param(1000, marks=pytest.mark.slow)], ids=["of each kind", "every"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MANY)) for n in CASES])
 def test_every_mutant_is_refused(name: str, most: int) -> None:

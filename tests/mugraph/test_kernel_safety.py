@@ -181,6 +181,7 @@ def test_an_exponential_alone_is_found() -> None:
     assert superoptimize(Graph((A,), (term("reduce_sum", term("exp", A), axes=(1,), keepdims=0),)), best=1)
 
 
+@pytest.mark.sampled(3)
 def test_blocks_that_are_masked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The maximum of such a block is minus infinity, and minus infinity less itself is no
     number."""

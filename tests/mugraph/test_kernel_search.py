@@ -295,6 +295,7 @@ def test_the_search_is_deterministic() -> None:
     assert first.statistics == second.statistics
 
 
+@pytest.mark.sampled(2)
 def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     file, graph = tmp_path / "state.json", rms_linear().graph()
     whole = superoptimize(graph, best=4)

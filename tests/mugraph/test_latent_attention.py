@@ -197,6 +197,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return {name: error(goal, values, np.load(folder / f"{name}.npy")) for name, (goal, _, values) in cases.items()}
 
 
+@pytest.mark.sampled(3, together=True)
 def test_generated_programs_are_right(ran: dict[str, float]) -> None:
     assert len(ran) > 6
     assert {name: e for name, e in ran.items() if not e <= BOUND} == {}

@@ -201,6 +201,7 @@ def forms(name: str, free: bool) -> list[FoundMuGraph]:
     return [each for each in known.values() if each is not None]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "free"),
     [

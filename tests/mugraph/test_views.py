@@ -120,6 +120,7 @@ for i, record in enumerate(given[1]):
 """
 
 
+@pytest.mark.sampled(3)
 def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
     """Products pad them to 16 rows: a tile with lanes beyond its sizes cannot be reshaped."""
     pytest.importorskip("torch")

@@ -101,10 +101,10 @@ from pathlib import Path
 import torch
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
-from taso_mirage.torch import fallback
-from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
+from taso_mirage.torch import inductor
+from taso_mirage.torch.inductor import ComposedCalls, OptimizedPart
 
-fallback.compiled_by_inductor = lambda graph, given: graph.forward
+inductor.compiled_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
 file, records = Path(sys.argv[1]), json.loads(sys.argv[2])
 before, after = load(file.parent / "before.onnx"), load(file, trust_kernels=True)
@@ -118,6 +118,7 @@ torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
 
 
+@pytest.mark.sampled(3)
 def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("torch")

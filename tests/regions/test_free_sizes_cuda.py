@@ -213,6 +213,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[st
     return found
 
 
+@pytest.mark.sampled(3, together=True)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MORE)) for n in CASES])
 def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str, list[float]]]) -> None:
     found = errors(name in MORE)[name]
@@ -321,6 +322,7 @@ def records(regions: dict[EqualRegions, list[RegionSite]]) -> list[Record]:
     return found
 
 
+@pytest.mark.sampled(3)
 def test_regions_of_a_model_run_at_every_size(
     regions: dict[EqualRegions, list[RegionSite]], records: list[Record], tmp_path: Path
 ) -> None:

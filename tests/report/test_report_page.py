@@ -394,6 +394,7 @@ def test_search_by_keyboard(path: Path, tmp_path: Path) -> None:
     assert (found["after"], found["value"]) == (found["all"], "")
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 def test_what_is_folded_is_printed(path: Path, tmp_path: Path) -> None:
     def pages(content: str) -> int:

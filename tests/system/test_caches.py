@@ -276,6 +276,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 GENERATE = "from taso_mirage.cli import main; import sys; sys.argv[1:] = {!r}; main()"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_what_started_them(tmp_path: Path, number: int) -> None:
     arguments = ["substitutions", "generate", "--ops", "3", "--workers", "2", "-o", str(tmp_path / "library")]

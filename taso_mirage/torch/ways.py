@@ -1,4 +1,5 @@
-"""A captured graph run by PyTorch itself: where it cannot be compiled here, or is no faster.
+"""The ways to run a captured graph, and those of PyTorch: eager, Inductor's code, and pieces around
+the operators that have to stay in eager PyTorch.
 
 Inductor's compilation has eager's semantics as far as `torch.compile` has them, so it is given
 whole graphs, not the parts of a split. Its results are compared with eager's, as all others are.
@@ -6,32 +7,58 @@ whole graphs, not the parts of a split. Its results are compared with eager's, a
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch._dynamo import lookup_backend
+from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_leaves
 
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.targets.onnx_runtime import first_line
-from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.comparison import check_equal, in_float64
-from taso_mirage.torch.functionalization import Captured, value_of
-from taso_mirage.torch.race import both_short, slower
+from taso_mirage.torch.comparison import both_short, check_equal, in_float64, slower
+from taso_mirage.torch.functionalization import (
+    CALLS,
+    Captured,
+    Observer,
+    are_apart,
+    changed_arguments,
+    copied,
+    placeholders_of,
+    value_of,
+)
+from taso_mirage.torch.inductor import code_of
 from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
 
-EAGER, INDUCTOR = "eager", "inductor"
+OURS, COMPOSED, INDUCTOR, EAGER = "ours", "composed", "inductor", "eager"
+"""The ways: by ONNX Runtime, by Inductor's code of the optimized graph, by that of the captured
+graph, and by eager PyTorch."""
 FALLBACKS = (EAGER, INDUCTOR)
 """The ways of PyTorch that a graph is measured beside, by the option `fallback`: eager alone, or
 Inductor, too."""
 DEVICES = frozenset((torch.device("cpu"), torch.device("cuda:0")))
 """Where times are measured."""
+PLACES = 8
+"""The most places of a graph at which operators may stay: each piece between them is compiled."""
 GraphCall = Callable[..., Any]
+PieceCompiler = Callable[[Captured], GraphCall]
+"""A captured graph, which gives a tuple, as a function."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
+    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
+    notes."""
+
+    by: str
+    operations: int
+    reason: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def checked_fallback(options: Mapping[str, Any]) -> str | None:
@@ -63,20 +90,18 @@ class Fallback:
         """How many times as long as Inductor's code a call takes on these arguments, where that is
         slower."""
         code = self.compiled(call, given)
-        if code is None:
-            return None
-        return self._raced(call, code, given)
+        return None if code is None else self._raced(call, code, given)
 
     def slower_than_eager(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as eager PyTorch a call takes on these arguments, where that is
         slower; random numbers come as if it had not been measured."""
-        eager, changed = self._captured.forward, changed_arguments(self._captured, given)
+        changed = changed_arguments(self._captured, given)
         if changed is None or not _is_measurable(given):
             return None
         self._changed, state = changed, random_state(_cuda(given))
         try:
             with torch.no_grad():
-                return self._raced(call, eager, given)
+                return self._raced(call, self._captured.forward, given)
         finally:
             restore_random_state(state)
 
@@ -112,7 +137,7 @@ class Fallback:
             return
         self._tried = True
         try:
-            found = ran_once(self._captured, copies, cuda)
+            found = code_of(self._captured, copies, cuda)
             self._compare(found, given)
         except Unsupported as differs:
             warnings.warn(f"taso_mirage: Inductor's code of a graph is not used: {differs}", stacklevel=2)
@@ -132,19 +157,17 @@ class Fallback:
         def results(call: GraphCall) -> list[Any]:
             copies = self._copies(given)
             with torch.no_grad():
-                found = [*tree_leaves(call(*copies)), *(copies[i] for i in sorted(self._changed))]
-            return [each for each in found if isinstance(each, torch.Tensor)]
+                return _tensors([call(*copies), [copies[i] for i in sorted(self._changed)]])
 
         def exact() -> list[Any] | None:
             found = in_float64(self._captured, self._copies(given))
-            return None if found is None else [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+            return None if found is None else _tensors(found)
 
-        ours, theirs = results(code), results(self._captured.forward)
-        check_equal(ours, theirs, cache(exact))
+        check_equal(results(code), results(self._captured.forward), cache(exact))
 
     def _copies(self, given: Sequence[Any]) -> list[Any]:
         """The arguments, with copies of those that change in place."""
-        return [_copy(each) if i in self._changed else each for i, each in enumerate(given)]
+        return [copied(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
         """Leave calls to eager where an argument that is changed in place shares memory with
@@ -157,45 +180,8 @@ class Fallback:
         return call
 
 
-def _copy(tensor: Any) -> Any:
-    """With the same strides, which Inductor's code is made for; those of a clone may be others."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def ran_once(captured: Captured, given: Sequence[Any], cuda: bool) -> GraphCall:
-    """Inductor's code, of which nothing is left for its first call; random numbers come as if it
-    were not there."""
-
-    def ran() -> GraphCall:
-        found = compiled_by_inductor(captured, given)
-        found(*given)
-        return found
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found: GraphCall = drawing(ran, cuda)[0]  # it may tune on random numbers
-    return found
-
-
-def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> GraphCall:
-    """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
-
-    Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
-    code holds for some of them alone: dynamo guards them again.
-    """
-    own = copy.deepcopy(captured)  # Inductor changes its argument
-    if _is_fixed(captured):
-        found: GraphCall = lookup_backend(INDUCTOR)(own, list(given))
-        return found
-    compiled: GraphCall = torch.compile(own, dynamic=True)
-    return compiled
-
-
-def _is_fixed(captured: Captured) -> bool:
-    """Whether no size is free, and no number is one that only a run tells."""
-    values = [value_of(node) for node in captured.graph.nodes]
-    sizes = [n for each in values if isinstance(each, torch.Tensor) for n in (*each.shape, *each.stride())]
-    return not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*values, *sizes))
+def _tensors(results: Any) -> list[Any]:
+    return [each for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
 
 
 def _cuda(given: Sequence[Any]) -> bool:
@@ -207,3 +193,92 @@ def _is_measurable(given: Sequence[Any]) -> bool:
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     trained = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     return not trained and all(each.device in DEVICES for each in tensors)
+
+
+# ------------------------------------------------------------ pieces
+
+
+def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceCompiler) -> tuple[Any, int] | None:
+    """The graph as calls of pieces in their order, those between the nodes that stay compiled, and
+    how many nodes these are; None where that cannot be said, or would be many.
+
+    A piece that changes an argument in place does so in its turn.
+    """
+    staying = _staying(captured, stays)
+    parts = _parts(captured, staying)
+    left = {parts[node] for node in staying}
+    if not left or len(left) > PLACES or len(left) == len(set(parts.values())):
+        return None
+    try:
+        whole = split_module(captured, None, parts.__getitem__, keep_original_order=True)
+    except (AssertionError, KeyError, RuntimeError):  # regions of autocast, or sizes that only numbers tell
+        return None
+    for name, part in list(whole.named_children()):
+        if int(name.rpartition("_")[2]) not in left:
+            setattr(whole, name, _Piece(part, compiled))
+    return whole, len(staying)
+
+
+class _Piece(torch.nn.Module):  # type: ignore[misc]
+    """A piece as its caller has it: one result is no tuple."""
+
+    def __init__(self, part: Captured, compiled: PieceCompiler) -> None:
+        super().__init__()
+        output = part.graph.output_node()
+        self._alone = isinstance(output.args[0], torch.fx.Node)
+        if self._alone:
+            output.args = ((output.args[0],),)
+            part.recompile()
+        self._compiled = compiled(part)
+
+    def forward(self, *arguments: Any) -> Any:
+        found = self._compiled(*arguments)
+        return found[0] if self._alone else found
+
+
+def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
+    """The nodes that call such operators, seen in a run without elements."""
+    runner, found = _Runner(captured), set[Any]()
+
+    def observe(operator: Any, *_: Any) -> None:
+        if stays(operator):
+            found.add(runner.node)
+
+    given = [value_of(node) for node in placeholders_of(captured)]
+    modes = [each.fake_mode for each in given if hasattr(each, "fake_mode")]
+    if not modes:
+        return set()
+    try:
+        with modes[0], Observer(observe), torch.no_grad():
+            runner.run(*given)
+    except Exception:  # a call that runs with elements alone
+        return set()
+    return found
+
+
+class _Runner(torch.fx.Interpreter):  # type: ignore[misc]
+    """`node` is the one that runs."""
+
+    node: Any = None
+
+    def run_node(self, n: Any) -> Any:
+        self.node = n
+        return super().run_node(n)
+
+
+def _parts(captured: Captured, staying: Collection[Any]) -> dict[Any, int]:
+    """The number of each node's piece, in their order; a result that is taken from several of a
+    node is in its piece."""
+    parts: dict[Any, int] = {}
+    number, stayed = 0, False
+    for node in captured.graph.nodes:
+        if node.op not in CALLS:
+            continue
+        if getattr(node.target, "__name__", "") == "getitem" and isinstance(value_of(node.args[0]), tuple | list):
+            parts[node] = parts.get(node.args[0], number)
+            continue
+        if (node in staying) != stayed and parts:
+            number += 1
+        stayed = node in staying
+        parts[node] = number
+    return parts

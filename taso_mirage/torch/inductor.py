@@ -1,8 +1,10 @@
-"""The optimized graph as a function that Inductor compiles: terms are PyTorch's operators (see
-`meaning`), and each fused kernel of the model is one operator, which launches it."""
+"""Code by Inductor, of a captured graph, and of an optimized one: its terms are PyTorch's operators
+(see `meaning`), and each fused kernel is one operator, which launches it."""
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch._dynamo import lookup_backend
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import Library, register_fake
 
@@ -26,14 +29,13 @@ from taso_mirage.report.result import Result
 from taso_mirage.runtime.kernel_functions import DOMAIN
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.changes import memory
 from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.export import sizes_of
-from taso_mirage.torch.fallback import ran_once
-from taso_mirage.torch.group_norms import with_group_norms
+from taso_mirage.torch.functionalization import Captured, copied, memory, value_of
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
-from taso_mirage.torch.parts import ROUNDING, rounded_now
-from taso_mirage.torch.variances import with_variances
+from taso_mirage.torch.norms import with_group_norms, with_variances
+from taso_mirage.torch.precision import ROUNDING, rounded_now
+from taso_mirage.torch.random_ops import drawing
 
 NAMED = "kernel"
 """The operator in PyTorch: `taso_mirage::kernel(key, inputs)`."""
@@ -147,7 +149,7 @@ class ComposedCalls:
         self.rounds = bool(rounded_now(frozenset(filter(None, called)))) and device.type == "cuda"
         """Whether operands of products are rounded to TF32."""
         with torch.no_grad():
-            code = ran_once(graph, [*self._tensors(given), *weights], device.type == "cuda")
+            code = code_of(graph, [*self._tensors(given), *weights], device.type == "cuda")
         self._plain: TensorCall = partial(_called, code, weights)
         captured = CapturedWhereFaster(self._plain, partial(recorded, self._plain))
         self._calls = captured if device.type == "cuda" else self._plain
@@ -167,7 +169,7 @@ class ComposedCalls:
         """The inputs that are tensors, in memory as those were that the code is made for."""
         tensors = [each.detach().resolve_neg() for each in given if isinstance(each, torch.Tensor)]
         return [
-            each if each.stride() == strides else _copied(each, strides)
+            each if each.stride() == strides else copied(each, strides)
             for each, strides in zip(tensors, self._strides, strict=True)
         ]
 
@@ -185,11 +187,6 @@ def _strides(tensor: Any) -> tuple[int, ...]:
             return tuple(torch.empty(tensor.shape, device="meta").stride())
         reach += stride * max(size - 1, 0)
     return tuple(tensor.stride())
-
-
-def _copied(tensor: Any, strides: tuple[int, ...]) -> Any:
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
 
 
 class _Traced:
@@ -292,3 +289,39 @@ def _apart(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         found.append(dense.clone() if memory(dense) in taken else dense)
         taken.add(memory(found[-1]))
     return found
+
+
+def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
+    """Inductor's code, of which nothing is left for its first call; random numbers come as if it
+    were not there."""
+
+    def ran() -> Launch:
+        found = compiled_by_inductor(captured, given)
+        found(*given)
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: Launch = drawing(ran, cuda)[0]  # it may tune on random numbers
+    return found
+
+
+def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> Launch:
+    """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
+
+    Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
+    code holds for some of them alone: dynamo guards them again.
+    """
+    own = copy.deepcopy(captured)  # Inductor changes its argument
+    if _is_fixed(captured):
+        found: Launch = lookup_backend("inductor")(own, list(given))
+        return found
+    compiled: Launch = torch.compile(own, dynamic=True)
+    return compiled
+
+
+def _is_fixed(captured: Captured) -> bool:
+    """Whether no size is free, and no number is one that only a run tells."""
+    values = [value_of(node) for node in captured.graph.nodes]
+    sizes = [n for each in values if isinstance(each, torch.Tensor) for n in (*each.shape, *each.stride())]
+    return not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*values, *sizes))
