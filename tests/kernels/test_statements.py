@@ -15,9 +15,9 @@ from taso_mirage.kernels.codegen.statements import (
     add,
     every,
     group,
-    identifiers,
     let,
     loop,
+    mentioned,
     select,
     sum_of,
     tl,
@@ -97,7 +97,7 @@ def test_a_function_in_both_languages() -> None:
 
 
 def test_the_names_of_a_statement_are_those_of_its_parts() -> None:
-    found = {word for each in BODY for word in identifiers(each)}
+    found = {word for each in BODY for word in mentioned(each)}
     assert {"at", "acc", "n", "p", "STAGES", "FIRST", "X", "t"} <= found | {"t"}
     assert "Nothing" not in found
 

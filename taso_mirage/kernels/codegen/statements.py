@@ -9,7 +9,7 @@ parentheses, the indentation and the prefix of a language's own functions (`tl.`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
@@ -28,6 +28,15 @@ ExpressionLike: TypeAlias = object
 """An expression, or what `expression` makes one of: a number, the size of a dim, text, a list."""
 
 
+def _operators(*names: str) -> list[Callable[[Expression, ExpressionLike], Expression]]:
+    """Methods that apply binary operators."""
+
+    def method(name: str) -> Callable[[Expression, ExpressionLike], Expression]:
+        return lambda a, b: Expression(name, (a, expression(b)))
+
+    return list(map(method, names))
+
+
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A value that a program computes: an operator of RANKS over `args`, or
@@ -43,62 +52,23 @@ class Expression:
     text: str = ""
     named: tuple[str, ...] = ()
 
-    def __add__(self, other: ExpressionLike) -> Expression:
-        return Expression("+", (self, expression(other)))
+    __add__, __sub__, __mul__, __truediv__ = _operators("+", "-", "*", "/")
+    __floordiv__, __mod__, __lshift__, __rshift__ = _operators("//", "%", "<<", ">>")
+    __and__, __or__, __xor__, equals = _operators("&", "|", "^", "==")
+    __lt__, __le__, __gt__, __ge__ = _operators("<", "<=", ">", ">=")
+    """`equals` is `==`, which compares expressions themselves here."""
 
     def __radd__(self, other: ExpressionLike) -> Expression:
         return expression(other) + self
 
-    def __sub__(self, other: ExpressionLike) -> Expression:
-        return Expression("-", (self, expression(other)))
-
     def __rsub__(self, other: ExpressionLike) -> Expression:
         return expression(other) - self
-
-    def __mul__(self, other: ExpressionLike) -> Expression:
-        return Expression("*", (self, expression(other)))
 
     def __rmul__(self, other: ExpressionLike) -> Expression:
         return expression(other) * self
 
-    def __truediv__(self, other: ExpressionLike) -> Expression:
-        return Expression("/", (self, expression(other)))
-
     def __rtruediv__(self, other: ExpressionLike) -> Expression:
         return expression(other) / self
-
-    def __floordiv__(self, other: ExpressionLike) -> Expression:
-        return Expression("//", (self, expression(other)))
-
-    def __mod__(self, other: ExpressionLike) -> Expression:
-        return Expression("%", (self, expression(other)))
-
-    def __and__(self, other: ExpressionLike) -> Expression:
-        return Expression("&", (self, expression(other)))
-
-    def __or__(self, other: ExpressionLike) -> Expression:
-        return Expression("|", (self, expression(other)))
-
-    def __xor__(self, other: ExpressionLike) -> Expression:
-        return Expression("^", (self, expression(other)))
-
-    def __rshift__(self, other: ExpressionLike) -> Expression:
-        return Expression(">>", (self, expression(other)))
-
-    def __lshift__(self, other: ExpressionLike) -> Expression:
-        return Expression("<<", (self, expression(other)))
-
-    def __lt__(self, other: ExpressionLike) -> Expression:
-        return Expression("<", (self, expression(other)))
-
-    def __le__(self, other: ExpressionLike) -> Expression:
-        return Expression("<=", (self, expression(other)))
-
-    def __gt__(self, other: ExpressionLike) -> Expression:
-        return Expression(">", (self, expression(other)))
-
-    def __ge__(self, other: ExpressionLike) -> Expression:
-        return Expression(">=", (self, expression(other)))
 
     def __neg__(self) -> Expression:
         return Expression("negative", (self,))
@@ -111,10 +81,6 @@ class Expression:
         """An element, or a tile with more axes: `x[:, None]`."""
         marks = at if isinstance(at, tuple) else (at,)
         return Expression("item", (self, *(expression(":" if isinstance(m, slice) else m) for m in marks)))
-
-    def equals(self, other: ExpressionLike) -> Expression:
-        """`==`, which compares expressions themselves here."""
-        return Expression("==", (self, expression(other)))
 
     def __getattr__(self, member: str) -> Expression:
         if member.startswith("__"):
@@ -278,7 +244,7 @@ def when(condition: ExpressionLike, *body: Statement, otherwise: Iterable[Statem
     return If(expression(condition), body, tuple(otherwise), why)
 
 
-def identifiers(x: Expression | Statement) -> Iterator[str]:
+def mentioned(x: Expression | Statement) -> Iterator[str]:
     """The names in an expression, or in a statement."""
     match x:
         case Expression(_, args, text):
@@ -294,7 +260,7 @@ def identifiers(x: Expression | Statement) -> Iterator[str]:
         case Return(value):
             parts = (value,)
     for each in parts:
-        yield from identifiers(each)
+        yield from mentioned(each)
 
 
 # ---------------------------------------------------------------- printers
@@ -360,7 +326,7 @@ class PythonPrinter:
         shown = [self.expression(a) for a in x.args]
         match x.op:
             case "name":
-                return x.text
+                return x.text.replace("tl.", self.prefix)
             case "own":
                 return f"{self.prefix}{x.text}"
             case "list":

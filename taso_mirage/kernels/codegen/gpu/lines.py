@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.kernels.codegen.statements import ExpressionLike, Let, Statement, expression, identifiers, let, tl
+from taso_mirage.kernels.codegen.statements import ExpressionLike, Let, Statement, expression, let, mentioned, tl
 
 
 class Lines:
@@ -73,19 +73,19 @@ class Lines:
         wanted, first = set(names), list[Statement]()
         for each in reversed(statements):
             if isinstance(each, Let) and each.name in wanted:
-                wanted.update(identifiers(each.value))
+                wanted.update(mentioned(each.value))
                 first.insert(0, each)
         return first, [each for each in statements if each not in first]
 
     def swept(self) -> tuple[dict[LoopPhase, list[Statement]], list[Statement]]:
         """The sections, and the end of an iteration, without the names that nothing reads."""
-        used = {word for each in self.last for word in identifiers(each)}
+        used = {word for each in self.last for word in mentioned(each)}
         kept: dict[LoopPhase, list[Statement]] = {}
         for stage in reversed(LoopPhase):
             kept[stage] = []
             for each in reversed(self.sections[stage]):
                 if not self._is_unread(each, stage, used):
-                    used.update(identifiers(each))
+                    used.update(mentioned(each))
                     kept[stage].insert(0, each)
         return kept, self.last
 

@@ -18,8 +18,8 @@ from taso_mirage.kernels.codegen.statements import (
     add,
     expression,
     group,
-    identifiers,
     let,
+    mentioned,
     tl,
     v,
 )
@@ -78,7 +78,7 @@ class FreeNames:
         after it they are those of the last one alone."""
         inside = {name for name, (counter, _) in self.rest_of.items() if counter == "t"}
         for each in outside:
-            if found := inside.intersection(identifiers(each)):
+            if found := inside.intersection(mentioned(each)):
                 (line,) = TRITON.lines([each])
                 raise Unsupported(f"the size {min(found)} of an iteration, outside of the loop: {line}")
 
