@@ -21,6 +21,7 @@ from commandline import one_line, run
 from onnx import ModelProto, helper, numpy_helper
 
 from taso_mirage import optimize
+from taso_mirage.certificates import judge
 from taso_mirage.certificates.follow import Followed, follow
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.certificates.judge import AGAIN, CHECKED, FIELD, UNPROVED, CaseJudge
@@ -34,7 +35,6 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.certificates import judge
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.text import show_graph
