@@ -129,7 +129,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
     around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
-        child().deadline.demand("no kind of region was looked for", REGIONS_PER_TERM * job.terms)
+        child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
         known = original if result.target == config.target else None
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
