@@ -39,7 +39,7 @@ from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text, function_text
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, cpp_number, memory_type
-from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, layout, prepares
+from taso_mirage.kernels.codegen.cpu.prepared import PreparedTerm, headers, layout, prepares, template_instance
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
@@ -126,9 +126,9 @@ class CppProgram:
     """The bytes of each tensor in the scratch memory."""
     functions: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    prepared: list[PreparedInstance] = field(default_factory=list)
+    prepared: list[PreparedTerm] = field(default_factory=list)
     """The terms that read prepared weights, which lie one behind the other."""
-    waiting: list[PreparedInstance] = field(default_factory=list)
+    waiting: list[PreparedTerm] = field(default_factory=list)
     """The prepared instances whose results nothing has read yet: they run together."""
 
     def source(self) -> str:
@@ -181,12 +181,12 @@ class CppProgram:
     def _by_class(self, node: Node) -> None:
         """Compile a node to an instance of a header's class, whose blocks run before their result
         is read."""
-        made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
+        made = PreparedTerm(node, f"{self.name}_{len(self.functions)}", template_instance(node))
         if any(node.args[i] not in self.graph.inputs for i in made.weights):
             raise Unsupported("a muGraph that prepares weights that are no inputs")
         if any(arg.op == "constant" for arg in node.args):
             raise Unsupported(f"a {node.op} of a constant; make it an input")
-        self.functions.append(made.instance)
+        self.functions.append(made.declaration)
         self.places[node, 0] = self._place(node, 0, node.tensor)
         self.prepared.append(made)
         self.waiting.append(made)
@@ -206,8 +206,8 @@ class CppProgram:
                 "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
             ]
             pointers += [self.places[made.node, 0][0], f"&{rows}" if made.rows != 0 else "nullptr"]
-            count, bytes, _ = made.first
-            key = made.node.args[0], made.first
+            count, bytes, _ = made.kind.first
+            key = made.node.args[0], made.kind.first
             known = digits.get(key)
             if bytes and known is None:
                 digits[key] = f"static_cast<char*>(scratch) + {self._used()}"
@@ -221,7 +221,7 @@ class CppProgram:
         for made in group if len(group) == 1 else ():
             self.calls.append(f"run({made.name}::block, {made.blocks}, tensors_{made.name}, parallel_for, pool);")
 
-    def _run_together(self, group: Sequence[PreparedInstance]) -> None:
+    def _run_together(self, group: Sequence[PreparedTerm]) -> None:
         """The blocks of one term after those of the other."""
         names = [made.name for made in group]
         if any(made.blocks != f"{made.name}::BLOCKS" for made in group):

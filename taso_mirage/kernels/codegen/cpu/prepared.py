@@ -20,37 +20,41 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceClass:
-    """How a term becomes an instance of a class: its sizes and switches, and the properties besides
-    the weights on which the prepared weights depend. A block has so many tiles or columns; `sides`
-    of a tile are powers of two. `headers`: names of files beside this one, or paths."""
+class TemplateInstance:
+    """An instance of a C++ class template that computes a term.
+
+    `headers`: names of files beside this one, or paths. `block`: the tiles or columns of a block.
+    `sizes`, `switches`: the arguments of the template, besides whether the bias and the summand are
+    there. `layout`: the properties besides the weights on which the prepared weights depend.
+    """
 
     headers: tuple[str | Path, ...]
     name: str
-    block: Callable[[Node], int]
-    sides: Callable[[Node], tuple[int, ...]]
-    sizes: Callable[[Node], tuple[Any, ...]]
-    layout: Callable[[Node], tuple[Any, ...]]
-    switches: Callable[[Node], tuple[bool, ...]] = lambda node: ()
-    fixed: Callable[[Node], tuple[Dim, ...]] = lambda node: ()
+    block: int
+    sizes: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    sides: tuple[int, ...] = ()
+    """The sides of a tile, which are powers of two."""
+    switches: tuple[bool, ...] = ()
+    fixed: tuple[Dim, ...] = ()
     """The sizes besides those of the weights that its code is made for."""
-    times: Callable[[Node], Dim] = lambda node: 1
+    times: Dim = 1
     """How many times its blocks run, if that is not in its code."""
-    rows: Callable[[Node], Dim] = lambda node: 0
+    rows: Dim = 0
     """A size that its blocks read."""
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
-    first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
+    first: tuple[Dim, Dim, int] = (0, 0, 0)
     """How often its function `digits` runs before the blocks, the bytes that each makes, and the
     properties on which they depend besides."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuProgram:
-    """How the terms of an operator are written: each is an instance of a class."""
+    """How the terms of an operator are written: each is an instance of a class template."""
 
     op: str
-    instance: Callable[[Node], InstanceClass]
+    instance: Callable[[Node], TemplateInstance]
 
 
 @cache
@@ -60,32 +64,34 @@ def cpu_programs() -> Mapping[str, CpuProgram]:
     return {each.op: each for each in programs if isinstance(each, CpuProgram)}
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedInstance:
-    """A term as an instance of its class, by the name `name`.
+def template_instance(node: Node) -> TemplateInstance:
+    """The instance that computes a term of a form."""
+    return cpu_programs()[node.op].instance(node)
 
-    Raises Unsupported where it is none.
+
+@dataclass(frozen=True, slots=True)
+class PreparedTerm:
+    """A term with prepared weights and the C++ class `name` that computes it.
+
+    Raises Unsupported where there is no such class.
     """
 
     node: Node
     name: str
+    kind: TemplateInstance
 
     def __post_init__(self) -> None:
         types = {arg.tensor for arg in self.node.args if arg is not ABSENT} | {self.node.tensor}
         floats = types - {self.node.args[i].tensor for i in self.weights if self.node.args[i].dtype == "uint8"}
-        sizes = *self.node.args[1].shape, *self.kind.fixed(self.node)
+        sizes = *self.node.args[1].shape, *self.kind.fixed
         if any(t.dtype != "float32" for t in floats) or not all(isinstance(n, int) for n in sizes):
             shown = ", ".join(map(str, types))
             raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
-        sides = self.kind.sides(self.node)
-        if (block := self.kind.block(self.node)) % LANES:
-            raise Unsupported(f"blocks of {block}; it must be a multiple of {LANES}")
+        if self.kind.block % LANES:
+            raise Unsupported(f"blocks of {self.kind.block}; it must be a multiple of {LANES}")
+        sides = self.kind.sides
         if any(side < 1 for side in self.node.attr("block")) or any(side & (side - 1) for side in sides):
             raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
-
-    @property
-    def kind(self) -> InstanceClass:
-        return cpu_programs()[self.node.op].instance(self.node)
 
     @property
     def weights(self) -> list[int]:
@@ -101,30 +107,22 @@ class PreparedInstance:
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
 
     @property
-    def first(self) -> tuple[Dim, int, int]:
-        """How often its function `digits` runs before the blocks, the bytes that each makes, and
-        the properties on which they depend besides."""
-        return self.kind.first(self.node)
-
-    @property
-    def instance(self) -> str:
+    def declaration(self) -> str:
         """The declaration of its class."""
-        kind = self.kind
-        switches = [*(each is not None for each in self.operands), *kind.switches(self.node)]
-        said = ", ".join([*map(str, kind.sizes(self.node)), *(str(each).lower() for each in switches)])
-        return f"using {self.name} = {kind.name}<{said}>;"
+        switches = *(each is not None for each in self.operands), *self.kind.switches
+        said = ", ".join([*map(str, self.kind.sizes), *(str(each).lower() for each in switches)])
+        return f"using {self.name} = {self.kind.name}<{said}>;"
 
     @property
     def blocks(self) -> str:
         """How many there are, in C++."""
-        times = self.kind.times(self.node)
+        times = self.kind.times
         return f"{self.name}::BLOCKS" if times == 1 else f"{times} * {self.name}::BLOCKS"
 
     @property
     def rows(self) -> Dim:
         """A size that a run gives and blocks read; 0 where there is none."""
-        found = self.kind.rows(self.node)
-        return found if isinstance(found, Symbolic) else 0
+        return self.kind.rows if isinstance(self.kind.rows, Symbolic) else 0
 
     @property
     def operands(self) -> list[Node | None]:
@@ -140,18 +138,13 @@ def prepares(node: Node) -> bool:
 
 def layout(graph: Graph) -> tuple[Any, ...]:
     """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
-    return tuple([(node.op, *cpu_programs()[node.op].instance(node).layout(node)) for node in graph if prepares(node)])
+    return tuple([(node.op, *template_instance(node).layout) for node in graph if prepares(node)])
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
-    found = dict.fromkeys(
-        h
-        for graph in graphs
-        for node in graph
-        if prepares(node)
-        for h in cpu_programs()[node.op].instance(node).headers
-    )
+    nodes = (node for graph in graphs for node in graph if prepares(node))
+    found = dict.fromkeys(header for node in nodes for header in template_instance(node).headers)
     names: list[str | Path] = ["lanes.h", *found] if found else []
     folder = files("taso_mirage.kernels.codegen.cpu")
     return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
