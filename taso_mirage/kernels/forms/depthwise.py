@@ -25,6 +25,20 @@ from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
 from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.kernels.codegen.statements import (
+    Expression,
+    Operand,
+    Statement,
+    every,
+    group,
+    let,
+    load,
+    loop,
+    store,
+    tl,
+    v,
+    within,
+)
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_sides
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
@@ -151,34 +165,30 @@ class DepthwiseFunction(FusedFunction):
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*EARLY, *self._places(), *self._sums(), *self._ends()])
 
-    def _places(self) -> Iterator[str]:
-        """Lines for the channels and the positions of a block."""
-        yield "at = tl.program_id(0)"
-        yield f"position = at % {self.tiles} * {self.positions} + tl.arange(0, {self.positions})"
-        yield f"at = at // {self.tiles}"
-        yield f"channel = at % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
-        yield f"at = at // {self.parts}"
-        yield f"plane = at % {self.deep.result}"
-        yield f"image = (at // {self.deep.result}).to(tl.int64)"
-        yield f"top = position // {self.row.result} * {self.rows}"
-        yield f"pixel = position % {self.row.result}"
-        yield f"there = channel < {self.channels}"
-        yield f"top_x = {self.high.seen('top', '0')}"
-        yield f"left = {self.row.seen('pixel', '0')}"
-        channel = f"channel // {self.each} * {self.volume}" if self.each > 1 else f"channel * {self.volume}"
-        at = f"({channel})[:, None] + (top_x * {self.row.size} + left)[None, :]"
-        yield f"at_x = {self._alone(at)}"
+    def _places(self) -> Iterator[Statement]:
+        """The channels and the positions of a block."""
+        yield let("at", tl.program_id(0))
+        yield let("position", v.at % self.tiles * self.positions + tl.arange(0, self.positions))
+        yield let("at", v.at // self.tiles)
+        yield let("channel", v.at % self.parts * self.beside + tl.arange(0, self.beside))
+        yield let("at", v.at // self.parts)
+        yield let("plane", v.at % self.deep.result)
+        yield let("image", (v.at // self.deep.result).to(tl.int64))
+        yield let("top", v.position // self.row.result * self.rows)
+        yield let("pixel", v.position % self.row.result)
+        yield let("there", v.channel < self.channels)
+        yield let("top_x", self.high.seen(v.top, 0))
+        yield let("left", self.row.seen(v.pixel, 0))
+        channel = (v.channel // self.each if self.each > 1 else v.channel) * self.volume
+        yield let("at_x", self._alone(channel[:, None] + (v.top_x * self.row.size + v.left)[None, :]))
         for j in self._leaving() if self.written else ():
-            yield f"beside_{j} = {self._beside(f'left + {j * self.row.dilation}')}"
+            yield let(f"beside_{j}", every(within(v.left + j * self.row.dilation, self.row.size)))
 
-    def _beside(self, place: str) -> str:
-        return f"({place} >= 0) & ({place} < {self.row.size})"
-
-    def _alone(self, at: str) -> str:
+    def _alone(self, at: Expression) -> Expression:
         """Places that threads lie along, for loads and stores alike, so that none hands anything to
         another. They are said to lie beside each other, also where a row ends or has a stride: as
         the first may have any address, nothing is loaded or stored but one by one."""
-        return f"tl.max_contiguous(tl.multiple_of({at}, [1, 1]), [1, {self.positions}])"
+        return tl.max_contiguous(tl.multiple_of(at, [1, 1]), [1, self.positions])
 
     def _leaving(self) -> list[int]:
         """Elements of the kernel's row that may see positions beside the image."""
@@ -189,63 +199,67 @@ class DepthwiseFunction(FusedFunction):
                 found.append(j)
         return found
 
-    def _sums(self) -> Iterator[str]:
+    def _sums(self) -> Iterator[Statement]:
         for r in range(self.rows):
-            yield f"sum_{r} = tl.zeros([{self.beside}, {self.positions}], tl.float32)"
-        deep = self.deep.kernel > 1
-        yield f"for low in range({self.deep.kernel}):" if deep else "low = 0"
-        yield from (f"    {line}" for line in self._plane()) if deep else self._plane()
+            yield let(f"sum_{r}", tl.zeros([self.beside, self.positions], tl.float32))
+        if self.deep.kernel > 1:
+            yield loop("low", v.range(self.deep.kernel), self._plane())
+        else:
+            yield let("low", 0)
+            yield from self._plane()
 
-    def _plane(self) -> Iterator[str]:
+    def _plane(self) -> Iterator[Statement]:
         """The products with a plane of the kernel."""
         whole, area = self.node.args[0].shape[1], self.high.size * self.row.size
-        inside = "there[:, None]"
-        yield f"plane_x = {self.deep.seen('plane', 'low')}"
+        inside = v.there
+        yield let("plane_x", self.deep.seen(v.plane, v.low))
         if self._leaves_planes():
-            yield f"inside = there & (plane_x >= 0) & (plane_x < {self.deep.size})"
-            inside = "inside[:, None]"
-        yield f"x_at = {self.names[0]} + image * {whole * self.volume} + plane_x * {area}"
-        if self.written:
-            for j in range(self.row.kernel):
-                mask = f"seen & beside_{j}" if j in self._leaving() else "seen"
-                yield from self._column(str(j), j * self.row.dilation, f"{inside} & ({mask})[None, :]")
+            yield let("inside", every([v.there, *within(v.plane_x, self.deep.size)]))
+            inside = v.inside
+        yield let("x_at", v[self.names[0]] + v.image * (whole * self.volume) + v.plane_x * area)
+        if not self.written:
+            further = v.j * self.row.dilation
+            beside = let("beside_0", every(within(v.left + further, self.row.size)))
+            column = self._column(v.j, further, inside, v.seen & v.beside_0)
+            yield loop("j", v.range(self.row.kernel), (beside, *column))
             return
-        yield f"for j in range({self.row.kernel}):"
-        yield f"    beside_0 = {self._beside(f'left + j * {self.row.dilation}')}"
-        mask = f"{inside} & (seen & beside_0)[None, :]"
-        yield from (f"    {line}" for line in self._column("j", f"j * {self.row.dilation}", mask))
+        for j in range(self.row.kernel):
+            seen = v.seen & f"beside_{j}" if j in self._leaving() else group(v.seen)
+            yield from self._column(j, j * self.row.dilation, inside, seen)
 
-    def _column(self, j: str, further: int | str, mask: str) -> Iterator[str]:
+    def _column(self, j: Operand, further: Operand, inside: Expression, seen: Expression) -> Iterator[Statement]:
         """The products with a column of the kernel."""
         taps = self.high.kernel * self.row.kernel
         for i in range(self.high.kernel):
-            at = f"channel * {self.deep.kernel * taps} + low * {taps} + {i * self.row.kernel} + {j}"
-            yield f"w_{i} = tl.load({self.names[1]} + {at}, mask=there, other=0.0)[:, None]"
+            at = v[self.names[1]] + v.channel * (self.deep.kernel * taps) + v.low * taps + i * self.row.kernel + j
+            yield let(f"w_{i}", load(at, v.there)[:, None])
         for offset, results in self.offsets:
-            yield f"seen = (top_x + {offset} >= 0) & (top_x + {offset} < {self.high.size})"
-            yield f"x_tile = tl.load(x_at + (at_x + {offset * self.row.size} + {further}), mask={mask}, other=0.0)"
-            yield from (f"sum_{r} = tl.fma(x_tile, w_{i}, sum_{r})" for r, i in results)
+            yield let("seen", every(within(v.top_x + offset, self.high.size)))
+            at = v.at_x + offset * self.row.size + further
+            yield let("x_tile", load(v.x_at + at, inside[:, None], seen[None, :]))
+            for r, i in results:
+                yield let(f"sum_{r}", tl.fma(v.x_tile, f"w_{i}", f"sum_{r}"))
 
     def _leaves_planes(self) -> bool:
         deep: ConvolvedAxis = self.deep
         return deep.pad > 0 or (deep.result - 1) * deep.stride + (deep.kernel - 1) * deep.dilation >= deep.size
 
-    def _ends(self) -> Iterator[str]:
-        """Lines after the sums: the fused epilogue and the stores."""
+    def _ends(self) -> Iterator[Statement]:
+        """The fused epilogue and the stores."""
         size = self.deep.result * self.area_y
-        whole = self.channels * size
+        image = self.channels * size
         for name in self.epilogue.of_channels:
-            yield f"{name}_tile = tl.load({name} + channel, mask=there, other=0.0)"
-        yield f"at_y = (plane * {self.area_y} + top * {self.row.result} + pixel)[None, :]"
-        yield f"at_y = {self._alone(f'(channel * {size})[:, None] + at_y')}"
+            yield let(f"{name}_tile", load(v[name] + v.channel, v.there))
+        yield let("at_y", (v.plane * self.area_y + v.top * self.row.result + v.pixel)[None, :])
+        yield let("at_y", self._alone((v.channel * size)[:, None] + v.at_y))
         for r in range(self.rows):
-            yield f"kept = there[:, None] & (top + {r} < {self.high.result})[None, :]"
-            yield f"place = at_y + {r * self.row.result}"
-            yield f"result = sum_{r}"
+            yield let("kept", v.there[:, None] & (v.top + r < self.high.result)[None, :])
+            yield let("place", v.at_y + r * self.row.result)
+            yield let("result", f"sum_{r}")
             for name in self.epilogue.of_results:
-                yield f"{name}_tile = tl.load({name} + image * {whole} + place, mask=kept, other=0.0)"
-            yield from self.epilogue.lines("result", (self.beside, self.positions), self.taken)
-            yield f"tl.store({self.names[-1]} + image * {whole} + place, result, mask=kept)"
+                yield let(f"{name}_tile", load(v[name] + v.image * image + v.place, v.kept))
+            yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)
+            yield store(v[self.names[-1]] + v.image * image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

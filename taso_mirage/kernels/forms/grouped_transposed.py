@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -23,6 +23,18 @@ from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
 from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.kernels.codegen.statements import (
+    Expression,
+    Statement,
+    every,
+    let,
+    load,
+    loop,
+    store,
+    tl,
+    v,
+    within,
+)
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_transposed
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
@@ -124,61 +136,59 @@ class GroupedTransposedFunction(FusedFunction):
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._sum(), *self._ends()])
 
-    def _places(self) -> Iterator[str]:
-        """Lines for the channels and the positions of a block."""
+    def _places(self) -> Iterator[Statement]:
+        """The channels and the positions of a block."""
         _, high, row = self.axes
-        yield "at = tl.program_id(0)"
-        yield f"position = at % {self.tiles} * {self.positions} + tl.arange(0, {self.positions})"
-        yield f"at = at // {self.tiles}"
-        yield f"channel = at % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
-        yield f"image = (at // {self.parts}).to(tl.int64)"
-        yield f"there = channel < {self.channels}"
-        yield f"kept = there[:, None] & (position < {self.volume_y})[None, :]"
-        yield f"plane = position // {high.result * row.result}"
-        yield f"top = position // {row.result} % {high.result}"
-        yield f"pixel = position % {row.result}"
-        yield f"first = channel // {self.results} * {self.each}"
+        yield let("at", tl.program_id(0))
+        yield let("position", v.at % self.tiles * self.positions + tl.arange(0, self.positions))
+        yield let("at", v.at // self.tiles)
+        yield let("channel", v.at % self.parts * self.beside + tl.arange(0, self.beside))
+        yield let("image", (v.at // self.parts).to(tl.int64))
+        yield let("there", v.channel < self.channels)
+        yield let("kept", v.there[:, None] & (v.position < self.volume_y)[None, :])
+        yield let("plane", v.position // (high.result * row.result))
+        yield let("top", v.position // row.result % high.result)
+        yield let("pixel", v.position % row.result)
+        yield let("first", v.channel // self.results * self.each)
 
-    def _sum(self) -> Iterator[str]:
-        """Lines for the sum over the channels of a group and the elements of the kernel."""
-        x = self.names[0]
-        yield f"result = tl.zeros([{self.beside}, {self.positions}], tl.float32)"
-        yield f"x_at = {x} + image * {int(self.node.args[0].shape[1]) * self.volume}"
-        yield f"for c in range({self.each}):"
-        for tap, places in enumerate(product(*(range(axis.kernel) for axis in self.axes))):
-            yield from (f"    {line}" for line in self._element(tap, places))
+    def _sum(self) -> Iterator[Statement]:
+        """The sum over the channels of a group and the elements of the kernel."""
+        image = int(self.node.args[0].shape[1]) * self.volume
+        yield let("result", tl.zeros([self.beside, self.positions], tl.float32))
+        yield let("x_at", v[self.names[0]] + v.image * image)
+        taps = enumerate(product(*(range(axis.kernel) for axis in self.axes)))
+        yield loop("c", v.range(self.each), chain.from_iterable(self._element(*each) for each in taps))
 
-    def _element(self, tap: int, places: tuple[int, ...]) -> Iterator[str]:
-        """Lines for the products with one element of the kernel, number `tap`, at these places."""
+    def _element(self, tap: int, places: tuple[int, ...]) -> Iterator[Statement]:
+        """The products with one element of the kernel, number `tap`, at these places."""
         _, high, row = self.axes
-        seen = list[str]()
+        seen, found = list[Expression](), list[Expression]()
         for axis, name, place in zip(self.axes, ("plane", "top", "pixel"), places, strict=True):
-            yield f"{name}_x = {name} + {axis.pad - place * axis.dilation}"
-            seen += _seen(axis, f"{name}_x")
+            at = v[f"{name}_x"]
+            yield let(f"{name}_x", v[name] + (axis.pad - place * axis.dilation))
+            seen += _seen(axis, at)
             if axis.stride > 1:
-                yield f"{name}_y = {name}_x // {axis.stride}"
-        plane, top, pixel = (
-            f"{name}_{'y' if axis.stride > 1 else 'x'}"
-            for axis, name in zip(self.axes, ("plane", "top", "pixel"), strict=True)
-        )
-        yield f"seen = {' & '.join(seen) or f'position < {self.volume_y}'}"
-        pixels = f"({plane} * {high.size} + {top}) * {row.size} + {pixel}"
-        at = f"((first + c) * {self.volume})[:, None] + ({pixels})[None, :]"
-        yield f"x_tile = tl.load(x_at + {at}, mask=kept & seen[None, :], other=0.0)"
-        weights = f"((first + c) * {self.results} + channel % {self.results}) * {self.taps} + {tap}"
-        yield f"w_tile = tl.load({self.names[1]} + {weights}, mask=there, other=0.0)"
-        yield "result = tl.fma(x_tile, w_tile[:, None], result)"
+                yield let(f"{name}_y", at // axis.stride)
+            found.append(v[f"{name}_y"] if axis.stride > 1 else at)
+        plane, top, pixel = found
+        yield let("seen", every(seen or [v.position < self.volume_y]))
+        pixels = (plane * high.size + top) * row.size + pixel
+        at = v.x_at + ((v.first + v.c) * self.volume)[:, None] + pixels[None, :]
+        yield let("x_tile", load(at, v.kept, v.seen[None, :]))
+        weights = v[self.names[1]] + ((v.first + v.c) * self.results + v.channel % self.results) * self.taps + tap
+        yield let("w_tile", load(weights, v.there))
+        yield let("result", tl.fma(v.x_tile, v.w_tile[:, None], v.result))
 
-    def _ends(self) -> Iterator[str]:
-        """Lines for the epilogue and the store."""
-        yield f"place = (channel * {self.volume_y})[:, None] + position[None, :]"
-        yield f"image = image * {self.channels * self.volume_y}"
+    def _ends(self) -> Iterator[Statement]:
+        """The epilogue and the store."""
+        yield let("place", (v.channel * self.volume_y)[:, None] + v.position[None, :])
+        yield let("image", v.image * (self.channels * self.volume_y))
         for name in self.epilogue.of_channels:
-            yield f"{name}_tile = tl.load({name} + channel, mask=there, other=0.0)"
+            yield let(f"{name}_tile", load(v[name] + v.channel, v.there))
         for name in self.epilogue.of_results:
-            yield f"{name}_tile = tl.load({name} + image + place, mask=kept, other=0.0)"
-        yield from self.epilogue.lines("result", (self.beside, self.positions), self.taken)
-        yield f"tl.store({self.names[-1]} + image + place, result, mask=kept)"
+            yield let(f"{name}_tile", load(v[name] + v.image + v.place, v.kept))
+        yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)
+        yield store(v[self.names[-1]] + v.image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""
@@ -186,15 +196,13 @@ class GroupedTransposedFunction(FusedFunction):
         return [f"{groups}; a block has {self.beside} channels and {self.positions} positions."]
 
 
-def _seen(axis: ConvolvedAxis, name: str) -> Iterator[str]:
+def _seen(axis: ConvolvedAxis, at: Expression) -> list[Expression]:
     """Conditions for a place along an axis, on which the elements of the image are a stride apart,
     to have an element; none for an axis of size 1."""
     if axis == ConvolvedAxis(1, 1, 1, 1, 0, 1):
-        return
-    yield f"({name} >= 0)"
-    yield f"({name} < {(axis.size - 1) * axis.stride + 1})"
-    if axis.stride > 1:
-        yield f"({name} % {axis.stride} == 0)"
+        return []
+    found = within(at, (axis.size - 1) * axis.stride + 1)
+    return [*found, (at % axis.stride).equals(0)] if axis.stride > 1 else found
 
 
 def _attrs(names: MatchedNames) -> dict[str, Any] | None:

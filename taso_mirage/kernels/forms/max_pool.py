@@ -24,6 +24,7 @@ from taso_mirage.kernels.codegen.gpu.form_function import FormFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.kernels.codegen.statements import Statement, every, let, lifted, load, store, tl, v, within
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.kernels.forms.channels_last import HALF_FLOATS, is_half_convolution
@@ -176,31 +177,31 @@ class MaxPoolFunction(FormFunction):
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])
 
-    def _places(self) -> Iterator[str]:
-        """Lines for the pixels and the channels of a block's results."""
-        block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
-        yield f"pixel = {block} // {self.parts} * {self.pixels} + tl.arange(0, {self.pixels})"
-        yield f"channel = {block} % {self.parts} * {self.beside} + tl.arange(0, {self.beside})"
+    def _places(self) -> Iterator[Statement]:
+        """The pixels and the channels of a block's results."""
+        block = tl.program_id(0)
+        block = block.to(tl.int64) if self.free else block
+        yield let("pixel", block // self.parts * self.pixels + tl.arange(0, self.pixels))
+        yield let("channel", block % self.parts * self.beside + tl.arange(0, self.beside))
         yield from first_seen(self.node)
-        beyond = f" & (channel < {self.channels})[None, :]" if self.channels % self.beside else ""
-        yield f"kept = (pixel < {dim_product(self.node.shape[:3])})[:, None]{beyond}"
+        beyond = [(v.channel < self.channels)[None, :]] if self.channels % self.beside else []
+        yield let("kept", every([(v.pixel < dim_product(self.node.shape[:3]))[:, None], *beyond]))
 
-    def _largest(self) -> Iterator[str]:
-        """Lines for the largest element of each window, and the store."""
-        x, result = self.names
+    def _largest(self) -> Iterator[Statement]:
+        """The largest element of each window, and the store."""
+        x, result = map(lifted, self.names)
         high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
-        kind = f"tl.{self.dtype}"
-        yield f"largest = tl.full([{self.pixels}, {self.beside}], float('-inf'), {kind})"
+        least = v.float("'-inf'")
+        yield let("largest", tl.full([self.pixels, self.beside], least, tl[self.dtype]))
         for i, j in product(*map(range, self.kernel)):
             row, column = (n * d for n, d in zip((i, j), self.node.attr("dilations"), strict=True))
-            yield f"row = top + {row}"
-            yield f"column = left + {column}"
-            yield f"seen = (row >= 0) & (row < {high}) & (column >= 0) & (column < {wide})"
-            yield f"at = ((image * {high} + row) * {wide} + column) * {self.channels}"
-            place = "at[:, None] + channel[None, :]"
-            yield f"tile = tl.load({x} + {place}, mask=kept & seen[:, None], other=float('-inf'))"
-            yield "largest = tl.maximum(largest, tile, propagate_nan=tl.PropagateNan.ALL)"
-        yield f"tl.store({result} + pixel[:, None] * {self.channels} + channel[None, :], largest, mask=kept)"
+            yield let("row", v.top + row)
+            yield let("column", v.left + column)
+            yield let("seen", every([*within(v.row, high), *within(v.column, wide)]))
+            yield let("at", ((v.image * high + v.row) * wide + v.column) * self.channels)
+            yield let("tile", load(x + v.at[:, None] + v.channel[None, :], v.kept, v.seen[:, None], other=least))
+            yield let("largest", tl.maximum(v.largest, v.tile, propagate_nan=tl.PropagateNan.ALL))
+        yield store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -52,6 +52,19 @@ from taso_mirage.kernels.codegen.gpu.program import (
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
+from taso_mirage.kernels.codegen.statements import (
+    TRITON,
+    Function,
+    Parameter,
+    Statement,
+    add,
+    let,
+    lifted,
+    loop,
+    store,
+    tl,
+    when,
+)
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -215,7 +228,7 @@ class TritonBlock:
         if x.code not in self.running:  # of one value with other dims of size 1 there is one maximum
             name = self._state("m", x, repr(MAXIMUM_START))
             new = self.lines.let(LoopPhase.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
-            self.lines.last.append(f"{name} = {new}")
+            self.lines.last.append(let(name, new))
             self.running[x.code] = (name, new)
         name, new = self.states[node] = self.running[x.code]
         return replace(x, code=new, zero=False)
@@ -235,11 +248,11 @@ class TritonBlock:
             return replace(y, code=self.running[y.code][0], stage=LoopPhase.AFTER, zero=False)
         name = self._state("acc", y, "-inf" if over == "max" else "0.0")
         if over == "max":
-            self.lines.write(LoopPhase.LOOP, f"{name} = tl.maximum({name}, {y.code})")
+            self.lines.write(LoopPhase.LOOP, let(name, tl.maximum(name, y.code)))
         elif over == "sum" or not node.attr("degree"):
-            self.lines.write(LoopPhase.LOOP, f"{name} += {y.code}")
+            self.lines.write(LoopPhase.LOOP, add(name, y.code))
         else:
-            self.lines.write(LoopPhase.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
+            self.lines.write(LoopPhase.LOOP, let(name, lifted(name) * self._rescale(node, x, y) + y.code))
         found = replace(y, code=name, stage=LoopPhase.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
@@ -278,7 +291,7 @@ class TritonBlock:
         )
         count = Tile("(t + 1)", (), (), part.dtype, "float32", LoopPhase.LOOP)
         new = [self.tiles.ready(x) for x in merged_variance(self.tiles, variance, mean, part, part_mean, count)]
-        self.lines.last += [f"{old.code} = {x.code}" for old, x in zip((variance, mean), new, strict=True)]
+        self.lines.last += [let(old.code, x.code) for old, x in zip((variance, mean), new, strict=True)]
         return replace(variance, stage=LoopPhase.AFTER)
 
     def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
@@ -297,10 +310,10 @@ class TritonBlock:
     def _state(self, hint: str, x: Tile, start: str) -> str:
         """A variable of the loop, in the shape of a tile."""
         name = self.lines.name(hint)
-        lanes = ", ".join(str(self.axes.lanes(a)) for a in x.present)
+        lanes = [self.axes.lanes(a) for a in x.present]
         value = 'float("-inf")' if start == "-inf" else start if is_float(x.stored) else "0"
         dtype = "float32" if is_float(x.stored) else x.stored
-        self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.{dtype})")
+        self.lines.write(LoopPhase.INVARIANT, let(name, tl.full(lanes, value, tl[dtype])))
         return name
 
     def _lanes(self, x: Tile) -> int:
@@ -371,13 +384,13 @@ class TritonBlock:
         cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
         at = place(self.tiles, argument.buffer, self.body.outputs[o].shape, inner(groups, x.shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
-        mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
+        mask = [self.tiles.mask(present, padded)] if padded else []
         code = self.tiles.spread(x, axes)
         alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
+        stored: Statement = store(f"{argument.name}{at}", code, *mask)
         if alone:
-            first = " and ".join(f"{g} == 0" for g in alone)
-            self.lines.write(LoopPhase.AFTER, f"if {first}:  # all blocks along it have the same")
-        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{at}, {code}{mask})")
+            stored = when(" and ".join(f"{g} == 0" for g in alone), stored, why="all blocks along it have the same")
+        self.lines.write(LoopPhase.AFTER, stored)
 
     # ------------------------------------------------------------ the text
 
@@ -409,25 +422,24 @@ class TritonBlock:
         return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()), live)
 
     def source(self) -> str:
-        own = "STAGES: tl.constexpr" if self.looped else "EARLY: tl.constexpr = False"
-        own += ", APART: tl.constexpr = False" if self.tiles.rows else ""
-        own += ", PRECISION: tl.constexpr = 'ieee'" if self.tiles.single else ""
+        flags = [Parameter("STAGES") if self.looped else Parameter("EARLY", "False")]
+        flags += [Parameter("APART", "False")] if self.tiles.rows else []
+        flags += [Parameter("PRECISION", "'ieee'")] if self.tiles.single else []
+        flags += [Parameter("OVERLAP", "False"), Parameter("LATE", "False")]
         pointers = [a.name for a in (*self.arguments, *self.results)]
-        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False", "LATE: tl.constexpr = False"]
         sections, last = self.lines.swept()
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
-        waiting = WAITING if self.looped else EARLY
         first, rest = self.lines.needed(sections[LoopPhase.INVARIANT], self.before)
         tensors = [(a.name, a.buffer) for a in (*self.arguments, *self.results)]
         free = [*self.sizes.blocks(self.cluster), *self.sizes.rests()] if self.sizes.given else None
         ids = fixed_ids(tensors, self.grid, self.cluster) if free is None else free
-        found = [*ids, *self.lines.ranges(), *first, *waiting, *rest]
+        body = [*ids, *self.lines.ranges(), *first, *(WAITING if self.looped else EARLY), *rest]
         if looped := (*sections[LoopPhase.LOOP], *last):
-            found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
-            found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
-        found += sections[LoopPhase.AFTER]
-        head = f"@triton.jit{not_specialized(self.sizes.given)}\ndef {self.name}({', '.join(names)}):"
-        return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
+            over = tl.range(0, self.loop, num_stages="STAGES")
+            body.append(loop("t", over, (*self.sizes.rests("t"), *looped)))
+        given: list[str | Parameter] = [*pointers, *self.sizes.given, *flags]
+        body += sections[LoopPhase.AFTER]
+        return TRITON.function(Function(self.name, given, tuple(body), not_specialized(self.sizes.given)))
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -31,6 +31,21 @@ from taso_mirage.kernels.codegen.gpu.program import (
     guessed,
 )
 from taso_mirage.kernels.codegen.gpu.tiles import HALF
+from taso_mirage.kernels.codegen.statements import (
+    Expression,
+    Parameter,
+    Statement,
+    add,
+    every,
+    group,
+    let,
+    load,
+    loop,
+    store,
+    tl,
+    v,
+    within,
+)
 from taso_mirage.targets.cuda.device import H100
 
 DOT = 16
@@ -148,107 +163,109 @@ class ConvolutionBlock(FormFunction):
         return around * channels + math.prod(self.kernel) * (self.columns * self.inputs)
 
     def source(self) -> str:
-        own = "STAGES: tl.constexpr" if self.loop != 1 else flags("EARLY")
-        own += ", PRECISION: tl.constexpr = 'ieee'" if self.single else ""
+        given = [Parameter("STAGES")] if self.loop != 1 else flags("EARLY")
+        given += [Parameter("PRECISION", "'ieee'")] if self.single else []
         waiting = WAITING if self.loop != 1 else EARLY
-        lines = [*self._places(), *waiting, *self._sum(), *self._end()]
-        return self._text(f"{own}, {flags('OVERLAP', 'LATE')}", lines)
+        body = [*self._places(), *waiting, *self._sum(), *self._end()]
+        return self._text([*given, *flags("OVERLAP", "LATE")], body)
 
-    def _places(self) -> Iterator[str]:
-        """Lines for the pixels and the channels of a block's results."""
-        block = "tl.program_id(0)" + (".to(tl.int64)" if self.free else "")
-        yield f"part = {block} % {self.across}  # neighbours have other channels of the same pixels"
-        yield f"pixel = {block} // {self.across} * {self.pixels} + tl.arange(0, {self.pixels})"
-        yield f"inside = pixel < {dim_product(self.node.shape[:3])}"
+    def _places(self) -> Iterator[Statement]:
+        """The pixels and the channels of a block's results."""
+        block, lanes = tl.program_id(0), tl.arange(0, self.columns)
+        block = block.to(tl.int64) if self.free else block
+        yield let("part", block % self.across, "neighbours have other channels of the same pixels")
+        yield let("pixel", block // self.across * self.pixels + tl.arange(0, self.pixels))
+        yield let("inside", v.pixel < dim_product(self.node.shape[:3]))
         yield from first_seen(self.node)
         blocks = -(-self.width // self.columns)
-        first = f"part % {blocks} * {self.columns} + " if blocks > 1 else ""
-        yield f"column = {first}tl.arange(0, {self.columns})"
-        parts = "part" if blocks == 1 else f"part // {blocks}"
-        yield "channel = column" if self.elementwise else f"channel = {parts} * {self.width} + column"
+        yield let("column", v.part % blocks * self.columns + lanes if blocks > 1 else lanes)
+        parts = v.part if blocks == 1 else v.part // blocks
+        yield let("channel", v.column if self.elementwise else parts * self.width + v.column)
 
-    def _sum(self) -> Iterator[str]:
+    def _sum(self) -> Iterator[Statement]:
         """The sum over the kernel's elements and the channels."""
-        yield f"acc = tl.zeros([{self.pixels}, {self.columns}], tl.float32)"
-        given = f"0, {self.steps}, num_stages=STAGES" if self.loop != 1 else f"{self.steps}"
-        yield f"for t in {'tl.range' if self.loop != 1 else 'tl.static_range'}({given}):"
-        yield from (f"    {line}" for line in (self._elements() if self.elementwise else self._product()))
+        yield let("acc", tl.zeros([self.pixels, self.columns], tl.float32))
+        pipelined = tl.range(0, self.steps, num_stages="STAGES")
+        steps = pipelined if self.loop != 1 else tl.static_range(self.steps)
+        yield loop("t", steps, self._elements() if self.elementwise else self._product())
 
-    def _seen(self, row: str, column: str) -> Iterator[str]:
+    def _seen(self, row: Expression, column: Expression) -> Iterator[Statement]:
         """Where the pixels of a tile of the data are, and whether they are in the image."""
+        (h, w, channels), (i, j) = self._image, self.node.attr("dilations")
+        yield let("high", v.top + row * i)
+        yield let("wide", v.left + column * j)
+        yield let("seen", every([v.inside, *within(v.high, h), *within(v.wide, w)]))
+        yield let("at", ((v.image * h + v.high) * w + v.wide) * channels)
+
+    @property
+    def _image(self) -> tuple[str, str, Dim]:
+        """Rows, columns and channels of the data."""
         _, high, wide, channels = self.node.args[0].shape
-        (i, j), (h, w) = self.node.attr("dilations"), (product_factor(n) for n in (high, wide))
-        yield f"high = top + {row} * {i}"
-        yield f"wide = left + {column} * {j}"
-        yield f"seen = inside & (high >= 0) & (high < {h}) & (wide >= 0) & (wide < {w})"
-        yield f"at = ((image * {h} + high) * {w} + wide) * {channels}"
+        return product_factor(high), product_factor(wide), channels
 
-    def _elements(self) -> Iterator[str]:
-        x, w = self.names[:2]
-        yield f"for j in tl.static_range({self.kernel[1]}):"
-        each, padded = self.outputs // self.group, self.outputs % self.columns
-        source = "channel" if each == 1 else f"(channel // {each})"
-        masks = [" & (column < {0})[None, :]", ", mask=column < {0}, other=0.0"]
-        of_x, of_w = (m.format(self.outputs) if padded else "" for m in masks)
-        lines = [
-            *self._seen("t", "j"),
-            f"x_tile = tl.load({x} + at[:, None] + {source}[None, :], mask=seen[:, None]{of_x}, other=0.0)",
-            f"w_tile = tl.load({w} + (t * {self.kernel[1]} + j) * {self.outputs} + channel{of_w})",
-            "acc += x_tile.to(tl.float32) * w_tile.to(tl.float32)[None, :]",
-        ]
-        yield from (f"    {line}" for line in lines)
+    def _elements(self) -> Iterator[Statement]:
+        yield loop("j", tl.static_range(self.kernel[1]), self._element())
 
-    def _row(self, row: str) -> Iterator[str]:
-        """Lines that load a row of the kernel: its pixels lie beside each other, with their
-        channels."""
-        _, high, wide, channels = self.node.args[0].shape
-        h, w = product_factor(high), product_factor(wide)
-        yield f"high = top + {row} * {self.node.attr('dilations')[0]}"
-        yield f"wide = left[:, None] + (depth // {channels})[None, :]"
-        yield f"seen = (inside & (high >= 0) & (high < {h}))[:, None] & (wide >= 0) & (wide < {w})"
-        yield f"at = ((image * {h} + high) * {w} + left) * {channels}"
+    def _element(self) -> Iterator[Statement]:
+        """The products with one element of the kernel, of each channel alone."""
+        x, w = (v[name] for name in self.names[:2])
+        each = self.outputs // self.group
+        inside = [v.column < self.outputs] if self.outputs % self.columns else []
+        source = v.channel if each == 1 else group(v.channel // each)
+        yield from self._seen(v.t, v.j)
+        place = x + v.at[:, None] + source[None, :]
+        yield let("x_tile", load(place, v.seen[:, None], *(each[None, :] for each in inside)))
+        yield let("w_tile", load(w + (v.t * self.kernel[1] + v.j) * self.outputs + v.channel, *inside))
+        yield add("acc", v.x_tile.to(tl.float32) * v.w_tile.to(tl.float32)[None, :])
 
-    def _product(self) -> Iterator[str]:
-        (x, w), chunks = self.names[:2], -(-self.deep // self.depth)
-        tap = "t" if chunks == 1 else f"(t // {chunks})"
-        first = "" if chunks == 1 else f"t % {chunks} * {self.depth} + "
-        yield f"depth = {first}tl.arange(0, {self.depth})"
+    def _row(self, row: Expression) -> Iterator[Statement]:
+        """Where a row of the kernel is: its pixels lie beside each other, with their channels."""
+        h, w, channels = self._image
+        yield let("high", v.top + row * self.node.attr("dilations")[0])
+        yield let("wide", v.left[:, None] + (v.depth // channels)[None, :])
+        seen = every([v.inside, *within(v.high, h)])
+        yield let("seen", every([seen[:, None], *within(v.wide, w)]))
+        yield let("at", ((v.image * h + v.high) * w + v.left) * channels)
+
+    def _product(self) -> Iterator[Statement]:
+        """The product with a tile of the weights, and the tiles."""
+        x, w = (v[name] for name in self.names[:2])
+        chunks, lanes = -(-self.deep // self.depth), tl.arange(0, self.depth)
+        tap = v.t if chunks == 1 else group(v.t // chunks)
+        yield let("depth", lanes if chunks == 1 else v.t % chunks * self.depth + lanes)
         if self.flat:
             yield from self._row(tap)
         else:
-            yield from self._seen(f"({tap} // {self.kernel[1]})", f"({tap} % {self.kernel[1]})")
+            yield from self._seen(group(tap // self.kernel[1]), group(tap % self.kernel[1]))
         parts = self.across // -(-self.width // self.columns)
-        group = "" if parts == 1 else f" + part // {self.across // parts} * {self.deep}"
-        masks = [
-            "seen" if self.flat else "seen[:, None]",
-            *([f"(depth < {self.deep})[None, :]"] if self.deep % self.depth else []),
-        ]
-        yield f"x_tile = tl.load({x} + (at{group})[:, None] + depth[None, :], mask={' & '.join(masks)}, other=0.0)"
-        masks = [f"(column < {self.width})[None, :]"] if self.width % self.columns else []
-        masks += [f"(depth < {self.deep})[:, None]"] if self.deep % self.depth else []
-        inner = f"{tap} * {self.deep if self.flat else self.inputs} + depth"
+        at = v.at if parts == 1 else v.at + v.part // (self.across // parts) * self.deep
+        inside = [v.depth < self.deep] if self.deep % self.depth else []
+        masks = [v.seen if self.flat else v.seen[:, None], *(each[None, :] for each in inside)]
+        yield let("x_tile", load(x + group(at)[:, None] + v.depth[None, :], *masks))
+        masks = [(v.column < self.width)[None, :]] if self.width % self.columns else []
+        masks += [each[:, None] for each in inside]
+        inner = tap * (self.deep if self.flat else self.inputs) + v.depth
         if self.merged > 1:
-            inner = f"{tap} * {self.inputs} + depth % {self.inputs}"
-            masks.append(f"((depth // {self.inputs})[:, None] == (column // {self.outputs // self.group})[None, :])")
-        mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
-        yield f"w_tile = tl.load({w} + (({inner}) * {self.outputs})[:, None] + channel[None, :]{mask})"
-        precision = ", input_precision=PRECISION" if self.single else ""
-        yield f"acc = tl.dot(x_tile, w_tile, acc{precision})"
+            inner = tap * self.inputs + v.depth % self.inputs
+            own = (v.column // (self.outputs // self.group))[None, :]
+            masks.append(group((v.depth // self.inputs)[:, None].equals(own)))
+        yield let("w_tile", load(w + (inner * self.outputs)[:, None] + v.channel[None, :], *masks))
+        precision = {"input_precision": "PRECISION"} if self.single else {}
+        yield let("acc", tl.dot(v.x_tile, v.w_tile, v.acc, **precision))
 
-    def _end(self) -> Iterator[str]:
-        """Lines after the sum: bias, summand, activation, and the store."""
-        padded = f"column < {self.width}" if self.width % self.columns else ""
-        yield f"place = pixel[:, None] * {self.outputs} + channel[None, :]"
-        yield f"kept = inside[:, None]{f' & ({padded})[None, :]' if padded else ''}"
+    def _end(self) -> Iterator[Statement]:
+        """Bias, summand, activation, and the store."""
+        inside = [v.column < self.width] if self.width % self.columns else []
+        yield let("place", v.pixel[:, None] * self.outputs + v.channel[None, :])
+        yield let("kept", every([v.inside[:, None], *(each[None, :] for each in inside)]))
         for name, kind in zip(self.names[2:], self._others(), strict=True):
             if kind == "b":
-                mask = f", mask={padded}, other=0.0" if padded else ""
-                yield f"acc += tl.load({name} + channel{mask}).to(tl.float32)[None, :]"
+                yield add("acc", load(v[name] + v.channel, *inside).to(tl.float32)[None, :])
             elif kind == "z":
-                yield f"acc += tl.load({name} + place, mask=kept, other=0.0).to(tl.float32)"
+                yield add("acc", load(v[name] + v.place, v.kept).to(tl.float32))
         if self.node.attr("relu"):
-            yield "acc = tl.maximum(acc, 0.0)"
-        yield f"tl.store({self.names[-1]} + place, acc, mask=kept)"
+            yield let("acc", tl.maximum(v.acc, 0.0))
+        yield store(v[self.names[-1]] + v.place, v.acc, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -9,6 +9,7 @@ from math import gcd
 
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.statements import Expression, Operand, group, lifted, tl
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,45 +52,45 @@ class ConvolvedAxis:
         """Results of a phase, at most."""
         return (self.result - 1 + self.pad) // self.stride + 1 if self.transposed else self.result
 
-    def seen(self, at: str, tap: str, phase: str = "0") -> str:
+    def seen(self, at: Expression, tap: Operand, phase: Operand = 0) -> Expression:
         """The place in the data that a position sees through an element of the kernel: of a
         transposed convolution the elements of its phase are counted back."""
         if not self.transposed:
-            scaled = f"{at} * {self.stride}" if self.stride != 1 else at
-            return f"{scaled} - {self.pad} + {tap} * {self.dilation}"
+            return (at * self.stride if self.stride != 1 else at) - self.pad + lifted(tap) * self.dilation
         if self.dilation == 1:
-            return f"{at} - {tap}"
-        first = f"({self._first(phase)} * {self.dilation} - {phase}) // {self.stride}"
-        return f"{at} - {first} - {tap} * {self.dilation // self._common}"
+            return at - tap
+        first = (self._first(phase) * self.dilation - phase) // self.stride
+        return at - first - lifted(tap) * (self.dilation // self._common)
 
-    def element(self, phase: str, tap: str) -> str:
+    def element(self, phase: Operand, tap: Operand) -> Expression:
         """The element of the kernel."""
         if self.phases == 1:
-            return tap
+            return lifted(tap)
         first = phase if self.dilation == 1 else self._first(phase)
-        return f"({first} + {tap} * {self.stride // self._common})"
+        return group(lifted(first) + lifted(tap) * (self.stride // self._common))
 
-    def taps_of(self, phase: str) -> str:
+    def taps_of(self, phase: Operand) -> Expression:
         """How many elements of the kernel a phase sees."""
         if not self.transposed or all(len(row) == self.taps for row in self.products):
-            return str(self.taps)
+            return lifted(self.taps)
         apart = self.stride // self._common
+        last = self.kernel + apart - 1
         if self.dilation == 1:
-            return f"(({self.kernel + apart - 1} - {phase}) // {apart})"
-        there = f"({self.kernel + apart - 1} - {self._first(phase)}) // {apart}"
-        return f"tl.where({phase} % {self._common} == 0, {there}, 0)"
+            return group((last - lifted(phase)) // apart)
+        there = (last - self._first(phase)) // apart
+        return tl.where((lifted(phase) % self._common).equals(0), there, 0)
 
     @property
     def _common(self) -> int:
         """The common divisor of stride and dilation: only one phase in this many has products."""
         return gcd(self.stride, self.dilation)
 
-    def _first(self, phase: str) -> str:
+    def _first(self, phase: Operand) -> Expression:
         """The first element of the kernel that a phase sees: k * dilation is the phase, modulo the
         stride."""
         apart = self.stride // self._common
         inverse = pow(self.dilation // self._common, -1, apart) if apart > 1 else 0
-        return f"({phase} // {self._common} * {inverse} % {apart})"
+        return group(lifted(phase) // self._common * inverse % apart)
 
     def shifts(self, shared: int) -> list[list[tuple[int, int]]]:
         """For each phase of a row its products with the elements of the kernel, by their numbers,
@@ -98,9 +99,9 @@ class ConvolvedAxis:
             return [[(j, j * self.dilation) for j in range(shared)]]
         return [[(k, self.origin - back) for k, back in row] for row in self.products]
 
-    def made(self, at: str, phase: str) -> str:
+    def made(self, at: Operand, phase: Operand) -> Expression:
         """The place in the result."""
-        return f"{at} * {self.stride} + {phase} - {self.pad}" if self.transposed else at
+        return lifted(at) * self.stride + phase - self.pad if self.transposed else lifted(at)
 
 
 def convolved_axes(node: Node, kernel: Sequence[Dim], transposed: bool = False) -> list[ConvolvedAxis]:

@@ -7,18 +7,21 @@ processors that are done first, and none to the others. So a kernel may be `LATE
 latent head's keys on an H200: 21.1 to 18.7 us).
 """
 
+from taso_mirage.kernels.codegen.statements import Do, v, when
+
+_WAIT = Do(v.tl.extra.cuda.gdc_wait())
+_NEXT = Do(v.tl.extra.cuda.gdc_launch_dependents())
 WAITING = (
-    "if OVERLAP:  # loads follow the wait for the kernel before",
-    "    tl.extra.cuda.gdc_wait()",
-    "if OVERLAP and not LATE:  # the one after may start now, and waits as well; else at the end",
-    "    tl.extra.cuda.gdc_launch_dependents()",
+    when("OVERLAP", _WAIT, why="loads follow the wait for the kernel before"),
+    when("OVERLAP and not LATE", _NEXT, why="the one after may start now, and waits as well; else at the end"),
 )
 EARLY = (
-    "if OVERLAP and EARLY:  # the one after may start at once: it waits until this one ends, which waits for the one before",
-    "    tl.extra.cuda.gdc_launch_dependents()",
-    "if OVERLAP:  # loads follow the wait for the kernel before",
-    "    tl.extra.cuda.gdc_wait()",
-    "if OVERLAP and not EARLY and not LATE:  # to say it twice costs 0.1 us on an H100",
-    "    tl.extra.cuda.gdc_launch_dependents()",
+    when(
+        "OVERLAP and EARLY",
+        _NEXT,
+        why="the one after may start at once: it waits until this one ends, which waits for the one before",
+    ),
+    WAITING[0],
+    when("OVERLAP and not EARLY and not LATE", _NEXT, why="to say it twice costs 0.1 us on an H100"),
 )
 """Not of a kernel with a loop, which was up to 1.5 times as slow there."""

@@ -14,6 +14,7 @@ from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.products import tile_product
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
+from taso_mirage.kernels.codegen.statements import Statement, let
 from taso_mirage.operators.interpret import interpret, retyped
 
 T = TypeVar("T")
@@ -39,8 +40,8 @@ class Epilogue:
         """The operands with one element for each channel."""
         return [name for name in self.names if name not in self.of_results]
 
-    def lines(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[str]:
-        """Lines that compute `result` from itself and from `NAME_tile` of each operand, a tile or a
+    def statements(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[Statement]:
+        """Statements that compute `result` from itself and from `NAME_tile` of each operand, a tile or a
         vector of channels.
 
         None of them has a name of `taken`. Without that there are none: such a function has all
@@ -66,7 +67,7 @@ class Epilogue:
             leaves[leaf] = variable(f"v{len(leaves)}", Tensor("float32", found.shape))
             values[leaves[leaf]] = found
         (made,) = interpret(retyped(self.node.attr("body").outputs, leaves), tiles, values).values()
-        lines.write(LoopPhase.INVARIANT, f"{result} = {tiles.ready(made).code}")
+        lines.write(LoopPhase.INVARIANT, let(result, tiles.ready(made).code))
         if lines.ranges():
             raise Unsupported("the epilogue of a convolution counts positions")
         yield from lines.swept()[0][LoopPhase.INVARIANT]

@@ -15,6 +15,7 @@ from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue
 from taso_mirage.kernels.codegen.gpu.forms import Buffers, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, not_specialized
+from taso_mirage.kernels.codegen.statements import TRITON, Function, Parameter, Statement
 
 TENSOR_CORES = 16
 """How many times as fast as the products of a thread in single precision are those of tensor cores,
@@ -62,11 +63,10 @@ class FormFunction(ABC):
     def explained(self) -> list[str]:
         """Sentences that say why it is as it is."""
 
-    def _text(self, parameters: str, lines: Iterable[str]) -> str:
-        """The function with these lines, and these parameters behind the operands and the sizes."""
-        given = ", ".join((*self.names, *self.free))
-        head = f"@triton.jit{not_specialized(self.free)}\ndef {self.name}({given}, {parameters}):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    def _text(self, parameters: Iterable[Parameter], body: Iterable[Statement]) -> str:
+        """The function with this body, and these parameters behind the operands and the sizes."""
+        given: list[str | Parameter] = [*self.names, *self.free, *parameters]
+        return TRITON.function(Function(self.name, given, tuple(body), not_specialized(self.free)))
 
     def _check_block(self, sizes: Iterable[int], least: int = 1) -> None:
         """Raise Unsupported for sizes of a block that are no powers of two of at least this."""
@@ -96,9 +96,9 @@ class FusedFunction(FormFunction):
         self.epilogue = Epilogue(self.node, names[2:-1])
 
 
-def flags(*names: str) -> str:
+def flags(*names: str) -> list[Parameter]:
     """Compile-time parameters of a function that are false where a launch does not give them."""
-    return ", ".join(f"{name}: tl.constexpr = False" for name in names)
+    return [Parameter(name, "False") for name in names]
 
 
 def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:

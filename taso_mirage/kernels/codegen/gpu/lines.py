@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from taso_mirage.ir.mugraph import LoopPhase
-
-WORD = re.compile(r"\w+")
+from taso_mirage.kernels.codegen.statements import TRITON, Let, Operand, Statement, let, lifted, tl, words
 
 
 class Lines:
@@ -17,9 +16,9 @@ class Lines:
 
     def __init__(self, reserved: frozenset[str], looped: bool) -> None:
         self.looped = looped
-        self.sections: dict[LoopPhase, list[str]] = {stage: [] for stage in LoopPhase}
-        self.last: list[str] = []
-        """Lines at the end of an iteration."""
+        self.sections: dict[LoopPhase, list[Statement]] = {stage: [] for stage in LoopPhase}
+        self.last: list[Statement] = []
+        """Statements at the end of an iteration."""
         self._taken = set(reserved)
         self._known: dict[tuple[LoopPhase, str], str] = {}
         self._ranges: dict[int, str] = {}
@@ -39,14 +38,14 @@ class Lines:
         self._taken.add(found)
         return found
 
-    def let(self, stage: LoopPhase, hint: str, expression: str) -> str:
+    def let(self, stage: LoopPhase, hint: str, value: Operand) -> str:
         """The name of an expression's value."""
-        stage = self.at(stage)
+        stage, expression = self.at(stage), TRITON.expression(lifted(value))
         for earlier in (LoopPhase.INVARIANT, stage):  # a name known before the loop is known in it
             if (earlier, expression) in self._known:
                 return self._known[earlier, expression]
         name = self.name(hint)
-        self.write(stage, f"{name} = {expression}")
+        self.write(stage, let(name, value))
         self._known[stage, expression] = name
         return name
 
@@ -54,8 +53,8 @@ class Lines:
         """Whether a name's value is a product."""
         return any(" * " in _outside(expression) for (_, expression), known in self._known.items() if known == name)
 
-    def write(self, stage: LoopPhase, line: str) -> None:
-        self.sections[self.at(stage)].append(line)
+    def write(self, stage: LoopPhase, statement: Statement) -> None:
+        self.sections[self.at(stage)].append(statement)
 
     def lanes(self, n: int) -> str:
         """The name of 0, 1, ..., n-1."""
@@ -63,32 +62,38 @@ class Lines:
             self._ranges[n] = self.name(f"r{n}")
         return self._ranges[n]
 
-    def ranges(self) -> list[str]:
-        return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]
+    def ranges(self) -> list[Statement]:
+        return [let(name, tl.arange(0, n)) for n, name in sorted(self._ranges.items())]
 
-    def needed(self, lines: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
-        """Lines of a section in two parts: those that give some names, with the lines that these
+    def needed(
+        self, statements: Sequence[Statement], names: Collection[str]
+    ) -> tuple[list[Statement], list[Statement]]:
+        """Statements of a section in two parts: those that give some names, with those that these
         need, and the others."""
-        wanted, first = set(names), list[str]()
-        for line in reversed(lines):
-            name, is_name, value = line.partition(" = ")
-            if is_name and name in wanted:
-                wanted.update(WORD.findall(value))
-                first.insert(0, line)
-        return first, [line for line in lines if line not in first]
+        wanted, first = set(names), list[Statement]()
+        for each in reversed(statements):
+            if isinstance(each, Let) and each.name in wanted:
+                wanted.update(words(each.value))
+                first.insert(0, each)
+        return first, [each for each in statements if each not in first]
 
-    def swept(self) -> tuple[dict[LoopPhase, list[str]], list[str]]:
+    def swept(self) -> tuple[dict[LoopPhase, list[Statement]], list[Statement]]:
         """The sections, and the end of an iteration, without the names that nothing reads."""
-        used = {word for line in self.last for word in WORD.findall(line)}
-        kept: dict[LoopPhase, list[str]] = {}
+        used = {word for each in self.last for word in words(each)}
+        kept: dict[LoopPhase, list[Statement]] = {}
         for stage in reversed(LoopPhase):
             kept[stage] = []
-            for line in reversed(self.sections[stage]):
-                name, is_name, value = line.partition(" = ")
-                if not is_name or not name.isidentifier() or name in used or self._known.get((stage, value)) != name:
-                    used.update(WORD.findall(line))
-                    kept[stage].insert(0, line)
+            for each in reversed(self.sections[stage]):
+                if not self._is_unread(each, stage, used):
+                    used.update(words(each))
+                    kept[stage].insert(0, each)
         return kept, self.last
+
+    def _is_unread(self, each: Statement, stage: LoopPhase, used: Collection[str]) -> bool:
+        """Whether a statement does nothing but name a value that nothing reads."""
+        if not isinstance(each, Let) or each.name in used:
+            return False
+        return self._known.get((stage, str(each.value))) == each.name
 
 
 def _outside(expression: str) -> str:

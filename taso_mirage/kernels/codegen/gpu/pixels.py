@@ -9,16 +9,17 @@ from math import prod
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.codegen.statements import Statement, group, let, v
 
 
-def first_seen(node: Node) -> Iterator[str]:
-    """Lines for the image of each `pixel` of the result, and for the row `top` and the column
+def first_seen(node: Node) -> Iterator[Statement]:
+    """Statements for the image of each `pixel` of the result, and for the row `top` and the column
     `left` of the data that the kernel's first element sees."""
     high, wide = (product_factor(n) for n in node.shape[1:3])
     (down, right), (above, before, *_) = node.attr("strides"), node.attr("pads")
-    yield f"image = pixel // ({dim_product(node.shape[1:3])})"
-    yield f"top = pixel // {wide} % {high} * {down} - {above}"
-    yield f"left = pixel % {wide} * {right} - {before}"
+    yield let("image", v.pixel // group(dim_product(node.shape[1:3])))
+    yield let("top", v.pixel // wide % high * down - above)
+    yield let("left", v.pixel % wide * right - before)
 
 
 def seen_pixels(node: Node, kernel: Sequence[int], pixels: int) -> int:

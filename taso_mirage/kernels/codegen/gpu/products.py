@@ -22,13 +22,12 @@ from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.program import BF16_PARTS, TF32_PARTS
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, Tile, Tiles, known_count
+from taso_mirage.kernels.codegen.statements import let, lifted, when
 from taso_mirage.operators.ops import traits
 
 GROUP_ROWS = 64
 """Rows of a product of Hopper's, which four warps share."""
-APART = (
-    "if APART and tl.num_programs(0) > 0:  # always: its warps share this product, as the compiler sees none behind it"
-)
+APART = "always: its warps share this product, as the compiler sees none behind it"
 """Where a product goes on to another one, Triton 3.6 gives each warp all columns of its rows, so
 with more warps than rows for them several compute the same. It looks for the other one through
 operands, and not past a branch. (One latent head on an H200: 22.6 to 21.4 us.)"""
@@ -251,8 +250,8 @@ def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
     """Let warps share a product whose result goes on to another product, if there are more warps
     than its rows need."""
     if xp.goes_on and rows >= GROUP_ROWS:
-        xp.lines.write(stage, APART)
-        xp.lines.write(stage, f"    {code} = {code} + 0.0")
+        shared = let(code, lifted(code) + 0.0)
+        xp.lines.write(stage, when("APART and tl.num_programs(0) > 0", shared, why=APART))
         xp.rows = min(xp.rows or rows, rows)
 
 

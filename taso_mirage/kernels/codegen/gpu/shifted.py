@@ -29,15 +29,44 @@ from taso_mirage.kernels.codegen.gpu.program import (
     TritonLaunch,
     guessed,
 )
+from taso_mirage.kernels.codegen.statements import (
+    TRITON,
+    Do,
+    Expression,
+    Function,
+    Parameter,
+    Statement,
+    add,
+    every,
+    group,
+    let,
+    lifted,
+    load,
+    loop,
+    store,
+    tl,
+    total,
+    v,
+    when,
+    within,
+)
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
-ROUNDED = "tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [{}], tl.float32, True, 1)"
-"""The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
-CUT = "({0}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)"
-"""A number without those digits: the rest is exact in single precision."""
+IN_PARTS, ROUNDED_ALONE = "PRECISION == 'tf32x3'", "PRECISION == 'tf32'"
+"""The conditions for operands in two parts, and for one part."""
 COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
+
+
+def _rounded(x: Expression) -> Expression:
+    """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
+    return tl.inline_asm_elementwise("'cvt.rna.tf32.f32 $0, $1;'", "'=r,r'", [x], tl.float32, "True", 1)
+
+
+def _cut(x: Expression) -> Expression:
+    """A number without those digits: the rest is exact in single precision."""
+    return (x.to(tl.int32, bitcast="True") & -8192).to(tl.float32, bitcast="True")
 
 
 class ShiftedBlock(FusedFunction):
@@ -145,92 +174,95 @@ class ShiftedBlock(FusedFunction):
         return Traffic(flops * blocks, loads * self.steps * 4 * blocks + stored, loads * 4, live)
 
     def source(self) -> str:
-        lines = [*self._places(), *self._sum(), *self._ends()]
-        own = "STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee'"
-        late = flags("OVERLAP", "LATE", "TURNS")
-        names = ", ".join(self.names)
-        turns = [f"for block in range(tl.program_id(0), ({self.images}) * {self.blocks}, tl.num_programs(0)):"]
-        turns += [f"    {self.name}_block(block, {names}, STAGES, PRECISION)"]
-        once = f"    {self.name}_block(tl.program_id(0), {names}, STAGES, PRECISION)"
-        body = [*WAITING, "if TURNS:", *(f"    {line}" for line in turns), "else:", once]
-        block = [f"@triton.jit\ndef {self.name}_block(block, {names}, {own}):", *(f"    {line}" for line in lines)]
-        return "\n".join([*block, "", "", self._text(f"{own}, {late}", body)])
+        given = [Parameter("STAGES"), Parameter("PRECISION", "'ieee'")]
+        names = (*self.names, "STAGES", "PRECISION")
+        block = f"{self.name}_block"
+        turns = v.range(tl.program_id(0), group(self.images) * self.blocks, tl.num_programs(0))
+        once = Do(v[block](tl.program_id(0), *names))
+        in_turn = when("TURNS", loop("block", turns, [Do(v[block]("block", *names))]), otherwise=[once])
+        body = (*self._places(), *self._sum(), *self._ends())
+        made = TRITON.function(Function(block, ("block", *self.names, *given), body))
+        return f"{made}\n\n{self._text([*given, *flags('OVERLAP', 'LATE', 'TURNS')], [*WAITING, in_turn])}"
 
-    def _places(self) -> Iterator[str]:
-        """Lines for the positions and the columns of a block."""
+    def _places(self) -> Iterator[Statement]:
+        """The positions and the columns of a block."""
         parts, tiles = -(-self.columns // self.width), -(-self.plane // self.kept)
         deep, high = self.outer
-        yield f"columns = block % {parts}  # neighbours have other channels of the same pixels"
-        yield f"at = block // {parts}"
-        yield f"first = at % {tiles} * {self.kept}"
-        yield f"at = at // {tiles}"
+        yield let("columns", v.block % parts, "neighbours have other channels of the same pixels")
+        yield let("at", v.block // parts)
+        yield let("first", v.at % tiles * self.kept)
+        yield let("at", v.at // tiles)
         for name, axis in (("high", high), ("deep", deep)):
-            yield f"phase_{name} = at % {axis.phases}"
-            yield f"at = at // {axis.phases}"
-        yield f"plane = at % {deep.positions}"
-        yield f"image = (at // {deep.positions}).to(tl.int64)"
-        yield f"rows = tl.arange(0, {self.pixels})"
-        yield "position = first + rows"
-        yield f"top = position // {self.pitch}"
-        yield f"pixel = position % {self.pitch}"
-        yield f"left = {self._left()}"
-        yield f"column = columns * {self.width} + tl.arange(0, {self.width})"
-        yield f"depth = tl.arange(0, {self.depth})"
+            yield let(f"phase_{name}", v.at % axis.phases)
+            yield let("at", v.at // axis.phases)
+        yield let("plane", v.at % deep.positions)
+        yield let("image", (v.at // deep.positions).to(tl.int64))
+        yield let("rows", tl.arange(0, self.pixels))
+        yield let("position", v.first + v.rows)
+        yield let("top", v.position // self.pitch)
+        yield let("pixel", v.position % self.pitch)
+        yield let("left", self._left())
+        yield let("column", v.columns * self.width + tl.arange(0, self.width))
+        yield let("depth", tl.arange(0, self.depth))
 
-    def _left(self) -> str:
+    def _left(self) -> Expression:
         """The pixel of a row that the first of the shared elements multiplies."""
         if self.row.transposed:
-            return f"pixel - {self.row.origin}"
-        return f"pixel * {self.row.stride} - {self.row.pad}" if self.row.stride != 1 else f"pixel - {self.row.pad}"
+            return v.pixel - self.row.origin
+        return (v.pixel * self.row.stride if self.row.stride != 1 else v.pixel) - self.row.pad
 
-    def _sum(self) -> Iterator[str]:
+    def _sum(self) -> Iterator[Statement]:
         for j in range(self.shared):
-            yield f"sum_{j} = tl.zeros([{self.pixels}, {self.width}], tl.float32)"
+            yield let(f"sum_{j}", tl.zeros([self.pixels, self.width], tl.float32))
         deep, high = self.outer
-        yield f"taps_high = {high.taps_of('phase_high')}"
-        yield f"inner = {deep.taps_of('phase_deep')} * taps_high * {self.channels}"
-        yield f"chunks = (inner + {self.depth - 1}) // {self.depth}"
-        yield f"for t in tl.range(0, {f'{self.groups} * ' if self.groups > 1 else ''}chunks, num_stages=STAGES):"
-        yield from (f"    {line}" for line in (*self._step(), *self._data(), *self._products()))
+        yield let("taps_high", high.taps_of(v.phase_high))
+        yield let("inner", deep.taps_of(v.phase_deep) * v.taps_high * self.channels)
+        yield let("chunks", (v.inner + (self.depth - 1)) // self.depth)
+        steps = self.groups * v.chunks if self.groups > 1 else v.chunks
+        yield loop("t", tl.range(0, steps, num_stages="STAGES"), (*self._step(), *self._data(), *self._products()))
 
-    def _step(self) -> Iterator[str]:
-        """Lines for the elements of the kernel and the channels of a step."""
-        group = self.groups > 1
-        yield f"begin = {'t % chunks' if group else 't'} * {self.depth}"
-        if group:
-            yield f"across = t // chunks * {self.shared}"
+    def _step(self) -> Iterator[Statement]:
+        """The elements of the kernel and the channels of a step."""
+        several = self.groups > 1
+        yield let("begin", (v.t % v.chunks if several else v.t) * self.depth)
+        if several:
+            yield let("across", v.t // v.chunks * self.shared)
         if self.apart:
-            yield f"tap = begin // {self.channels}"
-            yield f"c = tl.multiple_of(begin % {self.channels}, {self.depth}) + depth"
+            yield let("tap", v.begin // self.channels)
+            yield let("c", tl.multiple_of(v.begin % self.channels, self.depth) + v.depth)
         else:
-            yield f"tap = (begin + depth) // {self.channels}"
-            yield f"c = (begin + depth) % {self.channels}"
-        yield "low = tap // taps_high"
-        yield "tap = tap % taps_high"
+            yield let("tap", (v.begin + v.depth) // self.channels)
+            yield let("c", (v.begin + v.depth) % self.channels)
+        yield let("low", v.tap // v.taps_high)
+        yield let("tap", v.tap % v.taps_high)
 
-    def _data(self) -> Iterator[str]:
+    def _data(self) -> Iterator[Statement]:
         """A tile of the data, with channels by positions."""
         deep, high = self.outer
-        mark = "" if self.apart else "[:, None]"
-        along = "" if self.apart else "[None, :]"
-        yield f"plane_x = {deep.seen('plane', 'low', 'phase_deep')}"
-        yield f"row_x = {high.seen(f'top{along}', f'tap{mark}', 'phase_high')}"
-        across = f" + across * {self.row.dilation}" if self.groups > 1 else ""
-        yield f"pixel_x = left{across}"
-        seen = [f"(row_x >= 0) & (row_x < {high.size})"]
-        if self._leaves(self.row):
-            seen.append(f"((pixel_x >= 0) & (pixel_x < {self.row.size})){along}")
-        if self._leaves(deep):
-            seen.append(f"((plane_x >= 0) & (plane_x < {deep.size})){mark}")
-        whole = " & ".join(seen)
-        yield f"seen = ({whole})[None, :]" if self.apart else f"seen = {whole}"
+
+        def deep_by(x: Expression) -> Expression:
+            return x if self.apart else x[:, None]
+
+        def along(x: Expression) -> Expression:
+            return x if self.apart else x[None, :]
+
+        yield let("plane_x", deep.seen(v.plane, v.low, v.phase_deep))
+        yield let("row_x", high.seen(along(v.top), deep_by(v.tap), v.phase_high))
+        yield let("pixel_x", v.left + v.across * self.row.dilation if self.groups > 1 else v.left)
+        seen = within(v.row_x, high.size)
+        seen += [along(every(within(v.pixel_x, self.row.size)))] if self._leaves(self.row) else []
+        seen += [deep_by(every(within(v.plane_x, deep.size)))] if self._leaves(deep) else []
+        whole = every(seen)
+        yield let("seen", whole[None, :] if self.apart else whole)
         if not self.apart:
-            yield "seen = seen & (begin + depth < inner)[:, None]"
-        place = f"(c * {deep.size * high.size * self.row.size} + plane_x * {high.size * self.row.size}"
-        rows = f"row_x * {self.row.size} + pixel_x"
-        at = f"{place})[:, None] + ({rows})[None, :]" if self.apart else f"{place})[:, None] + {rows}[None, :]"
-        size = self.channels * deep.size * high.size * self.row.size
-        yield f"x_tile = tl.load({self.names[0]} + image * {size} + tl.max_contiguous({at}, [1, {self._beside()}]), mask=seen, other=0.0)"
+            yield let("seen", v.seen & (v.begin + v.depth < v.inner)[:, None])
+        place = v.c * (deep.size * high.size * self.row.size) + v.plane_x * (high.size * self.row.size)
+        rows = v.row_x * self.row.size
+        at = place[:, None]
+        at = at + (rows + v.pixel_x)[None, :] if self.apart else at + rows + v.pixel_x[None, :]
+        image = v.image * (self.channels * deep.size * high.size * self.row.size)
+        tile = v[self.names[0]] + image + tl.max_contiguous(at, [1, self._beside()])
+        yield let("x_tile", load(tile, v.seen))
 
     def _beside(self) -> int:
         """Positions that lie beside each other, as far as the layout of threads is concerned: each
@@ -245,85 +277,100 @@ class ShiftedBlock(FusedFunction):
         last = (axis.positions - 1) * axis.stride - axis.pad + (axis.kernel - 1) * axis.dilation
         return axis.pad > 0 or last >= axis.size or axis.kernel > 1
 
-    def _products(self) -> Iterator[str]:
+    def _products(self) -> Iterator[Statement]:
         """Products with tiles of the weights, columns by depth."""
         deep, high = self.outer
-        w = self.names[1]
-        size = math.prod(map(int, self.node.args[1].shape[1:]))
         if deep.phases == high.phases == 1:
-            yield "place_w = begin + depth"
+            yield let("place_w", v.begin + v.depth)
         else:
-            yield f"place_w = {deep.element('phase_deep', 'low')} * {high.kernel} + {high.element('phase_high', 'tap')}"
-            yield f"place_w = place_w * {self.channels} + c"
-        inside = [] if self.apart else ["(begin + depth < inner)[None, :]"]
-        inside += [f"(column < {self.columns})[:, None]"] if self.columns % self.width else []
-        yield "if PRECISION == 'tf32':"
-        yield f"    x_tile = {ROUNDED.format('x_tile')}"
-        yield "if PRECISION == 'tf32x3':"
-        yield "    x_low = x_tile"
-        yield f"    x_tile = {CUT.format('x_tile')}"
-        yield "    x_low = x_low - x_tile"
+            element = deep.element(v.phase_deep, v.low) * high.kernel + high.element(v.phase_high, v.tap)
+            yield let("place_w", element)
+            yield let("place_w", v.place_w * self.channels + v.c)
+        yield when(ROUNDED_ALONE, let("x_tile", _rounded(v.x_tile)))
+        cut = let("x_low", v.x_tile), let("x_tile", _cut(v.x_tile)), let("x_low", v.x_low - v.x_tile)
+        yield when(IN_PARTS, *cut)
         for j in range(self.shared):
-            element = f"(across + {j})" if self.groups > 1 else str(j)
-            own = [f"({element} < {self.row.kernel})"] if self.groups * self.shared > self.row.kernel else []
-            mask = f", mask={' & '.join((*inside, *own))}, other=0.0" if inside or own else ""
-            at = f"({element} * {self.columns} + column)[:, None] * {self.taps * self.channels} + place_w[None, :]"
-            yield f"w_tile = tl.load({w} + {at}{mask})"
-            yield "if PRECISION != 'tf32':"
-            yield f"    w_low = tl.load({w} + {size} + {at}{mask})"
-            yield "if PRECISION == 'tf32x3':  # apart: the sums of tensor cores lose digits"
-            yield f"    part = {self._dot('x_tile', 'w_low', '')}"
-            yield f"    part = {self._dot('x_low', 'w_tile', ', part')}"
-            yield f"    sum_{j} += {self._dot('x_tile', 'w_tile', ', part')}"
-            yield "if PRECISION == 'tf32':"
-            yield f"    sum_{j} = {self._dot('x_tile', 'w_tile', f', sum_{j}')}"
-            yield "if PRECISION == 'ieee':"
-            yield f"    sum_{j} = {self._dot('x_tile', 'w_tile + w_low', f', sum_{j}', IEEE)}"
+            yield from self._product(j)
+
+    def _product(self, j: int) -> Iterator[Statement]:
+        """The products with the tile of the weights that is number j of those for one load."""
+        w, taps = v[self.names[1]], self.taps * self.channels
+        element = group(v.across + j) if self.groups > 1 else lifted(j)
+        inside = [] if self.apart else [(v.begin + v.depth < v.inner)[None, :]]
+        inside += [(v.column < self.columns)[:, None]] if self.columns % self.width else []
+        inside += [element < self.row.kernel] if self.groups * self.shared > self.row.kernel else []
+        column = (element * self.columns + v.column)[:, None] * taps
+        size = math.prod(map(int, self.node.args[1].shape[1:]))
+        sums = v[f"sum_{j}"]
+        yield let("w_tile", load(w + column + v.place_w[None, :], *inside))
+        low = load(w + size + column + v.place_w[None, :], *inside)
+        yield when("PRECISION != 'tf32'", let("w_low", low))
+        parts = (
+            let("part", self._dot(v.x_tile, v.w_low)),
+            let("part", self._dot(v.x_low, v.w_tile, v.part)),
+            add(sums.text, self._dot(v.x_tile, v.w_tile, v.part)),
+        )
+        yield when(IN_PARTS, *parts, why="apart: the sums of tensor cores lose digits")
+        yield when(ROUNDED_ALONE, let(sums.text, self._dot(v.x_tile, v.w_tile, sums)))
+        exact = self._dot(v.x_tile, v.w_tile + v.w_low, sums, precision=IEEE)
+        yield when("PRECISION == 'ieee'", let(sums.text, exact))
 
     @staticmethod
-    def _dot(x: str, w: str, onto: str, precision: str = TF32_ROUNDED) -> str:
-        return f"tl.dot(tl.trans({x}), tl.trans({w}){onto}, input_precision='{precision}')"
+    def _dot(x: Expression, w: Expression, *onto: Expression, precision: str = TF32_ROUNDED) -> Expression:
+        return tl.dot(tl.trans(x), tl.trans(w), *onto, input_precision=f"'{precision}'")
 
     # ------------------------------------------------------------ epilogue
 
-    def _ends(self) -> Iterator[str]:
+    def _ends(self) -> Iterator[Statement]:
         """The sums of each phase of a row, the epilogue, and the stores."""
         deep, high = self.outer
-        yield f"plane = {deep.made('plane', 'phase_deep')}"
-        yield f"top_y = {high.made('top', 'phase_high')}"
-        size = deep.result * high.result * self.row.result
+        yield let("plane", deep.made(v.plane, v.phase_deep))
+        yield let("top_y", high.made(v.top, v.phase_high))
         for phase, products in enumerate(self.shifts):
             parts = [self._shifted(j, shift) for j, shift in products]
-            yield f"result = tl.trans({' + '.join(parts) or 'tl.zeros_like(sum_0)'})"
-            yield f"pixel_y = {self.row.made('pixel', str(phase))}"
-            kept = [f"(rows < {self.kept})", f"(top < {high.positions})", f"(pixel < {self.row.positions})"]
-            kept += ["(top_y >= 0)", f"(top_y < {high.result})"] if high.transposed else []
-            kept += ["(pixel_y >= 0)", f"(pixel_y < {self.row.result})"] if self.row.transposed else []
-            kept += ["(plane >= 0)", f"(plane < {deep.result})"] if deep.transposed else []
-            column = f" & (column < {self.columns})[:, None]" if self.columns % self.width else ""
-            yield f"kept = ({' & '.join(kept)})[None, :]{column}"
-            yield f"place = (plane * {high.result} + top_y) * {self.row.result} + pixel_y"
-            beside = f"tl.max_contiguous(place, {self._beside()})"
-            if self.row.phases > 1:  # threads lie along them, but no store may take several
-                beside = f"tl.multiple_of({beside}, 1)"
-            yield f"place = column[:, None] * {size} + {beside}[None, :]"
+            yield let("result", tl.trans(total(parts or [tl.zeros_like(v.sum_0)])))
+            yield from self._place_of_result(phase)
             yield from map(self._other, self.epilogue.names)
-            yield from self.epilogue.lines("result", (self.width, self.pixels), self.taken)
-            yield f"tl.store({self.names[-1]} + image * {self.columns * size} + place, result, mask=kept)"
+            yield from self.epilogue.statements("result", (self.width, self.pixels), self.taken)
+            yield store(v[self.names[-1]] + self._image_of_result + v.place, v.result, v.kept)
 
-    def _shifted(self, j: int, shift: int) -> str:
+    def _place_of_result(self, phase: int) -> Iterator[Statement]:
+        """Where the results of a phase are, and which of them are whole and in the image."""
+        deep, high = self.outer
+        yield let("pixel_y", self.row.made(v.pixel, phase))
+        kept = [v.rows < self.kept, v.top < high.positions, v.pixel < self.row.positions]
+        kept += within(v.top_y, high.result) if high.transposed else []
+        kept += within(v.pixel_y, self.row.result) if self.row.transposed else []
+        kept += within(v.plane, deep.result) if deep.transposed else []
+        column = [(v.column < self.columns)[:, None]] if self.columns % self.width else []
+        yield let("kept", every([every(kept)[None, :], *column]))
+        yield let("place", (v.plane * high.result + v.top_y) * self.row.result + v.pixel_y)
+        beside = tl.max_contiguous(v.place, self._beside())
+        if self.row.phases > 1:  # threads lie along them, but no store may take several
+            beside = tl.multiple_of(beside, 1)
+        yield let("place", v.column[:, None] * self._channel + beside[None, :])
+
+    @property
+    def _channel(self) -> int:
+        """Elements of a channel of the result."""
+        return math.prod(each.result for each in self.axes)
+
+    @property
+    def _image_of_result(self) -> Expression:
+        """Where the results of a block's image begin."""
+        return v.image * (self.columns * self._channel)
+
+    def _shifted(self, j: int, shift: int) -> Expression:
         if not shift:
-            return f"sum_{j}"
-        last = self.pixels - 1
-        index = f"tl.minimum(rows + {shift}, {last})[:, None] + tl.zeros([1, {self.width}], tl.int32)"
-        return f"tl.gather(sum_{j}, {index}, 0)"
+            return v[f"sum_{j}"]
+        rows = tl.minimum(v.rows + shift, self.pixels - 1)[:, None]
+        return tl.gather(v[f"sum_{j}"], rows + tl.zeros([1, self.width], tl.int32), 0)
 
-    def _other(self, name: str) -> str:
+    def _other(self, name: str) -> Statement:
         if name in self.epilogue.of_channels:
-            mask = f", mask=column < {self.columns}, other=0.0" if self.columns % self.width else ""
-            return f"{name}_tile = tl.load({name} + column{mask})"
-        size = self.columns * math.prod(each.result for each in self.axes)
-        return f"{name}_tile = tl.load({name} + image * {size} + place, mask=kept, other=0.0)"
+            inside = [v.column < self.columns] if self.columns % self.width else []
+            return let(f"{name}_tile", load(v[name] + v.column, *inside))
+        return let(f"{name}_tile", load(v[name] + self._image_of_result + v.place, v.kept))
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

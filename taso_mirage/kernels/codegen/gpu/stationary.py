@@ -28,6 +28,7 @@ from taso_mirage.kernels.codegen.gpu.forms import own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, not_specialized
 from taso_mirage.kernels.codegen.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.kernels.codegen.gpu.stationary_text import ENTRY, GROUP_OF_WARPS, PLACES_AND_LOADS, ROUNDED_TILES
+from taso_mirage.kernels.codegen.statements import GLUON, v
 from taso_mirage.targets.cuda.device import H100
 
 GROUPS, WARP, ROWS = 2, 32, 128
@@ -200,7 +201,7 @@ class StationaryBlock:
             "taps_high": high.taps_of("phase_high"),
             "row": "top" if high.transposed else f"top * {high.stride} - {high.pad}",
             "further": "-tap" if high.transposed else f"tap * {high.dilation}",
-            "plane_x": self.outer[0].seen("plane", "low"),
+            "plane_x": self.outer[0].seen(v.plane, v.low),
             "zeros": _indented([f"sum_{j} = gl.zeros([128, {self.width}], gl.float32, MMA)" for j in sums], 8),
             "place_w": self._element(),
             "products": _indented([self._product(j) for j in sums], 12),
@@ -332,7 +333,8 @@ class StationaryBlock:
 
     def _following(self, name: str, count: int) -> Iterator[str]:
         """The lines of the epilogue, on so many positions by columns."""
-        return (line.replace("tl.", "gl.") for line in self.epilogue.lines(name, (count, self.width), self.taken))
+        statements = self.epilogue.statements(name, (count, self.width), self.taken)
+        return (line.replace("tl.", "gl.") for line in GLUON.lines(statements))
 
     def _of_channels(self, name: str) -> str:
         mask = f", mask=column < {self.block.columns}, other=0.0" if self.block.columns % self.width else ""

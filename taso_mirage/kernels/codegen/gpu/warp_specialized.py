@@ -34,6 +34,7 @@ from taso_mirage.kernels.codegen.gpu.offsets import TileCut
 from taso_mirage.kernels.codegen.gpu.products import tile_product
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TileMap, TritonLaunch
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
+from taso_mirage.kernels.codegen.statements import GLUON
 from taso_mirage.operators.interpret import interpret
 
 GROUPS, ROWS = 2, 64
@@ -298,7 +299,7 @@ class WarpSpecializedBlock:
             demand(len(x.present) == 1 + matrix, "a result that lacks a dim")
             place = f"matrix_rows * {by_row} + matrix_columns * {by_column[0]}" if matrix else f"rows * {by_row}"
             found.append(f"gl.store(result_{o} + {at} + {place}, {x.code})")
-        text = [line.replace("tl.", "gl.") for line in lines.sections[LoopPhase.INVARIANT]]
+        text = [line.replace("tl.", "gl.") for line in GLUON.lines(lines.sections[LoopPhase.INVARIANT])]
         return "\n".join(f"    {line}" for line in [*text, *found])
 
     # ------------------------------------------------------------ the text
@@ -370,7 +371,7 @@ class WarpSpecializedBlock:
         tile = Tile("rows", side.x.shape, own, side.leaf.dtype, self.dtype, LoopPhase.INVARIANT, True)
         found = tiles.ready(interpret([side.divisor], tiles, {side.x: tile})[side.divisor])
         demand(len(found.present) == 1 and not lines.ranges(), "a divisor that is no number of each row")
-        body = [line.replace("tl.", "gl.") for line in lines.sections[LoopPhase.INVARIANT]]
+        body = [line.replace("tl.", "gl.") for line in GLUON.lines(lines.sections[LoopPhase.INVARIANT])]
         said = f'"""One over what each row of {name} is divided by."""'
         text = [f"@gluon.jit\ndef {self.name}_of_{name}(rows):", f"    {said}", *(f"    {line}" for line in body)]
         return "\n".join([*text, f"    return 1.0 / {found.code}"]) + "\n"
