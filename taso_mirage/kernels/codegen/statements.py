@@ -241,7 +241,17 @@ class Return:
     why: str = ""
 
 
-Statement: TypeAlias = "Let | Do | For | If | Return"
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Statements whose names end with them; with `line`, statements on one line. C++ alone has
+    them, and functions within statements."""
+
+    body: tuple[Statement, ...]
+    line: bool = False
+    why: str = ""
+
+
+Statement: TypeAlias = "Let | Do | For | If | Return | Scope | Function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +264,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of a generated module. `decoration`: arguments of the language's decorator."""
+    """A function of a generated module. `decoration`: arguments of the decorator in Python; in C++ the
+    type of the result, with what stands before it."""
 
     name: str
     parameters: Sequence[str | Parameter]
     body: tuple[Statement, ...]
     decoration: str = ""
-    doc: str = ""
+    why: str = ""
 
 
 def let(name: str, value: Operand, why: str = "") -> Let:
@@ -296,6 +307,8 @@ def words(x: Expression | Statement) -> Iterator[str]:
             parts = (over, *body)
         case If(condition, body, otherwise):
             parts = (condition, *body, *otherwise)
+        case Scope(body) | Function(_, _, body):
+            parts = body
         case Do(value) | Return(value):
             parts = (value,)
     for each in parts:
@@ -315,7 +328,7 @@ class PythonPrinter:
     def function(self, made: Function) -> str:
         """A function with a newline behind its last line."""
         given = ", ".join(map(self._parameter, made.parameters))
-        doc = [f'    """{made.doc}"""'] if made.doc else []
+        doc = [f'    """{made.why}"""'] if made.why else []
         lines = [f"    {line}" for line in self.lines(made.body)]
         return "\n".join([f"@{self.decorator}{made.decoration}", f"def {made.name}({given}):", *doc, *lines]) + "\n"
 

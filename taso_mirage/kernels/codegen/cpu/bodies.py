@@ -26,6 +26,7 @@ from taso_mirage.kernels.codegen.cpu.values import (
     Reduce,
     Strides,
 )
+from taso_mirage.kernels.codegen.statements import Statement, loop, store, v
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
@@ -41,7 +42,7 @@ class LoweredBody:
     graph: Graph
     fmap: Strides
     loop: Dim
-    initial: list[str] = field(default_factory=list)
+    initial: list[Statement] = field(default_factory=list)
     roots: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
     rests: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
     found: dict[Node, Any] = field(default_factory=dict)
@@ -136,7 +137,6 @@ class LoweredBody:
         strides = product_strides(x, self.memory.buffers) if isinstance(x, Contract) else None
         found = self.memory.allocate(x, strides, hint)
         self.memory.mutable.add(found.name)
-        self.initial.append(
-            f"for (size_t i = 0; i < {found.count}; ++i) {found.name}[i] = {cpp_number(start, found.dtype)};"
-        )
+        first = store(v[found.name]["i"], cpp_number(start, found.dtype))
+        self.initial.append(loop("i", v.numbers(found.count), [first]))
         return found

@@ -3,7 +3,7 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -14,6 +14,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.kernels.codegen.discovery import discovered
+from taso_mirage.kernels.codegen.statements import Do, Expression, v
 
 LANES = 16
 """The number of tiles or columns of a block is a multiple of this: the longest vectors."""
@@ -98,13 +99,10 @@ class PreparedTerm:
         """The places of the operands that are prepared."""
         return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
 
-    @property
-    def prepare(self) -> str:
-        """C++ that prepares the weights among the kernel's inputs: {0} is the first one, {at} the
-        place of the result."""
-        given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
-        given += ["nullptr"] * (len(self.kind.weights) - len(given))
-        return f"{self.name}::prepare({', '.join(given)}, {{at}});"
+    def prepare(self, given: Sequence[int], at: Expression) -> Do:
+        """The call that prepares its weights, the kernel's inputs of these numbers."""
+        missing = [v.nullptr] * (len(self.kind.weights) - len(given))
+        return Do(v[f"{self.name}::prepare"](*(v.inputs[i] for i in given), *missing, at))
 
     @property
     def declaration(self) -> str:
@@ -114,10 +112,15 @@ class PreparedTerm:
         return f"using {self.name} = {self.kind.name}<{said}>;"
 
     @property
-    def blocks(self) -> str:
-        """How many there are, in C++."""
-        times = self.kind.times
-        return f"{self.name}::BLOCKS" if times == 1 else f"{times} * {self.name}::BLOCKS"
+    def blocks(self) -> Expression:
+        """How many there are."""
+        each, times = v[f"{self.name}::BLOCKS"], self.kind.times
+        return each if times == 1 else v[str(times)] * each
+
+    @property
+    def prepared(self) -> Expression:
+        """The bytes of its prepared weights, as far as those of the next term begin."""
+        return (v[f"{self.name}::PREPARED"] + 63) / 64 * 64
 
     @property
     def rows(self) -> Dim:
