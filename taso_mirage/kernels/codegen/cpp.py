@@ -39,8 +39,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text
 from taso_mirage.kernels.codegen.cpu.nests import cpp_number, register_type
 from taso_mirage.kernels.codegen.cpu.places import Places, tensor_bytes
-from taso_mirage.kernels.codegen.cpu.prepared import headers, layout, prepares
-from taso_mirage.kernels.codegen.cpu.prepared_calls import PreparedCalls
+from taso_mirage.kernels.codegen.cpu.prepared import PreparedCalls, headers, layout, prepares
 from taso_mirage.kernels.codegen.cpu.printer import converted, lines
 from taso_mirage.kernels.codegen.cpu.printer import function as function_text
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning

@@ -46,7 +46,9 @@ class LoweredBody:
     roots: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
     rests: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
     found: dict[Node, Any] = field(default_factory=dict)
-    lags: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
+    lags: dict[Node, LoopValue] = field(default_factory=dict)
+    """The old less the new value of each running maximum."""
+    scales: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
 
     def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
         """The values of the body's outputs; the roots of the loop are noted on the way."""
@@ -86,8 +88,7 @@ class LoweredBody:
         finite."""
         old = self._room(x, "largest", LOWEST_FLOAT32)
         new = self.lazy.map(np.maximum, old, x)
-        lag = self.lazy.map(np.subtract, old, new)
-        self.lags[node, 1] = lag
+        self.lags[node] = self.lazy.map(np.subtract, old, new)
         self.roots.append((new, None, False))
         self.rests.append((new, old, False))
         return new
@@ -123,14 +124,11 @@ class LoweredBody:
 
     def _scale(self, m: Node, degree: int) -> LoopValue:
         """e^(degree (m_old - m_new)), the factor of the accumulated value."""
-        if (m, 0) not in self.lags:
-            self.lags[m, 0] = self.lags[m, 1]
-        key = (m, 2 * degree + 2)
-        if key not in self.lags:
-            lag = self.lags[m, 1]
+        if (m, degree) not in self.scales:
+            lag = self.lags[m]
             scaled = lag if degree == 1 else self.lazy.map(np.multiply, lag, LoopConstant(lag.dtype, (), float(degree)))
-            self.lags[key] = self.lazy.map(np.exp, scaled)
-        return self.lags[key]
+            self.scales[m, degree] = self.lazy.map(np.exp, scaled)
+        return self.scales[m, degree]
 
     def _room(self, x: LoopValue, hint: str, start: float) -> CppBuffer:
         """A buffer that lasts over the iterations."""

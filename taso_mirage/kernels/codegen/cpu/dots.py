@@ -11,7 +11,7 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.kernels.codegen.cpu.layouts import offset, strides_of
 from taso_mirage.kernels.codegen.cpu.printer import converted, expression
 from taso_mirage.kernels.codegen.cpu.schedule import ContractionNest, LoopSchedule
-from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer, LoopValue
+from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer
 from taso_mirage.kernels.codegen.statements import Do, Expression, For, Let, Statement, loop, store, total, v
 
 NARROW = 128
@@ -41,9 +41,9 @@ class Side:
 def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[Statement]:
     """A product by blocks in registers where elements lie side by side, else element by element."""
     value, target = item.value, item.target
-    pairs = list(zip(value.operands, value.letters, strict=False))
-    left, right = (Side(_pointer(schedule, x), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
-    made = Side(_moved(target.name, target.start), dict(zip(value.letters[2], target.strides, strict=True)))
+    pairs = list(zip(value.args, value.letters, strict=False))
+    left, right = (Side(_pointer(schedule.address(x)), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
+    made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
     sizes = {x: n for arg, letters in pairs for x, n in zip(letters, arg.shape, strict=True) if n != 1}
     result = [x for x in sizes if x in value.letters[2]]
     ways = (way(sizes, result, a, b, made) for a, b in ((left, right), (right, left)) for way in (_columns, _rows))
@@ -114,13 +114,8 @@ def _largest(sizes: Mapping[str, Dim], fits: Callable[[str], bool]) -> str | Non
     return max((x for x in sizes if fits(x)), key=lambda x: usual_size(sizes[x]), default=None)
 
 
-def _pointer(schedule: LoopSchedule, value: LoopValue) -> Expression:
-    buffer, index = schedule.address(value)
-    return _moved(buffer.name, offset(buffer, index).constant)
-
-
-def _moved(name: str, start: Dim) -> Expression:
-    return v[name] + start if start != 0 else v[name]
+def _pointer(buffer: CppBuffer) -> Expression:
+    return v[buffer.name] + buffer.start if buffer.start != 0 else v[buffer.name]
 
 
 def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Do | Let) -> Product:

@@ -4,7 +4,7 @@ of dot products."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import is_float
@@ -111,7 +111,7 @@ class NestStatements:
         assert isinstance(value, Map)
         if not value.fn.cpp:
             raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
-        args = [self._value(item, arg, index if arg.shape else ()) for arg in value.operands]
+        args = [self._value(item, arg, index if arg.shape else ()) for arg in value.args]
         depth = max((d for _, d in args), default=0)
         return self._named(value, lifted(value.fn.cpp.format(*[t for t, _ in args])), depth)
 
@@ -229,14 +229,13 @@ def _identities(nest: Nest, schedule: LoopSchedule) -> Iterator[Statement]:
         folded = item.folded
         if folded and not item.update and set(loops[len(loops) - len(folded) :]) != folded:
             shape = tuple([1 if i in item.axes else n for i, n in enumerate(item.value.shape)])
-            to = item.target
-            yield fill(CppBuffer(to.dtype, shape, to.name, to.strides, to.start), _folded(item).cpp)
+            yield fill(replace(item.target, shape=shape), _folded(item).cpp)
 
 
 def _used(schedule: LoopSchedule, item: Nest | ContractionNest) -> set[str]:
     """The names of the buffers that a nest reads or writes."""
     if isinstance(item, ContractionNest):
-        return {item.target.name, *(schedule.address(a)[0].name for a in item.value.operands)}
+        return {item.target.name, *(schedule.address(a).name for a in item.value.args)}
     leaves = (b for s in item.stores for b, _ in schedule.leaves(s))
     return {s.target.name for s in item.stores} | {b.name for b in leaves if isinstance(b, CppBuffer)}
 
