@@ -19,8 +19,8 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor
 from taso_mirage.kernels.codegen.cpu.bodies import LoweredBody
 from taso_mirage.kernels.codegen.cpu.nests import memory_type, phase_statements, register_type
 from taso_mirage.kernels.codegen.cpu.printer import converted, swept
-from taso_mirage.kernels.codegen.cpu.schedule import LoopSchedule, Memory
-from taso_mirage.kernels.codegen.cpu.values import BufferSizes, CppBuffer, LazyMeaning, LoopValue, Strides, contiguous
+from taso_mirage.kernels.codegen.cpu.schedule import LoopSchedule, Memory, Root
+from taso_mirage.kernels.codegen.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
 from taso_mirage.kernels.codegen.statements import (
     Do,
     Expression,
@@ -137,29 +137,31 @@ class CppKernelFunction:
             self.spares += [spare] if spare is not None else []
             made.append(_pointer(target, start))
             targets.append(target)
-        made += self._staged(body, tiles, targets, loop, moved)
-        return [*_block_indices(grid), *_of_parts(_grid_parts(body, self.node.attr("imap")), made)]
+        made += self._staged(tiles, targets, moved)
+        axes = [
+            (x, g, axis) for x, of in zip(body.inputs, self.node.attr("imap"), strict=True) for g, axis in enumerate(of)
+        ]
+        cut = [(x.shape[axis], f"g{g}") for x, g, axis in axes if axis >= 0]
+        return [*_block_indices(grid), *_tiled(cut, made)]
 
     def _staged(
-        self,
-        body: Graph,
-        tiles: Mapping[Node, CppBuffer],
-        targets: Sequence[CppBuffer],
-        loop: Dim,
-        moved: list[Statement],
+        self, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], moved: list[Statement]
     ) -> list[Statement]:
-        """The statements before, in and after the for-loop."""
+        """The statements before, in and after the for-loop; those `moved` begin an iteration."""
+        body, loop = self.node.attr("body"), self.node.attr("loop")
         made = LoweredBody(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)
         results = [(x, t, False) for x, t in zip(outputs, targets, strict=True)]
         if loop == 1:
             return moved + self._stage(results)
         before = self._stage([(x, None, False) for x in made.invariants()])
-        inside = _of_parts(_loop_parts(body, self.node.attr("fmap")), [*moved, *self._stage(made.roots)])
+        axes = zip(body.inputs, self.node.attr("fmap"), strict=True)
+        cut = [(x.shape[axis], "iteration") for x, axis in axes if axis >= 0]
+        inside = _tiled(cut, [*moved, *self._stage(made.roots)])
         iterations = For("iteration", v.numbers(count_text((loop,))), tuple(inside))
         return [*made.initial, *before, iterations, *self._stage(results)]
 
-    def _stage(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> list[Statement]:
+    def _stage(self, roots: Sequence[Root]) -> list[Statement]:
         schedule = LoopSchedule(self.memory)
         schedule.run(roots)
         asked = {self.memory.buffers[x].name for x, t, _ in roots if t is None and x in self.memory.buffers}
@@ -196,52 +198,21 @@ def _block_indices(grid: BufferSizes) -> Iterator[Statement]:
             yield Let(f"g{g}", at % own if g or len(grid) > 1 else at, "const size_t")
 
 
-@dataclass(frozen=True, slots=True)
-class TilePart:
-    """The size of a tiled dim: its name, the largest, and how much there is from where the tile
-    begins."""
-
-    name: str
-    largest: int
-    rest: Expression
-
-
-def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[TilePart]:
-    """The tiled dims of a block, of which the last blocks of a grid dim have fewer elements."""
-    cut = [
-        (leaf.shape[axis], f"g{g}")
-        for leaf, axes in zip(body.inputs, imap, strict=True)
-        for g, axis in enumerate(axes)
-        if axis >= 0
-    ]
-    return _parts(cut)
-
-
-def _loop_parts(body: Graph, fmap: Strides) -> list[TilePart]:
-    """The tiled dim of an iteration, of which the last iteration has fewer elements."""
-    return _parts([(leaf.shape[axis], "iteration") for leaf, axis in zip(body.inputs, fmap, strict=True) if axis >= 0])
-
-
-def _parts(cut: Sequence[tuple[Dim, str]]) -> list[TilePart]:
-    """The parts of dims that are cut, each with the number of the tile."""
-    found: dict[str, TilePart] = {}
+def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[Statement]:
+    """The statements for tiles of every size: once for whole ones, whose sizes the compiler knows,
+    and once for the last ones. `cut`: the dims that are cut, each with the number of the tile."""
+    parts: dict[str, tuple[int, Expression]] = {}
     for dim, number in cut:
         if (part := part_of(dim)) is not None:
             whole, size = part
-            found[str(dim)] = TilePart(str(dim), size, lifted(whole) - v[number] * size)
-    return list(found.values())
-
-
-def _of_parts(parts: Sequence[TilePart], made: Sequence[Statement]) -> list[Statement]:
-    """The statements for tiles of every size: once for whole ones, whose sizes the compiler knows,
-    and once for others."""
+            parts[str(dim)] = size, lifted(whole) - v[number] * size
     if not parts:
         return list(made)
-    given = tuple([f"[[maybe_unused]] const auto {part.name}" for part in parts])
-    whole = v.tile_of(*(v[f"constant<{part.largest}>"]() for part in parts))
-    left = v.tile_of(*(v.smaller(part.largest, part.rest) for part in parts))
-    fits = every(part.rest >= part.largest for part in parts)
-    return [Function("tile_of", given, tuple(made)), when(fits, Do(whole), otherwise=[Do(left)])]
+    given = [f"[[maybe_unused]] const auto {name}" for name in parts]
+    known = v.tile_of(*(v[f"constant<{size}>"]() for size, _ in parts.values()))
+    left = v.tile_of(*(v.smaller(size, rest) for size, rest in parts.values()))
+    fits = every(rest >= size for size, rest in parts.values())
+    return [Function("tile_of", given, tuple(made)), when(fits, Do(known), otherwise=[Do(left)])]
 
 
 def _tile(

@@ -14,7 +14,7 @@ from taso_mirage.ir.mugraph import LoopPhase, Lowering, loop_phases
 from taso_mirage.ir.terms import ABSENT, Graph, Node, users
 from taso_mirage.kernels.codegen.cpu.layouts import product_strides, without_view
 from taso_mirage.kernels.codegen.cpu.nests import cpp_number
-from taso_mirage.kernels.codegen.cpu.schedule import Memory
+from taso_mirage.kernels.codegen.cpu.schedule import Memory, Root
 from taso_mirage.kernels.codegen.cpu.values import (
     LOWEST_FLOAT32,
     Contract,
@@ -43,17 +43,19 @@ class LoweredBody:
     fmap: Strides
     loop: Dim
     initial: list[Statement] = field(default_factory=list)
-    roots: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
-    rests: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)
+    rests: list[Root] = field(default_factory=list)
     found: dict[Node, Any] = field(default_factory=dict)
     lags: dict[Node, LoopValue] = field(default_factory=dict)
     """The old less the new value of each running maximum."""
     scales: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
 
-    def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
-        """The values of the body's outputs; the roots of the loop are noted on the way."""
+    def __post_init__(self) -> None:
         self.stage = loop_phases(self.graph, self.fmap, self.loop)
         self.reads = users(self.graph)
+
+    def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
+        """The values of the body's outputs; the roots of the loop are noted on the way."""
         self.found.update(tiles)
         for node in self.graph:
             if node not in self.found and node is not ABSENT:

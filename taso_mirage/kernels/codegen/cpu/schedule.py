@@ -91,6 +91,9 @@ class ContractionNest:
 
 
 Item = Nest | ContractionNest
+Root = tuple[LoopValue, CppBuffer | None, bool]
+"""A value that is computed: into a buffer, or (None) wherever it is to be found later, or (True)
+added to the buffer."""
 
 
 @dataclass
@@ -123,9 +126,8 @@ class LoopSchedule:
 
     # ------------------------------------------------------------ values in memory
 
-    def run(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> None:
-        """Compute every root: into a buffer, or (None) wherever it is to be found later; `update`
-        adds to the buffer."""
+    def run(self, roots: Sequence[Root]) -> None:
+        """Compute every root."""
         self._decide([value for value, _, _ in roots])
         for value, target, update in roots:
             if target is None:
