@@ -5,24 +5,23 @@ import subprocess
 
 import pytest
 
-from taso_mirage.kernels.codegen.cpu.printer import converted, expression, function, swept
+from taso_mirage.kernels.codegen.cpu.printer import converted, expression_text, function_text, swept
 from taso_mirage.kernels.codegen.statements import (
-    Do,
-    Function,
     If,
     Let,
+    ProgramFunction,
     Return,
     Scope,
-    choice,
     every,
+    expression,
     group,
     let,
-    lifted,
     loop,
-    store,
+    mentioned,
+    select,
+    tl,
     v,
     when,
-    words,
 )
 
 PRINTED = {
@@ -31,9 +30,9 @@ PRINTED = {
     "a - (b - c)": v.a - (v.b - v.c),
     "n - g * 8 >= 8 && m - g * 4 >= 4": every([v.n - v.g * 8 >= 8, v.m - v.g * 4 >= 4]),
     "(a < b) == c": (v.a < v.b).equals(v.c),
-    "g0 == 0 ? y : spare": choice(v.y, v.g0.equals(0), v.spare),
+    "g0 == 0 ? y : spare": select(v.y, v.g0.equals(0), v.spare),
     "static_cast<float>(x[i + 1])": converted("float", v.x["i + 1"]),
-    "{a, b + 1}": lifted([v.a, v.b + 1]),
+    "{a, b + 1}": expression([v.a, v.b + 1]),
     "(a)": group(v.a),
     "columns<3, 4>(a, 1)": v["columns<3, 4>"](v.a, 1),
 }
@@ -41,7 +40,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("text", PRINTED)
 def test_expressions_have_the_parentheses_that_they_need(text: str) -> None:
-    assert expression(PRINTED[text]) == text
+    assert expression_text(PRINTED[text]) == text
 
 
 NEST = Scope(
@@ -50,25 +49,25 @@ NEST = Scope(
             "i",
             v.numbers(2),
             [
-                Let("s", lifted("0.0f"), "float"),
+                Let("s", expression("0.0f"), "float"),
                 loop("j", v.vectors(v.n, "+: s"), [let("s", v.s + v.x["3 * i + j"])]),
-                store(v.y["i"], v.s),
+                tl.store(v.y["i"], v.s),
             ],
         ),
     )
 )
-MADE = Function(
+MADE = ProgramFunction(
     "total",
     ("const float* x", "float* y", "size_t n"),
     (
         Let("unread", v.n * 2, "const size_t"),
         Let("read", v.n / 2, "const size_t"),
         Let("room", v.array(4), "alignas(64) float"),
-        Let("pair", lifted([v.x, v.room]), "const float*"),
-        loop("i", v.numbers(2), [loop("j", v.numbers(2), [store(v.room["2 * i + j"], 0)])]),
-        Function("tile", ("const auto size",), (Let("of_tile", v.size, "const size_t"), NEST)),
-        If(v.read > 4, (Do(v.tile(v.read)),), (Do(v.tile(4)), Return(lifted("")))),
-        Scope((Let("n", lifted(1), op="-="), Do(v.tile(v.pair[0][0]), "")), True),
+        Let("pair", expression([v.x, v.room]), "const float*"),
+        loop("i", v.numbers(2), [loop("j", v.numbers(2), [tl.store(v.room["2 * i + j"], 0)])]),
+        ProgramFunction("tile", ("const auto size",), (Let("of_tile", v.size, "const size_t"), NEST)),
+        If(v.read > 4, (v.tile(v.read),), (v.tile(4), Return(expression("")))),
+        Scope((Let("n", expression(1), op="-="), v.tile(v.pair[0][0])), True),
     ),
     "static void",
     "sums of rows",
@@ -101,7 +100,10 @@ static void total(const float* x, float* y, size_t n) {
 
 
 def test_a_function_without_the_constants_that_nothing_reads() -> None:
-    assert function(Function(MADE.name, MADE.parameters, swept(MADE.body, set()), "static void", MADE.why)) == TEXT
+    assert (
+        function_text(ProgramFunction(MADE.name, MADE.parameters, swept(MADE.body, set()), "static void", MADE.why))
+        == TEXT
+    )
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -111,16 +113,18 @@ def test_a_compiler_takes_it() -> None:
 
 
 def test_a_function_of_one_statement_is_a_line() -> None:
-    made = Function("f_scratch", (), (Scope((Let("n", lifted(1), "const size_t"), Return(v.n * 4)), True),), "size_t")
-    assert function(made) == "size_t f_scratch() { const size_t n = 1; return n * 4; }"
-    assert function(Function("f", (), (Return(v.n),), "int")) == "int f() { return n; }"
+    made = ProgramFunction(
+        "f_scratch", (), (Scope((Let("n", expression(1), "const size_t"), Return(v.n * 4)), True),), "size_t"
+    )
+    assert function_text(made) == "size_t f_scratch() { const size_t n = 1; return n * 4; }"
+    assert function_text(ProgramFunction("f", (), (Return(v.n),), "int")) == "int f() { return n; }"
 
 
 def test_a_comment_is_the_line_above() -> None:
-    made = Function("f", (), (Do(v.a(), "first"), when(v.c, Do(v.b()), why="then")), "void")
-    assert function(made) == "void f() {\n  // first\n  a();\n  // then\n  if (c) b();\n}"
+    made = ProgramFunction("f", (), (Scope((v.a(),), True, "first"), when(v.c, v.b(), why="then")), "void")
+    assert function_text(made) == "void f() {\n  // first\n  a();\n  // then\n  if (c) b();\n}"
 
 
 def test_names_within_scopes_and_functions_are_read() -> None:
-    assert {"x", "y", "n", "s"} <= set(words(NEST))
-    assert "unread" not in {word for each in MADE.body[1:] for word in words(each)}
+    assert {"x", "y", "n", "s"} <= set(mentioned(NEST))
+    assert "unread" not in {word for each in MADE.body[1:] for word in mentioned(each)}

@@ -7,26 +7,23 @@ import pytest
 from taso_mirage.kernels.codegen.statements import (
     GLUON,
     TRITON,
-    Do,
     Expression,
-    Function,
     Let,
     Parameter,
+    ProgramFunction,
     Return,
     add,
-    choice,
     every,
     group,
     let,
-    load,
     loop,
-    store,
+    mentioned,
+    select,
+    sum_of,
     tl,
-    total,
     v,
     when,
     within,
-    words,
 )
 
 PRINTED = {
@@ -44,12 +41,12 @@ PRINTED = {
     "(a)": group(v.a),
     "x.to(tl.float16, bitcast=True)": v.x.to(tl.float16, bitcast=True),
     "(a + b)[None, :]": (v.a + v.b)[None, :],
-    "tl.load(p + a)": load(v.p + v.a),
-    "tl.load(p, mask=a & b, other=0.0)": load(v.p, v.a, v.b),
+    "tl.load(p + a)": tl.load(v.p + v.a),
+    "tl.load(p, mask=a & b, other=0.0)": tl.load(v.p, v.a, v.b),
     "tl.permute(x, (1, 0))": tl.permute(v.x, (1, 0)),
     "tl.reshape(x, [2, n])": tl.reshape(v.x, [2, v.n]),
-    "(a if b else c) + 1": choice(v.a, v.b, v.c) + 1,
-    "a + b + c": total([v.a, "b", v.c]),
+    "(a if b else c) + 1": select(v.a, v.b, v.c) + 1,
+    "a + b + c": sum_of([v.a, "b", v.c]),
 }
 
 
@@ -65,8 +62,8 @@ BODY = (
     loop("t", tl.range(0, v.n, num_stages="STAGES"), [add("acc", v.t), when("FIRST", let("acc", 0))]),
     when(
         v.at.equals(0),
-        store(v.p, v.acc, v.at < 3),
-        otherwise=[when(v.at > 2, Do(tl.debug_barrier()), otherwise=[let("acc", 1)])],
+        tl.store(v.p, v.acc, v.at < 3),
+        otherwise=[when(v.at > 2, (tl.debug_barrier()), otherwise=[let("acc", 1)])],
         why="one block",
     ),
     Let("LAYOUT", tl.SliceLayout(0, "X"), type="constexpr"),
@@ -93,14 +90,14 @@ def kernel(p, n, STAGES: tl.constexpr, FIRST: tl.constexpr = False):
 
 def test_a_function_in_both_languages() -> None:
     given = ("p", "n", Parameter("STAGES"), Parameter("FIRST", "False"))
-    made = Function("kernel", given, BODY, "(noinline=True)", "Nothing of use.")
+    made = ProgramFunction("kernel", given, BODY, "(noinline=True)", "Nothing of use.")
     assert TRITON.function(made) == TEXT
     assert GLUON.function(made) == TEXT.replace("tl.", "gl.").replace("triton", "gluon")
     ast.parse(TEXT)
 
 
 def test_the_names_of_a_statement_are_those_of_its_parts() -> None:
-    found = {word for each in BODY for word in words(each)}
+    found = {word for each in BODY for word in mentioned(each)}
     assert {"at", "acc", "n", "p", "STAGES", "FIRST", "X", "t"} <= found | {"t"}
     assert "Nothing" not in found
 

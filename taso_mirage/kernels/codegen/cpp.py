@@ -40,20 +40,18 @@ from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text
 from taso_mirage.kernels.codegen.cpu.nests import cpp_number, register_type
 from taso_mirage.kernels.codegen.cpu.places import Places, tensor_bytes
 from taso_mirage.kernels.codegen.cpu.prepared import PreparedCalls, headers, layout, prepares
-from taso_mirage.kernels.codegen.cpu.printer import converted, lines
-from taso_mirage.kernels.codegen.cpu.printer import function as function_text
+from taso_mirage.kernels.codegen.cpu.printer import converted, function_text, lines
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning
 from taso_mirage.kernels.codegen.statements import (
-    Do,
     Expression,
-    Function,
     Let,
+    ProgramFunction,
     Return,
     Scope,
     Statement,
-    choice,
-    lifted,
-    total,
+    expression,
+    select,
+    sum_of,
     v,
     when,
 )
@@ -119,15 +117,15 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
     return source
 
 
-def scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> Function:
+def scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> ProgramFunction:
     """The function that says how much scratch memory a run takes."""
-    return Function(f"{name}_scratch", ("const size_t* sizes",) if sized else (), body, 'extern "C" size_t')
+    return ProgramFunction(f"{name}_scratch", ("const size_t* sizes",) if sized else (), body, 'extern "C" size_t')
 
 
-def entry_function(name: str, body: tuple[Statement, ...] = ()) -> Function:
+def entry_function(name: str, body: tuple[Statement, ...] = ()) -> ProgramFunction:
     """The entry point of a program."""
     parameters = "const void** inputs", "void** outputs", "void* scratch", "parallel_for_t parallel_for", "void* pool"
-    return Function(name, parameters, body, 'extern "C" void')
+    return ProgramFunction(name, parameters, body, 'extern "C" void')
 
 
 def _given_sizes(place: int) -> Expression:
@@ -179,8 +177,8 @@ class CppProgram:
         pointers = [*map(self.places.pointer, operands), *(place for place, _ in results)]
         pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []
         blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1
-        self.calls.append(Let(tensors, lifted(pointers), "void*"))
-        self.calls.append(Do(v.run(name, blocks, tensors, self._threads(node, types), v.pool)))
+        self.calls.append(Let(tensors, expression(pointers), "void*"))
+        self.calls.append(v.run(name, blocks, tensors, self._threads(node, types), v.pool))
 
     def _threads(self, node: Node, types: Sequence[Tensor]) -> Expression:
         """The threads that run the blocks of a kernel."""
@@ -190,11 +188,11 @@ class CppProgram:
             return v.parallel_for
         if isinstance(moved, int):
             return v.parallel_for if moved > ALONE else v.nullptr
-        return choice(v.nullptr, lifted(moved) <= ALONE, v.parallel_for)
+        return select(v.nullptr, expression(moved) <= ALONE, v.parallel_for)
 
     def _run_prepared(self) -> None:
         for made in self.prepared.calls():
-            if isinstance(made, Function):
+            if isinstance(made, ProgramFunction):
                 self.functions.append(function_text(made))
             else:
                 self.calls.append(made)
@@ -205,16 +203,16 @@ class CppProgram:
             raise Unsupported("an output of the muGraph that is a constant")
         (place, type), wanted = self.places.of(output), v.outputs[i]
         if place != wanted:
-            self.calls.append(Do(v["std::memcpy"](wanted, place, tensor_bytes(type))))
+            self.calls.append(v["std::memcpy"](wanted, place, tensor_bytes(type)))
 
     def _entry(self) -> Iterator[str]:
         known = tuple([Let(n, v.sizes[i], "[[maybe_unused]] const size_t") for i, n in enumerate(self.names)])
-        used = Return(total(self.places.used()) if self.places.scratch else v["1"])
+        used = Return(sum_of(self.places.used()) if self.places.scratch else v["1"])
         yield function_text(scratch_function(self.name, bool(self.names), (Scope((*known, used), True),)))
         yield ""
         place = len(self.graph.inputs) + 1
         given = Let("sizes", _given_sizes(place), "const size_t*"), Scope(known, True)
-        ignored = Do(v["(void)inputs, (void)scratch, (void)parallel_for"])
+        ignored = v["(void)inputs, (void)scratch, (void)parallel_for"]
         yield function_text(entry_function(self.name, (*(given if self.names else ()), ignored, *self.calls)))
         if self.prepared.terms:
             weights, prepare = self.prepared.preparation(self.name)
@@ -237,7 +235,7 @@ def free_header() -> str:
 def _tables(lazy: LazyMeaning) -> Iterator[str]:
     for name, value in lazy.tables.items():
         numbers = [cpp_number(float(x), value.dtype) for x in value.numpy().ravel()]
-        yield from lines([Let(name, lifted(numbers), f"static const {register_type(value.dtype)}")])
+        yield from lines([Let(name, expression(numbers), f"static const {register_type(value.dtype)}")])
 
 
 def _comment(graph: Graph) -> str:

@@ -9,13 +9,13 @@ parentheses, the indentation and the prefix of a language's own functions (`tl.`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
-WORD = re.compile(r"\w+")
-CHOICE, COMPARED, NEGATIVE, PART = 0, 1, 8, 9
+_WORD = re.compile(r"\w+")
+CONDITIONAL, COMPARED, UNARY, POSTFIX = 0, 1, 8, 9
 """How strongly a choice, a comparison and a negative bind, and calls, elements and names."""
 RANKS = {
     **dict.fromkeys(("!=", "==", "<", "<=", ">", ">="), COMPARED),
@@ -24,13 +24,22 @@ RANKS = {
 }
 """How strongly operators bind."""
 
-Operand: TypeAlias = object
-"""An expression, or what `lifted` makes one of: a number, the size of a dim, text, a list."""
+ExpressionLike: TypeAlias = object
+"""An expression, or what `expression` makes one of: a number, the size of a dim, text, a list."""
+
+
+def _operators(*names: str) -> list[Callable[[Expression, ExpressionLike], Expression]]:
+    """Methods that apply binary operators."""
+
+    def method(name: str) -> Callable[[Expression, ExpressionLike], Expression]:
+        return lambda a, b: Expression(name, (a, expression(b)))
+
+    return list(map(method, names))
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What a program computes: an operator of RANKS over `args`, or
+    """A value that a program computes: an operator of RANKS over `args`, or
 
     - "name": `text`, which is one word or in parentheses; "own": the same of the language itself
     - "call": the first argument with the others, of which the last ones are `named`
@@ -43,62 +52,23 @@ class Expression:
     text: str = ""
     named: tuple[str, ...] = ()
 
-    def __add__(self, other: Operand) -> Expression:
-        return Expression("+", (self, lifted(other)))
+    __add__, __sub__, __mul__, __truediv__ = _operators("+", "-", "*", "/")
+    __floordiv__, __mod__, __lshift__, __rshift__ = _operators("//", "%", "<<", ">>")
+    __and__, __or__, __xor__, equals = _operators("&", "|", "^", "==")
+    __lt__, __le__, __gt__, __ge__ = _operators("<", "<=", ">", ">=")
+    """`equals` is `==`, which compares expressions themselves here."""
 
-    def __radd__(self, other: Operand) -> Expression:
-        return lifted(other) + self
+    def __radd__(self, other: ExpressionLike) -> Expression:
+        return expression(other) + self
 
-    def __sub__(self, other: Operand) -> Expression:
-        return Expression("-", (self, lifted(other)))
+    def __rsub__(self, other: ExpressionLike) -> Expression:
+        return expression(other) - self
 
-    def __rsub__(self, other: Operand) -> Expression:
-        return lifted(other) - self
+    def __rmul__(self, other: ExpressionLike) -> Expression:
+        return expression(other) * self
 
-    def __mul__(self, other: Operand) -> Expression:
-        return Expression("*", (self, lifted(other)))
-
-    def __rmul__(self, other: Operand) -> Expression:
-        return lifted(other) * self
-
-    def __truediv__(self, other: Operand) -> Expression:
-        return Expression("/", (self, lifted(other)))
-
-    def __rtruediv__(self, other: Operand) -> Expression:
-        return lifted(other) / self
-
-    def __floordiv__(self, other: Operand) -> Expression:
-        return Expression("//", (self, lifted(other)))
-
-    def __mod__(self, other: Operand) -> Expression:
-        return Expression("%", (self, lifted(other)))
-
-    def __and__(self, other: Operand) -> Expression:
-        return Expression("&", (self, lifted(other)))
-
-    def __or__(self, other: Operand) -> Expression:
-        return Expression("|", (self, lifted(other)))
-
-    def __xor__(self, other: Operand) -> Expression:
-        return Expression("^", (self, lifted(other)))
-
-    def __rshift__(self, other: Operand) -> Expression:
-        return Expression(">>", (self, lifted(other)))
-
-    def __lshift__(self, other: Operand) -> Expression:
-        return Expression("<<", (self, lifted(other)))
-
-    def __lt__(self, other: Operand) -> Expression:
-        return Expression("<", (self, lifted(other)))
-
-    def __le__(self, other: Operand) -> Expression:
-        return Expression("<=", (self, lifted(other)))
-
-    def __gt__(self, other: Operand) -> Expression:
-        return Expression(">", (self, lifted(other)))
-
-    def __ge__(self, other: Operand) -> Expression:
-        return Expression(">=", (self, lifted(other)))
+    def __rtruediv__(self, other: ExpressionLike) -> Expression:
+        return expression(other) / self
 
     def __neg__(self) -> Expression:
         return Expression("negative", (self,))
@@ -107,87 +77,85 @@ class Expression:
         """Raises TypeError: a comparison says nothing before the program runs."""
         raise TypeError("the truth of a generated expression")
 
-    def __getitem__(self, at: Operand) -> Expression:
+    def __getitem__(self, at: ExpressionLike) -> Expression:
         """An element, or a tile with more axes: `x[:, None]`."""
         marks = at if isinstance(at, tuple) else (at,)
-        return Expression("item", (self, *(lifted(":" if isinstance(m, slice) else m) for m in marks)))
-
-    def equals(self, other: Operand) -> Expression:
-        """`==`, which compares expressions themselves here."""
-        return Expression("==", (self, lifted(other)))
+        return Expression("item", (self, *(expression(":" if isinstance(m, slice) else m) for m in marks)))
 
     def __getattr__(self, member: str) -> Expression:
         if member.startswith("__"):
             raise AttributeError(member)
         return Expression("member", (self,), member)
 
-    def __call__(self, *args: Operand, **named: Operand) -> Expression:
+    def __call__(self, *args: ExpressionLike, **named: ExpressionLike) -> Expression:
         values = (self, *args, *named.values())
-        return Expression("call", tuple(map(lifted, values)), named=tuple(named))
+        return Expression("call", tuple(map(expression, values)), named=tuple(named))
 
     def __str__(self) -> str:
         return TRITON.expression(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Any attribute is the name itself, as an expression."""
+class Vocabulary:
+    """Names as expressions: any attribute is the name itself."""
 
     op: str
 
     def __getattr__(self, text: str) -> Expression:
         return Expression(self.op, (), text)
 
-    def __getitem__(self, text: str) -> Expression:
-        return Expression(self.op, (), text)
+    def __getitem__(self, text: ExpressionLike) -> Expression:
+        return Expression(self.op, (), str(text))
 
 
-v, tl = Names("name"), Names("own")
-"""Names of the program, and those of the language itself, whatever its prefix is."""
+class Language(Vocabulary):
+    """The names of the language itself, whatever its prefix is."""
+
+    def load(self, pointer: ExpressionLike, *masks: ExpressionLike, other: ExpressionLike = 0.0) -> Expression:
+        """Elements of memory; `other` where one of the masks does not hold."""
+        return self["load"](pointer, **({"mask": every(masks), "other": other} if masks else {}))
+
+    def store(self, pointer: ExpressionLike, value: ExpressionLike, *masks: ExpressionLike) -> Expression:
+        """Write elements where all masks hold."""
+        return self["store"](pointer, value, **({"mask": every(masks)} if masks else {}))
 
 
-def lifted(value: Operand) -> Expression:
+v, tl = Vocabulary("name"), Language("own")
+"""The names of a program, and those of its language."""
+
+
+def expression(value: ExpressionLike) -> Expression:
     """A value as an expression: text stands as it is."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, list | tuple):
-        return Expression(type(value).__name__, tuple(map(lifted, value)))
+        return Expression(type(value).__name__, tuple(map(expression, value)))
     return Expression("name", (), repr(value) if isinstance(value, float) else str(value))
 
 
-def group(value: Operand) -> Expression:
+def group(value: ExpressionLike) -> Expression:
     """A value in parentheses, also where none are needed."""
-    return Expression("group", (lifted(value),))
+    return Expression("group", (expression(value),))
 
 
-def choice(value: Operand, condition: Operand, otherwise: Operand) -> Expression:
+def select(value: ExpressionLike, condition: ExpressionLike, otherwise: ExpressionLike) -> Expression:
     """A value if a condition holds, else another one."""
-    return Expression("choice", (lifted(value), lifted(condition), lifted(otherwise)))
+    return Expression("choice", (expression(value), expression(condition), expression(otherwise)))
 
 
-def total(terms: Iterable[Operand]) -> Expression:
+def sum_of(terms: Iterable[ExpressionLike]) -> Expression:
     """The sum of one term at least."""
-    return reduce(lambda a, b: a + b, map(lifted, terms))
+    return reduce(lambda a, b: a + b, map(expression, terms))
 
 
-def every(conditions: Iterable[Operand]) -> Expression:
+def every(conditions: Iterable[ExpressionLike]) -> Expression:
     """Whether all of one condition at least hold."""
-    return reduce(lambda a, b: a & b, map(lifted, conditions))
+    return reduce(lambda a, b: a & b, map(expression, conditions))
 
 
-def within(value: Expression, size: Operand) -> list[Expression]:
+def within(value: Expression, size: ExpressionLike) -> list[Expression]:
     """The conditions of a place in so many."""
     return [value >= 0, value < size]
-
-
-def load(pointer: Operand, *masks: Operand, other: Operand = 0.0) -> Expression:
-    """Elements of memory; `other` where one of the masks does not hold."""
-    return tl.load(pointer, **({"mask": every(masks), "other": other} if masks else {}))
-
-
-def store(pointer: Operand, value: Operand, *masks: Operand) -> Do:
-    """Write elements where all masks hold."""
-    return Do(tl.store(pointer, value, **({"mask": every(masks)} if masks else {})))
 
 
 # ---------------------------------------------------------------- statements
@@ -202,14 +170,6 @@ class Let:
     value: Expression
     type: str = ""
     op: str = "="
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """A call for its effect: a store, a barrier, a copy."""
-
-    value: Expression
     why: str = ""
 
 
@@ -251,7 +211,8 @@ class Scope:
     why: str = ""
 
 
-Statement: TypeAlias = "Let | Do | For | If | Return | Scope | Function"
+Statement: TypeAlias = "Let | Expression | For | If | Return | Scope | ProgramFunction"
+"""A call stands alone for its effect: a store, a barrier, a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +224,9 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A function of a generated module. `decoration`: arguments of the decorator in Python; in C++ the
-    type of the result, with what stands before it."""
+class ProgramFunction:
+    """A function of a generated module. `decoration`: the arguments of its decorator in Python; in
+    C++ the type of its result, with what stands before it."""
 
     name: str
     parameters: Sequence[str | Parameter]
@@ -274,14 +235,14 @@ class Function:
     why: str = ""
 
 
-def let(name: str, value: Operand, why: str = "") -> Let:
+def let(name: str, value: ExpressionLike, why: str = "") -> Let:
     """The statement that names a value."""
-    return Let(name, lifted(value), why=why)
+    return Let(name, expression(value), why=why)
 
 
-def add(name: str, value: Operand) -> Let:
+def add(name: str, value: ExpressionLike) -> Let:
     """The statement that adds a value."""
-    return Let(name, lifted(value), op="+=")
+    return Let(name, expression(value), op="+=")
 
 
 def loop(variable: str, over: Expression, body: Iterable[Statement]) -> For:
@@ -289,30 +250,30 @@ def loop(variable: str, over: Expression, body: Iterable[Statement]) -> For:
     return For(variable, over, tuple(body))
 
 
-def when(condition: Operand, *body: Statement, otherwise: Iterable[Statement] = (), why: str = "") -> If:
+def when(condition: ExpressionLike, *body: Statement, otherwise: Iterable[Statement] = (), why: str = "") -> If:
     """The statement that does others where a condition holds."""
-    return If(lifted(condition), body, tuple(otherwise), why)
+    return If(expression(condition), body, tuple(otherwise), why)
 
 
-def words(x: Expression | Statement) -> Iterator[str]:
+def mentioned(x: Expression | Statement) -> Iterator[str]:
     """The names in an expression, or in a statement."""
     match x:
         case Expression(_, args, text):
-            yield from WORD.findall(text)
+            yield from _WORD.findall(text)
             parts: tuple[Expression | Statement, ...] = args
         case Let(name, value):
-            yield from WORD.findall(name)
+            yield from _WORD.findall(name)
             parts = (value,)
         case For(_, over, body):
             parts = (over, *body)
         case If(condition, body, otherwise):
             parts = (condition, *body, *otherwise)
-        case Scope(body) | Function(_, _, body):
+        case Scope(body) | ProgramFunction(_, _, body):
             parts = body
-        case Do(value) | Return(value):
+        case Return(value):
             parts = (value,)
     for each in parts:
-        yield from words(each)
+        yield from mentioned(each)
 
 
 # ---------------------------------------------------------------- printers
@@ -325,7 +286,7 @@ class PythonPrinter:
     decorator: str
     prefix: str
 
-    def function(self, made: Function) -> str:
+    def function(self, made: ProgramFunction) -> str:
         """A function with a newline behind its last line."""
         given = ", ".join(map(self._parameter, made.parameters))
         doc = [f'    """{made.why}"""'] if made.why else []
@@ -342,15 +303,16 @@ class PythonPrinter:
         """The lines of statements, without indentation around them."""
         for each in statements:
             first, *more = self._statement(each)
-            yield f"{first}  # {each.why}" if each.why else first
+            why = "" if isinstance(each, Expression) else each.why
+            yield f"{first}  # {why}" if why else first
             yield from more
 
     def _statement(self, each: Statement) -> Iterator[str]:
         match each:
             case Let(name, value, type, op):
                 yield f"{name}{f': {self.prefix}{type}' if type else ''} {op} {self.expression(value)}"
-            case Do(value):
-                yield self.expression(value)
+            case Expression():
+                yield self.expression(each)
             case Return(value):
                 yield f"return {self.expression(value)}"
             case For(variable, over, body):
@@ -377,7 +339,7 @@ class PythonPrinter:
         shown = [self.expression(a) for a in x.args]
         match x.op:
             case "name":
-                return x.text
+                return x.text.replace("tl.", self.prefix)
             case "own":
                 return f"{self.prefix}{x.text}"
             case "list":
@@ -389,15 +351,15 @@ class PythonPrinter:
             case "choice":
                 return " ".join((self._operand(x.args[0], 1), "if", self._operand(x.args[1], 1), "else", shown[2]))
             case "negative":
-                return f"-{self._operand(x.args[0], NEGATIVE)}"
+                return f"-{self._operand(x.args[0], UNARY)}"
             case "member":
-                return f"{self._operand(x.args[0], PART)}.{x.text}"
+                return f"{self._operand(x.args[0], POSTFIX)}.{x.text}"
             case "item":
-                return f"{self._operand(x.args[0], PART)}[{', '.join(shown[1:])}]"
+                return f"{self._operand(x.args[0], POSTFIX)}[{', '.join(shown[1:])}]"
             case "call":
                 plain = len(shown) - len(x.named)
                 given = (*shown[1:plain], *(f"{n}={a}" for n, a in zip(x.named, shown[plain:], strict=True)))
-                return f"{self._operand(x.args[0], PART)}({', '.join(given)})"
+                return f"{self._operand(x.args[0], POSTFIX)}({', '.join(given)})"
             case operator:
                 rank = RANKS[operator]
                 left = self._operand(x.args[0], rank + (rank == COMPARED))
@@ -405,7 +367,7 @@ class PythonPrinter:
 
     def _operand(self, x: Expression, least: int) -> str:
         """The text of a part that binds at least as strongly as this."""
-        rank = {"choice": CHOICE, "negative": NEGATIVE}.get(x.op, RANKS.get(x.op, PART))
+        rank = {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
         return self.expression(x) if rank >= least else f"({self.expression(x)})"
 
 

@@ -27,14 +27,12 @@ from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.kernels.codegen.statements import (
     Expression,
-    Operand,
+    ExpressionLike,
     Statement,
     every,
     group,
     let,
-    load,
     loop,
-    store,
     tl,
     v,
     within,
@@ -227,16 +225,18 @@ class DepthwiseFunction(FusedFunction):
             seen = v.seen & f"beside_{j}" if j in self._leaving() else group(v.seen)
             yield from self._column(j, j * self.row.dilation, inside, seen)
 
-    def _column(self, j: Operand, further: Operand, inside: Expression, seen: Expression) -> Iterator[Statement]:
+    def _column(
+        self, j: ExpressionLike, further: ExpressionLike, inside: Expression, seen: Expression
+    ) -> Iterator[Statement]:
         """The products with a column of the kernel."""
         taps = self.high.kernel * self.row.kernel
         for i in range(self.high.kernel):
             at = v[self.names[1]] + v.channel * (self.deep.kernel * taps) + v.low * taps + i * self.row.kernel + j
-            yield let(f"w_{i}", load(at, v.there)[:, None])
+            yield let(f"w_{i}", tl.load(at, v.there)[:, None])
         for offset, results in self.offsets:
             yield let("seen", every(within(v.top_x + offset, self.high.size)))
             at = v.at_x + offset * self.row.size + further
-            yield let("x_tile", load(v.x_at + at, inside[:, None], seen[None, :]))
+            yield let("x_tile", tl.load(v.x_at + at, inside[:, None], seen[None, :]))
             for r, i in results:
                 yield let(f"sum_{r}", tl.fma(v.x_tile, f"w_{i}", f"sum_{r}"))
 
@@ -249,7 +249,7 @@ class DepthwiseFunction(FusedFunction):
         size = self.deep.result * self.area_y
         image = self.channels * size
         for name in self.epilogue.of_channels:
-            yield let(f"{name}_tile", load(v[name] + v.channel, v.there))
+            yield let(f"{name}_tile", tl.load(v[name] + v.channel, v.there))
         yield let("at_y", (v.plane * self.area_y + v.top * self.row.result + v.pixel)[None, :])
         yield let("at_y", self._alone((v.channel * size)[:, None] + v.at_y))
         for r in range(self.rows):
@@ -257,9 +257,9 @@ class DepthwiseFunction(FusedFunction):
             yield let("place", v.at_y + r * self.row.result)
             yield let("result", f"sum_{r}")
             for name in self.epilogue.of_results:
-                yield let(f"{name}_tile", load(v[name] + v.image * image + v.place, v.kept))
+                yield let(f"{name}_tile", tl.load(v[name] + v.image * image + v.place, v.kept))
             yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)
-            yield store(v[self.names[-1]] + v.image * image + v.place, v.result, v.kept)
+            yield tl.store(v[self.names[-1]] + v.image * image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -23,18 +23,7 @@ from taso_mirage.kernels.codegen.gpu.dependent_launch import EARLY
 from taso_mirage.kernels.codegen.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
-from taso_mirage.kernels.codegen.statements import (
-    Expression,
-    Statement,
-    every,
-    let,
-    load,
-    loop,
-    store,
-    tl,
-    v,
-    within,
-)
+from taso_mirage.kernels.codegen.statements import Expression, Statement, every, let, loop, tl, v, within
 from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution, fused_form, small_transposed
 from taso_mirage.kernels.gpu.single_precision import FusedKind, MatchedNames, patterns
 from taso_mirage.operators.ops import term
@@ -174,9 +163,9 @@ class GroupedTransposedFunction(FusedFunction):
         yield let("seen", every(seen or [v.position < self.volume_y]))
         pixels = (plane * high.size + top) * row.size + pixel
         at = v.x_at + ((v.first + v.c) * self.volume)[:, None] + pixels[None, :]
-        yield let("x_tile", load(at, v.kept, v.seen[None, :]))
+        yield let("x_tile", tl.load(at, v.kept, v.seen[None, :]))
         weights = v[self.names[1]] + ((v.first + v.c) * self.results + v.channel % self.results) * self.taps + tap
-        yield let("w_tile", load(weights, v.there))
+        yield let("w_tile", tl.load(weights, v.there))
         yield let("result", tl.fma(v.x_tile, v.w_tile[:, None], v.result))
 
     def _ends(self) -> Iterator[Statement]:
@@ -184,11 +173,11 @@ class GroupedTransposedFunction(FusedFunction):
         yield let("place", (v.channel * self.volume_y)[:, None] + v.position[None, :])
         yield let("image", v.image * (self.channels * self.volume_y))
         for name in self.epilogue.of_channels:
-            yield let(f"{name}_tile", load(v[name] + v.channel, v.there))
+            yield let(f"{name}_tile", tl.load(v[name] + v.channel, v.there))
         for name in self.epilogue.of_results:
-            yield let(f"{name}_tile", load(v[name] + v.image + v.place, v.kept))
+            yield let(f"{name}_tile", tl.load(v[name] + v.image + v.place, v.kept))
         yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)
-        yield store(v[self.names[-1]] + v.image + v.place, v.result, v.kept)
+        yield tl.store(v[self.names[-1]] + v.image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -24,7 +24,7 @@ from taso_mirage.kernels.codegen.gpu.form_function import FormFunction, flags
 from taso_mirage.kernels.codegen.gpu.forms import GpuProgram
 from taso_mirage.kernels.codegen.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
-from taso_mirage.kernels.codegen.statements import Statement, every, let, lifted, load, store, tl, v, within
+from taso_mirage.kernels.codegen.statements import Statement, every, expression, let, tl, v, within
 from taso_mirage.kernels.conversion import Conversion
 from taso_mirage.kernels.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.kernels.forms.channels_last import HALF_FLOATS, is_half_convolution
@@ -189,7 +189,7 @@ class MaxPoolFunction(FormFunction):
 
     def _largest(self) -> Iterator[Statement]:
         """The largest element of each window, and the store."""
-        x, result = map(lifted, self.names)
+        x, result = map(expression, self.names)
         high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
         least = v.float("'-inf'")
         yield let("largest", tl.full([self.pixels, self.beside], least, tl[self.dtype]))
@@ -199,9 +199,9 @@ class MaxPoolFunction(FormFunction):
             yield let("column", v.left + column)
             yield let("seen", every([*within(v.row, high), *within(v.column, wide)]))
             yield let("at", ((v.image * high + v.row) * wide + v.column) * self.channels)
-            yield let("tile", load(x + v.at[:, None] + v.channel[None, :], v.kept, v.seen[:, None], other=least))
+            yield let("tile", tl.load(x + v.at[:, None] + v.channel[None, :], v.kept, v.seen[:, None], other=least))
             yield let("largest", tl.maximum(v.largest, v.tile, propagate_nan=tl.PropagateNan.ALL))
-        yield store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
+        yield tl.store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -22,16 +22,15 @@ from taso_mirage.kernels.codegen.cpu.printer import converted, swept
 from taso_mirage.kernels.codegen.cpu.schedule import LoopSchedule, Memory, Root
 from taso_mirage.kernels.codegen.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
 from taso_mirage.kernels.codegen.statements import (
-    Do,
     Expression,
     For,
-    Function,
     Let,
+    ProgramFunction,
     Statement,
-    choice,
     every,
-    lifted,
-    total,
+    expression,
+    select,
+    sum_of,
     v,
     when,
 )
@@ -58,7 +57,7 @@ class CppKernelFunction:
     spares: list[CppBuffer] = field(default_factory=list)
     """Where blocks write the results of another one."""
 
-    def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> Function:
+    def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> ProgramFunction:
         """The function; `operands` without doubles, `types` of those and then of the results."""
         given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
         results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
@@ -77,7 +76,7 @@ class CppKernelFunction:
         doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
         tensors = Let("tensors", converted("void**", "data"), "void**")
         body = swept([tensors, *rooms, *sizes, *free, *pointers, *computed], set())
-        return Function(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
+        return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
 
     def _rooms(self) -> tuple[int, list[Statement], list[Statement]]:
         """The bytes of the block's tiles, and their declarations: those of known sizes, and those
@@ -92,9 +91,9 @@ class CppKernelFunction:
         parts = [v.memory]
         for c, name, n in rooms:
             if not isinstance(n, int):
-                free.append(Let(name, v[f"reinterpret_cast<{c}*>"](total(parts)), f"{c}* __restrict"))
+                free.append(Let(name, v[f"reinterpret_cast<{c}*>"](sum_of(parts)), f"{c}* __restrict"))
                 parts.append(v.aligned(f"4 * {product_factor(n)}"))
-        whole = [Let("memory", v.memory_of_thread(total(parts[1:])), "char*")] if free else []
+        whole = [Let("memory", v.memory_of_thread(sum_of(parts[1:])), "char*")] if free else []
         return size, made, [*whole, *free]
 
     def _constant(self, node: Node) -> CppBuffer:
@@ -205,14 +204,14 @@ def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[St
     for dim, number in cut:
         if (part := part_of(dim)) is not None:
             whole, size = part
-            parts[str(dim)] = size, lifted(whole) - v[number] * size
+            parts[str(dim)] = size, expression(whole) - v[number] * size
     if not parts:
         return list(made)
     given = [f"[[maybe_unused]] const auto {name}" for name in parts]
     known = v.tile_of(*(v[f"constant<{size}>"]() for size, _ in parts.values()))
     left = v.tile_of(*(v.smaller(size, rest) for size, rest in parts.values()))
     fits = every(rest >= size for size, rest in parts.values())
-    return [Function("tile_of", given, tuple(made)), when(fits, Do(known), otherwise=[Do(left)])]
+    return [ProgramFunction("tile_of", given, tuple(made)), when(fits, known, otherwise=[left])]
 
 
 def _tile(
@@ -253,4 +252,4 @@ def _result(
     if not alone:
         return made, start, None
     spare = CppBuffer(y.dtype, y.shape, f"spare{o}", y.strides)
-    return made, choice(start, every(alone), spare.name), spare
+    return made, select(start, every(alone), spare.name), spare

@@ -26,7 +26,7 @@ from taso_mirage.kernels.codegen.cpu.values import (
     Reduce,
     Strides,
 )
-from taso_mirage.kernels.codegen.statements import Statement, loop, store, v
+from taso_mirage.kernels.codegen.statements import Statement, loop, tl, v
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
@@ -137,6 +137,6 @@ class LoweredBody:
         strides = product_strides(x, self.memory.buffers) if isinstance(x, Contract) else None
         found = self.memory.allocate(x, strides, hint)
         self.memory.mutable.add(found.name)
-        first = store(v[found.name]["i"], cpp_number(start, found.dtype))
+        first = tl.store(v[found.name]["i"], cpp_number(start, found.dtype))
         self.initial.append(loop("i", v.numbers(found.count), [first]))
         return found

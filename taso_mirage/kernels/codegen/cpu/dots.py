@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.kernels.codegen.cpu.layouts import offset, strides_of
-from taso_mirage.kernels.codegen.cpu.printer import converted, expression
+from taso_mirage.kernels.codegen.cpu.printer import converted, expression_text
 from taso_mirage.kernels.codegen.cpu.schedule import ContractionNest, LoopSchedule
 from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer
-from taso_mirage.kernels.codegen.statements import Do, Expression, For, Let, Statement, loop, store, total, v
+from taso_mirage.kernels.codegen.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
 
 NARROW = 128
 """Columns up to which a block of rows has all of its results in registers while it goes through all
@@ -32,7 +32,7 @@ class Side:
     def at(self, letters: Iterable[str]) -> Expression:
         """The pointer at the loop variables of these letters."""
         moved = [v[f"j_{x}"] * product_factor(self.steps[x]) for x in letters if self.step(x) != 0]
-        return total([self.pointer, *moved])
+        return sum_of([self.pointer, *moved])
 
     def step(self, letter: str | None) -> Dim:
         return self.steps.get(letter, 0) if letter else 0
@@ -53,10 +53,6 @@ def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[St
     return [*first, replace(product, why=f"{named}: {product.why}")]
 
 
-Product = Do | For | Let
-"""The statement that computes a product; its comment says why so."""
-
-
 def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> Expression:
     """Sizes that a run alone knows are operands, whose types have their numbers where a whole tile
     has them."""
@@ -70,7 +66,7 @@ def _long(size: Dim) -> bool:
     return usual_size(size) >= VECTOR
 
 
-def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Product | None:
+def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
     """Elements side by side in b and in the result, along a letter that a lacks."""
     wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
     if not wide:
@@ -83,10 +79,10 @@ def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: S
     narrow = usual_size(sizes[n]) <= NARROW
     call = _call("columns" if narrow else "streamed", (sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)), args)
     why = "results in registers" if narrow else "long rows, few of them at a time"
-    return _looped(outer, sizes, Do(call, f"vectors along {n}, {why}"))
+    return _looped(outer, sizes, call, f"vectors along {n}, {why}")
 
 
-def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Product | None:
+def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
     """Elements side by side in both operands, along a letter that the result lacks."""
     inner = [x for x in sizes if x not in result and _long(sizes[x]) and a.step(x) == 1 and b.step(x) == 1]
     if not inner:
@@ -99,15 +95,15 @@ def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side
     outer = [x for x in sizes if x not in (n, k, m)]
     args = (a.at(outer), a.step(m), b.at(outer), b.step(n), c.at(outer), c.step(m), c.step(n))
     call = _call("rows", (sizes.get(m or "", 1), sizes.get(n or "", 1), sizes[k]), args)
-    return _looped(outer, sizes, Do(call, f"vectors along {k}"))
+    return _looped(outer, sizes, call, f"vectors along {k}")
 
 
-def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Product:
+def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope:
     order = sorted(sizes, key=lambda x: x in result)
     to, x, y = (v["*"](side.at(order)) for side in (c, a, b))
     made = converted("float", x) * converted("float", y)
-    why = "nothing lies side by side, or too little"
-    return _looped(order, sizes, Let(expression(to), made, op="+=", why=why))
+    added = Let(expression_text(to), made, op="+=")
+    return _looped(order, sizes, added, "nothing lies side by side, or too little")
 
 
 def _largest(sizes: Mapping[str, Dim], fits: Callable[[str], bool]) -> str | None:
@@ -118,19 +114,18 @@ def _pointer(buffer: CppBuffer) -> Expression:
     return v[buffer.name] + buffer.start if buffer.start != 0 else v[buffer.name]
 
 
-def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Do | Let) -> Product:
-    """A statement for all values of the loop variables of some letters."""
-    found: Product = replace(made, why="")
+def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, why: str) -> Scope:
+    """A statement for all values of the loop variables of some letters; the comment is `why`."""
     for x in reversed(list(letters)):
-        found = loop(f"j_{x}", v.numbers(sizes[x]), [found])
-    return replace(found, why=made.why)
+        made = loop(f"j_{x}", v.numbers(sizes[x]), [made])
+    return Scope((made,), True, why)
 
 
 def fill(target: CppBuffer, value: str) -> Statement:
     """Every element of a buffer is set."""
     names = {i: n for i, n in enumerate(target.shape) if n != 1}
     at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
-    made: Statement = store(v[target.name][at], value)
+    made: Statement = tl.store(v[target.name][at], value)
     for i, n in reversed(names.items()):
         made = loop(f"i{i}", v.numbers(n), [made])
     return made

@@ -21,7 +21,7 @@ from taso_mirage.kernels.codegen.cpu.values import (
     LoopValue,
     Map,
 )
-from taso_mirage.kernels.codegen.statements import Expression, Let, Scope, Statement, let, lifted, loop, store, v
+from taso_mirage.kernels.codegen.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
 from taso_mirage.meanings.functions import Fold
 
 C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
@@ -83,16 +83,16 @@ class NestStatements:
             if not item.update:
                 self.stored[item.target.name, at] = text, known
             if item.target.name not in self.dropped:
-                inner.append(store(place, _combined(item, place, text)))
+                inner.append(tl.store(place, _combined(item, place, text)))
             return
         if set(self.order[depth:]) != item.folded:
-            inner.append(store(place, _combine(item, place, text)))
+            inner.append(tl.store(place, _combine(item, place, text)))
             return
         name = self._fresh("s")
-        self.before[depth].append(Let(name, lifted(_folded(item).cpp), "float"))
+        self.before[depth].append(Let(name, expression(_folded(item).cpp), "float"))
         inner.append(let(name, _combine(item, name, text)))
         self.folds.append(f"{_folded(item).clause}: {name}")
-        self.after[depth].append(store(place, _combined(item, place, name)))
+        self.after[depth].append(tl.store(place, _combined(item, place, name)))
 
     def _value(self, item: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False) -> Register:
         value, index = self.schedule.resolve(item, value, index, root)
@@ -113,7 +113,7 @@ class NestStatements:
             raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
         args = [self._value(item, arg, index if arg.shape else ()) for arg in value.args]
         depth = max((d for _, d in args), default=0)
-        return self._named(value, lifted(value.fn.cpp.format(*[t for t, _ in args])), depth)
+        return self._named(value, expression(value.fn.cpp.format(*[t for t, _ in args])), depth)
 
     def _load(self, value: CppBuffer, index: AffineIndex) -> Register:
         at = offset(value, index)
@@ -185,13 +185,13 @@ def _combined(item: StoreNest, place: Expression, text: str) -> Expression:
     if item.update:
         return _combine(item, place, text)
     wanted = memory_type(item.target.dtype)
-    return lifted(text) if wanted == register_type(item.value.dtype) else converted(wanted, text)
+    return expression(text) if wanted == register_type(item.value.dtype) else converted(wanted, text)
 
 
 def _combine(item: StoreNest, a: Expression | str, b: str) -> Expression:
     """One element more in a fold."""
     assert item.fold is not None
-    return lifted(item.fold.cpp.format(a, b))
+    return expression(item.fold.cpp.format(a, b))
 
 
 def _folded(item: StoreNest) -> Fold:

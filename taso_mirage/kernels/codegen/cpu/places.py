@@ -11,7 +11,7 @@ from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.nests import memory_type
 from taso_mirage.kernels.codegen.cpu.printer import converted
-from taso_mirage.kernels.codegen.statements import Expression, lifted, total, v
+from taso_mirage.kernels.codegen.statements import Expression, expression, sum_of, v
 
 ALIGNMENT = 64
 
@@ -64,11 +64,11 @@ class Places:
 
     def room(self, bytes: Dim) -> Expression:
         """So much scratch memory."""
-        place = total([converted("char*", "scratch"), *self.used()])
+        place = sum_of([converted("char*", "scratch"), *self.used()])
         self.scratch.append(bytes)
         return place
 
     def used(self) -> list[Expression]:
         """The bytes of the scratch memory so far, as terms of a sum."""
         aligned = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in self.scratch if isinstance(n, int))
-        return [lifted(aligned), *(v.aligned(n) for n in self.scratch if not isinstance(n, int))]
+        return [expression(aligned), *(v.aligned(n) for n in self.scratch if not isinstance(n, int))]

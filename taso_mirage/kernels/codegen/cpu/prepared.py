@@ -17,15 +17,14 @@ from taso_mirage.kernels.codegen.cpu.places import Places
 from taso_mirage.kernels.codegen.cpu.printer import converted
 from taso_mirage.kernels.codegen.discovery import discovered
 from taso_mirage.kernels.codegen.statements import (
-    Do,
     Expression,
-    Function,
     Let,
+    ProgramFunction,
     Return,
     Scope,
     Statement,
-    lifted,
-    total,
+    expression,
+    sum_of,
     v,
     when,
 )
@@ -113,10 +112,10 @@ class PreparedTerm:
         """The places of the operands that are prepared."""
         return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
 
-    def prepare(self, given: Sequence[int], at: Expression) -> Do:
+    def prepare(self, given: Sequence[int], at: Expression) -> Expression:
         """The call that prepares its weights, the kernel's inputs of these numbers."""
         missing = [v.nullptr] * (len(self.kind.weights) - len(given))
-        return Do(v[f"{self.name}::prepare"](*(v.inputs[i] for i in given), *missing, at))
+        return v[f"{self.name}::prepare"](*(v.inputs[i] for i in given), *missing, at)
 
     @property
     def declaration(self) -> str:
@@ -198,7 +197,7 @@ class PreparedCalls:
         """Whether a node reads the result of a term that has not run yet."""
         return any(made.node in node.args for made in self.terms[self.run :])
 
-    def calls(self) -> Iterator[Statement | Function]:
+    def calls(self) -> Iterator[Statement | ProgramFunction]:
         """The calls of the terms that have not run: first the digits that several terms may read,
         then all blocks; and the function that runs the blocks of several terms."""
         group = self.terms[self.run :]
@@ -209,16 +208,16 @@ class PreparedCalls:
         if len(group) > 1:
             yield from _together(group)
         for made in group if len(group) == 1 else ():
-            yield Do(v.run(f"{made.name}::block", made.blocks, f"tensors_{made.name}", "parallel_for", "pool"))
+            yield v.run(f"{made.name}::block", made.blocks, f"tensors_{made.name}", "parallel_for", "pool")
 
     def _arguments(self, made: PreparedTerm, digits: dict[object, Expression]) -> Iterator[Statement]:
         """The pointers of a term's blocks, and the call that makes its digits."""
         x, *_ = made.node.args
         tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
         if made.rows != 0:
-            yield Let(rows, lifted(made.rows), "size_t")
+            yield Let(rows, expression(made.rows), "size_t")
         at = converted("const char*", v.inputs[len(self.places.graph.inputs)])
-        read = [self.places.of(x)[0], total([at, *self._before(self.run)])]
+        read = [self.places.of(x)[0], sum_of([at, *self._before(self.run)])]
         read = [_pointer(each) for each in read]
         read += [v.nullptr if arg is None else _pointer(self.places.of(arg)[0]) for arg in made.operands]
         count, bytes, _ = made.kind.first
@@ -227,25 +226,25 @@ class PreparedCalls:
         if bytes and not known:
             digits[key] = self.places.room(dim_product((count, bytes)))
         read += [self.places.of(made.node)[0], v[f"&{rows}"] if made.rows != 0 else v.nullptr]
-        yield Let(tensors, lifted([*read, digits.get(key, v.nullptr)]), "void*")
+        yield Let(tensors, expression([*read, digits.get(key, v.nullptr)]), "void*")
         if bytes and not known:
-            yield Do(v.run(f"{made.name}::digits", count, tensors, "parallel_for", "pool"))
+            yield v.run(f"{made.name}::digits", count, tensors, "parallel_for", "pool")
 
     def _before(self, count: int) -> list[Expression]:
         """The bytes of the prepared arrays of the first terms, as terms of a sum."""
-        return [lifted(0), *(made.prepared for made in self.terms[:count])]
+        return [expression(0), *(made.prepared for made in self.terms[:count])]
 
-    def preparation(self, name: str) -> tuple[Let, Function]:
+    def preparation(self, name: str) -> tuple[Let, ProgramFunction]:
         """The bytes of the prepared weights and the list of the inputs that are weights, and the
         function that prepares them."""
         places, calls = dict[int, None](), list[Statement]()
         for i, made in enumerate(self.terms):
             given = [self.places.graph.inputs.index(made.node.args[k]) for k in made.weights]
             places |= dict.fromkeys(given)
-            calls.append(made.prepare(given, total([converted("char*", "prepared"), *self._before(i)])))
-        said = lifted([total(self._before(len(self.terms))), len(places), *places])
+            calls.append(made.prepare(given, sum_of([converted("char*", "prepared"), *self._before(i)])))
+        said = expression([sum_of(self._before(len(self.terms))), len(places), *places])
         parameters = "const void** inputs", "void* prepared"
-        prepare = Function(f"{name}_prepare", parameters, (Scope(tuple(calls), True),), 'extern "C" void')
+        prepare = ProgramFunction(f"{name}_prepare", parameters, (Scope(tuple(calls), True),), 'extern "C" void')
         return Let(f"{name}_prepared", said, 'extern "C" const size_t'), prepare
 
 
@@ -253,7 +252,7 @@ def _pointer(place: Expression) -> Expression:
     return v["const_cast<void*>"](converted("const void*", place))
 
 
-def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | Function]:
+def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunction]:
     """The blocks of one term after those of the other."""
     names = [made.name for made in group]
     if any(made.kind.times != 1 for made in group):
@@ -262,7 +261,7 @@ def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | Function]:
     for i, made in enumerate(group):
         block = v[f"{made.name}::block"](converted("void**", "data")[i], "number")
         body += [when(v.number < made.blocks, Return(block)), Let("number", made.blocks, op="-=")]
-    yield Function(f"{names[0]}_blocks", ("void* data", "size_t number"), tuple(body), "static void")
-    yield Let(f"all_{names[0]}", lifted([f"tensors_{name}" for name in names]), "void*")
-    blocks = total(made.blocks for made in group)
-    yield Do(v.run(f"{names[0]}_blocks", blocks, f"all_{names[0]}", "parallel_for", "pool"))
+    yield ProgramFunction(f"{names[0]}_blocks", ("void* data", "size_t number"), tuple(body), "static void")
+    yield Let(f"all_{names[0]}", expression([f"tensors_{name}" for name in names]), "void*")
+    blocks = sum_of(made.blocks for made in group)
+    yield v.run(f"{names[0]}_blocks", blocks, f"all_{names[0]}", "parallel_for", "pool")

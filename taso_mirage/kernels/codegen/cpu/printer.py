@@ -1,6 +1,6 @@
 """How C++ writes programs that are values (`statements`).
 
-A list is written as `{a, b}`, `store(place, value)` as an assignment, and a loop or a condition
+A list is written as `{a, b}`, `tl.store(place, value)` as an assignment, and a loop or a condition
 over one statement on its line. A statement's comment is the line above it. A function within
 statements is a lambda. A loop is over `v.numbers(n)`, or over `v.vectors(n, ...)`, several numbers
 at a time, with OpenMP's reductions. `v.array(n)` is room for n elements.
@@ -13,20 +13,19 @@ from dataclasses import replace
 
 from taso_mirage.kernels.codegen.statements import (
     COMPARED,
-    PART,
+    POSTFIX,
     RANKS,
-    Do,
     Expression,
+    ExpressionLike,
     For,
-    Function,
     If,
     Let,
-    Operand,
+    ProgramFunction,
     Return,
     Scope,
     Statement,
+    mentioned,
     v,
-    words,
 )
 
 INDENT = "  "
@@ -34,12 +33,12 @@ BINDS = {**RANKS, "&": 0, "choice": -1}
 """How strongly operators bind in C++; "&" stands between conditions."""
 
 
-def converted(dtype: str, value: Operand) -> Expression:
+def converted(dtype: str, value: ExpressionLike) -> Expression:
     """A value in another C++ type."""
     return v[f"static_cast<{dtype}>"](value)
 
 
-def function(made: Function) -> str:
+def function_text(made: ProgramFunction) -> str:
     """The text of a function; one of a single statement is on one line."""
     head = f"{made.decoration} {made.name}({', '.join(map(str, made.parameters))})"
     comment = [f"// {made.why}"] if made.why else []
@@ -51,7 +50,7 @@ def function(made: Function) -> str:
 def lines(statements: Iterable[Statement]) -> Iterator[str]:
     """The lines of statements, without indentation around them."""
     for each in statements:
-        if each.why:
+        if not isinstance(each, Expression) and each.why:
             yield f"// {each.why}"
         yield from _statement(each)
 
@@ -60,22 +59,22 @@ def _statement(each: Statement) -> Iterator[str]:
     match each:
         case Let(name, value, type, op):
             yield _let(f"{type} {name}".lstrip(), value, op)
-        case Do(Expression("call", (Expression("own", (), "store"), place, value))):
-            yield f"{expression(place)} = {expression(value)};"
-        case Do(value):
-            yield f"{expression(value)};"
+        case Expression("call", (Expression("own", (), "store"), place, value)):
+            yield f"{expression_text(place)} = {expression_text(value)};"
+        case Expression():
+            yield f"{expression_text(each)};"
         case Return(value):
-            yield f"return {expression(value)};"
+            yield f"return {expression_text(value)};"
         case For(variable, over, body):
-            kind, count, *folds = map(expression, over.args)
+            kind, count, *folds = map(expression_text, over.args)
             if kind == "vectors":
                 yield "#pragma omp simd" + "".join(f" reduction({fold})" for fold in folds)
             head = f"for (size_t {variable} = 0; {variable} < {count}; ++{variable})"
             yield from _headed(head, body, kind != "vectors")
         case If(condition, body, otherwise):
-            yield from _headed(f"if ({expression(condition)})", body)
+            yield from _headed(f"if ({expression_text(condition)})", body)
             yield from _headed("else", otherwise) if otherwise else ()
-        case Function(name, parameters, body):
+        case ProgramFunction(name, parameters, body):
             *whole, end = _braced(f"const auto {name} = [&]({', '.join(map(str, parameters))})", lines(body))
             yield from (*whole, f"{end};")
         case Scope(body, line):
@@ -85,10 +84,10 @@ def _statement(each: Statement) -> Iterator[str]:
 
 def _let(name: str, value: Expression, op: str) -> str:
     if value.op == "list":
-        return f"{name}[] {op} {expression(value)};"
+        return f"{name}[] {op} {expression_text(value)};"
     if value.op == "call" and value.args[0].text == "array":
-        return f"{name}[{expression(value.args[1])}];"
-    return f"{name} {op} {expression(value)};"
+        return f"{name}[{expression_text(value.args[1])}];"
+    return f"{name} {op} {expression_text(value)};"
 
 
 def _headed(head: str, body: Sequence[Statement], short: bool = True) -> Iterable[str]:
@@ -102,9 +101,9 @@ def _braced(head: str, inner: Iterable[str]) -> list[str]:
     return [f"{head} {{", *(line if line.startswith("#") else INDENT + line for line in inner), "}"]
 
 
-def expression(x: Expression) -> str:
+def expression_text(x: Expression) -> str:
     """The text of an expression."""
-    shown = [expression(a) for a in x.args]
+    shown = [expression_text(a) for a in x.args]
     match x.op:
         case "name" | "own":
             return x.text
@@ -124,7 +123,7 @@ def expression(x: Expression) -> str:
 
 def _operand(x: Expression, least: int) -> str:
     """The text of a part that binds at least as strongly as this."""
-    return expression(x) if BINDS.get(x.op, PART) >= least else f"({expression(x)})"
+    return expression_text(x) if BINDS.get(x.op, POSTFIX) >= least else f"({expression_text(x)})"
 
 
 def swept(statements: Sequence[Statement], used: set[str]) -> tuple[Statement, ...]:
@@ -134,7 +133,7 @@ def swept(statements: Sequence[Statement], used: set[str]) -> tuple[Statement, .
     for each in reversed(statements):
         if isinstance(each, Let) and each.type.startswith("const ") and each.name not in used:
             continue
-        made = replace(each, body=swept(each.body, used)) if isinstance(each, For | Function) else each
-        used.update(words(made))
+        made = replace(each, body=swept(each.body, used)) if isinstance(each, For | ProgramFunction) else each
+        used.update(mentioned(made))
         kept.append(made)
     return tuple(kept[::-1])

@@ -54,14 +54,13 @@ from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.kernels.codegen.statements import (
     TRITON,
-    Function,
     Parameter,
+    ProgramFunction,
     Statement,
     add,
+    expression,
     let,
-    lifted,
     loop,
-    store,
     tl,
     when,
 )
@@ -252,7 +251,7 @@ class TritonBlock:
         elif over == "sum" or not node.attr("degree"):
             self.lines.write(LoopPhase.LOOP, add(name, y.code))
         else:
-            self.lines.write(LoopPhase.LOOP, let(name, lifted(name) * self._rescale(node, x, y) + y.code))
+            self.lines.write(LoopPhase.LOOP, let(name, expression(name) * self._rescale(node, x, y) + y.code))
         found = replace(y, code=name, stage=LoopPhase.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
@@ -387,7 +386,7 @@ class TritonBlock:
         mask = [self.tiles.mask(present, padded)] if padded else []
         code = self.tiles.spread(x, axes)
         alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
-        stored: Statement = store(f"{argument.name}{at}", code, *mask)
+        stored: Statement = tl.store(f"{argument.name}{at}", code, *mask)
         if alone:
             stored = when(" and ".join(f"{g} == 0" for g in alone), stored, why="all blocks along it have the same")
         self.lines.write(LoopPhase.AFTER, stored)
@@ -439,7 +438,7 @@ class TritonBlock:
             body.append(loop("t", over, (*self.sizes.rests("t"), *looped)))
         given: list[str | Parameter] = [*pointers, *self.sizes.given, *flags]
         body += sections[LoopPhase.AFTER]
-        return TRITON.function(Function(self.name, given, tuple(body), not_specialized(self.sizes.given)))
+        return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.sizes.given)))
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -39,9 +39,7 @@ from taso_mirage.kernels.codegen.statements import (
     every,
     group,
     let,
-    load,
     loop,
-    store,
     tl,
     v,
     within,
@@ -214,8 +212,8 @@ class ConvolutionBlock(FormFunction):
         source = v.channel if each == 1 else group(v.channel // each)
         yield from self._seen(v.t, v.j)
         place = x + v.at[:, None] + source[None, :]
-        yield let("x_tile", load(place, v.seen[:, None], *(each[None, :] for each in inside)))
-        yield let("w_tile", load(w + (v.t * self.kernel[1] + v.j) * self.outputs + v.channel, *inside))
+        yield let("x_tile", tl.load(place, v.seen[:, None], *(each[None, :] for each in inside)))
+        yield let("w_tile", tl.load(w + (v.t * self.kernel[1] + v.j) * self.outputs + v.channel, *inside))
         yield add("acc", v.x_tile.to(tl.float32) * v.w_tile.to(tl.float32)[None, :])
 
     def _row(self, row: Expression) -> Iterator[Statement]:
@@ -241,7 +239,7 @@ class ConvolutionBlock(FormFunction):
         at = v.at if parts == 1 else v.at + v.part // (self.across // parts) * self.deep
         inside = [v.depth < self.deep] if self.deep % self.depth else []
         masks = [v.seen if self.flat else v.seen[:, None], *(each[None, :] for each in inside)]
-        yield let("x_tile", load(x + group(at)[:, None] + v.depth[None, :], *masks))
+        yield let("x_tile", tl.load(x + group(at)[:, None] + v.depth[None, :], *masks))
         masks = [(v.column < self.width)[None, :]] if self.width % self.columns else []
         masks += [each[:, None] for each in inside]
         inner = tap * (self.deep if self.flat else self.inputs) + v.depth
@@ -249,7 +247,7 @@ class ConvolutionBlock(FormFunction):
             inner = tap * self.inputs + v.depth % self.inputs
             own = (v.column // (self.outputs // self.group))[None, :]
             masks.append(group((v.depth // self.inputs)[:, None].equals(own)))
-        yield let("w_tile", load(w + (inner * self.outputs)[:, None] + v.channel[None, :], *masks))
+        yield let("w_tile", tl.load(w + (inner * self.outputs)[:, None] + v.channel[None, :], *masks))
         precision = {"input_precision": "PRECISION"} if self.single else {}
         yield let("acc", tl.dot(v.x_tile, v.w_tile, v.acc, **precision))
 
@@ -260,12 +258,12 @@ class ConvolutionBlock(FormFunction):
         yield let("kept", every([v.inside[:, None], *(each[None, :] for each in inside)]))
         for name, kind in zip(self.names[2:], self._others(), strict=True):
             if kind == "b":
-                yield add("acc", load(v[name] + v.channel, *inside).to(tl.float32)[None, :])
+                yield add("acc", tl.load(v[name] + v.channel, *inside).to(tl.float32)[None, :])
             elif kind == "z":
-                yield add("acc", load(v[name] + v.place, v.kept).to(tl.float32))
+                yield add("acc", tl.load(v[name] + v.place, v.kept).to(tl.float32))
         if self.node.attr("relu"):
             yield let("acc", tl.maximum(v.acc, 0.0))
-        yield store(v[self.names[-1]] + v.place, v.acc, v.kept)
+        yield tl.store(v[self.names[-1]] + v.place, v.acc, v.kept)
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -9,7 +9,7 @@ from math import gcd
 
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.codegen.statements import Expression, Operand, group, lifted, tl
+from taso_mirage.kernels.codegen.statements import Expression, ExpressionLike, expression, group, tl
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +52,45 @@ class ConvolvedAxis:
         """Results of a phase, at most."""
         return (self.result - 1 + self.pad) // self.stride + 1 if self.transposed else self.result
 
-    def seen(self, at: Expression, tap: Operand, phase: Operand = 0) -> Expression:
+    def seen(self, at: Expression, tap: ExpressionLike, phase: ExpressionLike = 0) -> Expression:
         """The place in the data that a position sees through an element of the kernel: of a
         transposed convolution the elements of its phase are counted back."""
         if not self.transposed:
-            return (at * self.stride if self.stride != 1 else at) - self.pad + lifted(tap) * self.dilation
+            return (at * self.stride if self.stride != 1 else at) - self.pad + expression(tap) * self.dilation
         if self.dilation == 1:
             return at - tap
         first = (self._first(phase) * self.dilation - phase) // self.stride
-        return at - first - lifted(tap) * (self.dilation // self._common)
+        return at - first - expression(tap) * (self.dilation // self._common)
 
-    def element(self, phase: Operand, tap: Operand) -> Expression:
+    def element(self, phase: ExpressionLike, tap: ExpressionLike) -> Expression:
         """The element of the kernel."""
         if self.phases == 1:
-            return lifted(tap)
+            return expression(tap)
         first = phase if self.dilation == 1 else self._first(phase)
-        return group(lifted(first) + lifted(tap) * (self.stride // self._common))
+        return group(expression(first) + expression(tap) * (self.stride // self._common))
 
-    def taps_of(self, phase: Operand) -> Expression:
+    def taps_of(self, phase: ExpressionLike) -> Expression:
         """How many elements of the kernel a phase sees."""
         if not self.transposed or all(len(row) == self.taps for row in self.products):
-            return lifted(self.taps)
+            return expression(self.taps)
         apart = self.stride // self._common
         last = self.kernel + apart - 1
         if self.dilation == 1:
-            return group((last - lifted(phase)) // apart)
+            return group((last - expression(phase)) // apart)
         there = (last - self._first(phase)) // apart
-        return tl.where((lifted(phase) % self._common).equals(0), there, 0)
+        return tl.where((expression(phase) % self._common).equals(0), there, 0)
 
     @property
     def _common(self) -> int:
         """The common divisor of stride and dilation: only one phase in this many has products."""
         return gcd(self.stride, self.dilation)
 
-    def _first(self, phase: Operand) -> Expression:
+    def _first(self, phase: ExpressionLike) -> Expression:
         """The first element of the kernel that a phase sees: k * dilation is the phase, modulo the
         stride."""
         apart = self.stride // self._common
         inverse = pow(self.dilation // self._common, -1, apart) if apart > 1 else 0
-        return group(lifted(phase) // self._common * inverse % apart)
+        return group(expression(phase) // self._common * inverse % apart)
 
     def shifts(self, shared: int) -> list[list[tuple[int, int]]]:
         """For each phase of a row its products with the elements of the kernel, by their numbers,
@@ -99,9 +99,9 @@ class ConvolvedAxis:
             return [[(j, j * self.dilation) for j in range(shared)]]
         return [[(k, self.origin - back) for k, back in row] for row in self.products]
 
-    def made(self, at: Operand, phase: Operand) -> Expression:
+    def made(self, at: ExpressionLike, phase: ExpressionLike) -> Expression:
         """The place in the result."""
-        return lifted(at) * self.stride + phase - self.pad if self.transposed else lifted(at)
+        return expression(at) * self.stride + phase - self.pad if self.transposed else expression(at)
 
 
 def convolved_axes(node: Node, kernel: Sequence[Dim], transposed: bool = False) -> list[ConvolvedAxis]:

@@ -7,10 +7,10 @@ processors that are done first, and none to the others. So a kernel may be `LATE
 latent head's keys on an H200: 21.1 to 18.7 us).
 """
 
-from taso_mirage.kernels.codegen.statements import Do, v, when
+from taso_mirage.kernels.codegen.statements import v, when
 
-_WAIT = Do(v.tl.extra.cuda.gdc_wait())
-_NEXT = Do(v.tl.extra.cuda.gdc_launch_dependents())
+_WAIT = v.tl.extra.cuda.gdc_wait()
+_NEXT = v.tl.extra.cuda.gdc_launch_dependents()
 WAITING = (
     when("OVERLAP", _WAIT, why="loads follow the wait for the kernel before"),
     when("OVERLAP and not LATE", _NEXT, why="the one after may start now, and waits as well; else at the end"),

@@ -41,8 +41,8 @@ class Epilogue:
         return [name for name in self.names if name not in self.of_results]
 
     def statements(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[Statement]:
-        """Statements that compute `result` from itself and from `NAME_tile` of each operand, a tile or a
-        vector of channels.
+        """The statements that compute `result` from itself and from `NAME_tile` of each operand, a
+        tile or a vector of channels.
 
         None of them has a name of `taken`. Without that there are none: such a function has all
         names that are its own, and no others.

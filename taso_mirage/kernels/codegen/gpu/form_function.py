@@ -15,7 +15,7 @@ from taso_mirage.kernels.codegen.gpu.epilogue import Epilogue
 from taso_mirage.kernels.codegen.gpu.forms import Buffers, own_names, reserved_names
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, not_specialized
-from taso_mirage.kernels.codegen.statements import TRITON, Function, Parameter, Statement
+from taso_mirage.kernels.codegen.statements import TRITON, Parameter, ProgramFunction, Statement
 
 TENSOR_CORES = 16
 """How many times as fast as the products of a thread in single precision are those of tensor cores,
@@ -66,7 +66,7 @@ class FormFunction(ABC):
     def _text(self, parameters: Iterable[Parameter], body: Iterable[Statement]) -> str:
         """The function with this body, and these parameters behind the operands and the sizes."""
         given: list[str | Parameter] = [*self.names, *self.free, *parameters]
-        return TRITON.function(Function(self.name, given, tuple(body), not_specialized(self.free)))
+        return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.free)))
 
     def _check_block(self, sizes: Iterable[int], least: int = 1) -> None:
         """Raise Unsupported for sizes of a block that are no powers of two of at least this."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.kernels.codegen.statements import TRITON, Let, Operand, Statement, let, lifted, tl, words
+from taso_mirage.kernels.codegen.statements import ExpressionLike, Let, Statement, expression, let, mentioned, tl
 
 
 class Lines:
@@ -38,20 +38,20 @@ class Lines:
         self._taken.add(found)
         return found
 
-    def let(self, stage: LoopPhase, hint: str, value: Operand) -> str:
+    def let(self, stage: LoopPhase, hint: str, value: ExpressionLike) -> str:
         """The name of an expression's value."""
-        stage, expression = self.at(stage), TRITON.expression(lifted(value))
+        stage, text = self.at(stage), str(expression(value))
         for earlier in (LoopPhase.INVARIANT, stage):  # a name known before the loop is known in it
-            if (earlier, expression) in self._known:
-                return self._known[earlier, expression]
+            if (earlier, text) in self._known:
+                return self._known[earlier, text]
         name = self.name(hint)
         self.write(stage, let(name, value))
-        self._known[stage, expression] = name
+        self._known[stage, text] = name
         return name
 
     def is_product(self, name: str) -> bool:
         """Whether a name's value is a product."""
-        return any(" * " in _outside(expression) for (_, expression), known in self._known.items() if known == name)
+        return any(" * " in _outside(text) for (_, text), known in self._known.items() if known == name)
 
     def write(self, stage: LoopPhase, statement: Statement) -> None:
         self.sections[self.at(stage)].append(statement)
@@ -73,19 +73,19 @@ class Lines:
         wanted, first = set(names), list[Statement]()
         for each in reversed(statements):
             if isinstance(each, Let) and each.name in wanted:
-                wanted.update(words(each.value))
+                wanted.update(mentioned(each.value))
                 first.insert(0, each)
         return first, [each for each in statements if each not in first]
 
     def swept(self) -> tuple[dict[LoopPhase, list[Statement]], list[Statement]]:
         """The sections, and the end of an iteration, without the names that nothing reads."""
-        used = {word for each in self.last for word in words(each)}
+        used = {word for each in self.last for word in mentioned(each)}
         kept: dict[LoopPhase, list[Statement]] = {}
         for stage in reversed(LoopPhase):
             kept[stage] = []
             for each in reversed(self.sections[stage]):
                 if not self._is_unread(each, stage, used):
-                    used.update(words(each))
+                    used.update(mentioned(each))
                     kept[stage].insert(0, each)
         return kept, self.last
 

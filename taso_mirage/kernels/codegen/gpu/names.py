@@ -11,7 +11,18 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product, symbols
 from taso_mirage.ir.mugraph import parts_in
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
-from taso_mirage.kernels.codegen.statements import TRITON, Operand, Statement, add, group, let, lifted, tl, v, words
+from taso_mirage.kernels.codegen.statements import (
+    TRITON,
+    ExpressionLike,
+    Statement,
+    add,
+    expression,
+    group,
+    let,
+    mentioned,
+    tl,
+    v,
+)
 
 
 @dataclass
@@ -59,7 +70,7 @@ class FreeNames:
         rest."""
         for name, (counter, most) in sorted(self.rest_of.items()):
             if (counter == variable) or (not variable and counter != "t"):
-                left = lifted(self.parts[name][0]) - lifted(counter) * most
+                left = expression(self.parts[name][0]) - expression(counter) * most
                 yield let(name, tl.minimum(left, most))
 
     def check(self, outside: Iterable[Statement]) -> None:
@@ -67,7 +78,7 @@ class FreeNames:
         after it they are those of the last one alone."""
         inside = {name for name, (counter, _) in self.rest_of.items() if counter == "t"}
         for each in outside:
-            if found := inside.intersection(words(each)):
+            if found := inside.intersection(mentioned(each)):
                 (line,) = TRITON.lines([each])
                 raise Unsupported(f"the size {min(found)} of an iteration, outside of the loop: {line}")
 
@@ -75,7 +86,7 @@ class FreeNames:
 PROGRAM = tl.program_id(0)
 
 
-def _factor(dim: Dim) -> Operand:
+def _factor(dim: Dim) -> ExpressionLike:
     return dim if str(dim).isidentifier() or isinstance(dim, int) else group(dim)
 
 

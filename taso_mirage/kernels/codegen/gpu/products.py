@@ -22,7 +22,7 @@ from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.program import BF16_PARTS, TF32_PARTS
 from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, Tile, Tiles, known_count
-from taso_mirage.kernels.codegen.statements import let, lifted, when
+from taso_mirage.kernels.codegen.statements import expression, let, when
 from taso_mirage.operators.ops import traits
 
 GROUP_ROWS = 64
@@ -250,7 +250,7 @@ def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
     """Let warps share a product whose result goes on to another product, if there are more warps
     than its rows need."""
     if xp.goes_on and rows >= GROUP_ROWS:
-        shared = let(code, lifted(code) + 0.0)
+        shared = let(code, expression(code) + 0.0)
         xp.lines.write(stage, when("APART and tl.num_programs(0) > 0", shared, why=APART))
         xp.rows = min(xp.rows or rows, rows)
 

@@ -31,21 +31,18 @@ from taso_mirage.kernels.codegen.gpu.program import (
 )
 from taso_mirage.kernels.codegen.statements import (
     TRITON,
-    Do,
     Expression,
-    Function,
     Parameter,
+    ProgramFunction,
     Statement,
     add,
     every,
+    expression,
     group,
     let,
-    lifted,
-    load,
     loop,
-    store,
+    sum_of,
     tl,
-    total,
     v,
     when,
     within,
@@ -178,10 +175,10 @@ class ShiftedBlock(FusedFunction):
         names = (*self.names, "STAGES", "PRECISION")
         block = f"{self.name}_block"
         turns = v.range(tl.program_id(0), group(self.images) * self.blocks, tl.num_programs(0))
-        once = Do(v[block](tl.program_id(0), *names))
-        in_turn = when("TURNS", loop("block", turns, [Do(v[block]("block", *names))]), otherwise=[once])
+        once = v[block](tl.program_id(0), *names)
+        in_turn = when("TURNS", loop("block", turns, [v[block]("block", *names)]), otherwise=[once])
         body = (*self._places(), *self._sum(), *self._ends())
-        made = TRITON.function(Function(block, ("block", *self.names, *given), body))
+        made = TRITON.function(ProgramFunction(block, ("block", *self.names, *given), body))
         return f"{made}\n\n{self._text([*given, *flags('OVERLAP', 'LATE', 'TURNS')], [*WAITING, in_turn])}"
 
     def _places(self) -> Iterator[Statement]:
@@ -262,7 +259,7 @@ class ShiftedBlock(FusedFunction):
         at = at + (rows + v.pixel_x)[None, :] if self.apart else at + rows + v.pixel_x[None, :]
         image = v.image * (self.channels * deep.size * high.size * self.row.size)
         tile = v[self.names[0]] + image + tl.max_contiguous(at, [1, self._beside()])
-        yield let("x_tile", load(tile, v.seen))
+        yield let("x_tile", tl.load(tile, v.seen))
 
     def _beside(self) -> int:
         """Positions that lie beside each other, as far as the layout of threads is concerned: each
@@ -295,15 +292,15 @@ class ShiftedBlock(FusedFunction):
     def _product(self, j: int) -> Iterator[Statement]:
         """The products with the tile of the weights that is number j of those for one load."""
         w, taps = v[self.names[1]], self.taps * self.channels
-        element = group(v.across + j) if self.groups > 1 else lifted(j)
+        element = group(v.across + j) if self.groups > 1 else expression(j)
         inside = [] if self.apart else [(v.begin + v.depth < v.inner)[None, :]]
         inside += [(v.column < self.columns)[:, None]] if self.columns % self.width else []
         inside += [element < self.row.kernel] if self.groups * self.shared > self.row.kernel else []
         column = (element * self.columns + v.column)[:, None] * taps
         size = math.prod(map(int, self.node.args[1].shape[1:]))
         sums = v[f"sum_{j}"]
-        yield let("w_tile", load(w + column + v.place_w[None, :], *inside))
-        low = load(w + size + column + v.place_w[None, :], *inside)
+        yield let("w_tile", tl.load(w + column + v.place_w[None, :], *inside))
+        low = tl.load(w + size + column + v.place_w[None, :], *inside)
         yield when("PRECISION != 'tf32'", let("w_low", low))
         parts = (
             let("part", self._dot(v.x_tile, v.w_low)),
@@ -328,11 +325,11 @@ class ShiftedBlock(FusedFunction):
         yield let("top_y", high.made(v.top, v.phase_high))
         for phase, products in enumerate(self.shifts):
             parts = [self._shifted(j, shift) for j, shift in products]
-            yield let("result", tl.trans(total(parts or [tl.zeros_like(v.sum_0)])))
+            yield let("result", tl.trans(sum_of(parts or [tl.zeros_like(v.sum_0)])))
             yield from self._place_of_result(phase)
             yield from map(self._other, self.epilogue.names)
             yield from self.epilogue.statements("result", (self.width, self.pixels), self.taken)
-            yield store(v[self.names[-1]] + self._image_of_result + v.place, v.result, v.kept)
+            yield tl.store(v[self.names[-1]] + self._image_of_result + v.place, v.result, v.kept)
 
     def _place_of_result(self, phase: int) -> Iterator[Statement]:
         """Where the results of a phase are, and which of them are whole and in the image."""
@@ -369,8 +366,8 @@ class ShiftedBlock(FusedFunction):
     def _other(self, name: str) -> Statement:
         if name in self.epilogue.of_channels:
             inside = [v.column < self.columns] if self.columns % self.width else []
-            return let(f"{name}_tile", load(v[name] + v.column, *inside))
-        return let(f"{name}_tile", load(v[name] + self._image_of_result + v.place, v.kept))
+            return let(f"{name}_tile", tl.load(v[name] + v.column, *inside))
+        return let(f"{name}_tile", tl.load(v[name] + self._image_of_result + v.place, v.kept))
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""
