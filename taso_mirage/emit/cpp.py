@@ -27,24 +27,37 @@ graphs declare).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
 from importlib.resources import files
+from operator import mul
 
-import numpy as np
-
-from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text, function_text
-from taso_mirage.emit.cpu.nests import INDENT, cpp_number, memory_type
-from taso_mirage.emit.cpu.prepared import PreparedInstance, headers, layout, prepares
+from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
+from taso_mirage.emit.cpu.nests import cpp_number, register_type
+from taso_mirage.emit.cpu.places import Places, tensor_bytes
+from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
+from taso_mirage.emit.cpu.printer import converted, function_text, lines
 from taso_mirage.emit.cpu.values import LazyMeaning
+from taso_mirage.emit.statements import (
+    Expression,
+    Let,
+    ProgramFunction,
+    Return,
+    Scope,
+    Statement,
+    expression,
+    select,
+    sum_of,
+    v,
+    when,
+)
 from taso_mirage.errors import InvalidOption, Unsupported
-from taso_mirage.ir.dims import Dim, dim_product
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
-ALIGNMENT = 64
 ALONE = 1 << 16
 """Bytes up to which a kernel without products runs on its caller's thread: to start the others
 takes longer."""
@@ -89,58 +102,58 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
     if any(layout(each) != layout(graph) for each in graphs):
         raise Unsupported("muGraphs for several sizes whose prepared weights lie otherwise")
     source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
-    given = size_names([x.shape for x in graph.inputs])
-    place, count = len(graph.inputs) + 1, " * ".join(f"sizes[{i}]" for i in range(len(given)))
-    operands = "inputs, outputs, scratch, parallel_for, pool"
-    heads = (
-        (f"size_t {name}_scratch(const size_t* sizes)", "", "_scratch(sizes)"),
-        (
-            f"void {name}(const void** inputs, void** outputs, void* scratch, parallel_for_t parallel_for, void* pool)",
-            f"{INDENT}const size_t* sizes = static_cast<const size_t*>(inputs[{place}]);\n",
-            f"({operands})",
-        ),
-    )
-    for head, first, call in heads:
-        source += f'\nextern "C" {head} {{\n{first}'
-        for i in range(len(graphs)):
-            limit = f"if ({count} <= {limits[i]}) " if i < len(limits) else ""
-            source += f"{INDENT}{limit}return {name}_range{i}{call};\n"
-        source += "}\n"
+    place, operands = len(graph.inputs) + 1, "inputs, outputs, scratch, parallel_for, pool"
+    count = reduce(mul, (v.sizes[i] for i in range(len(size_names([x.shape for x in graph.inputs])))))
+    for head, first, end, given in (
+        (scratch_function(name, True), [], "_scratch", "sizes"),
+        (entry_function(name), [Let("sizes", _given_sizes(place), "const size_t*")], "", operands),
+    ):
+        calls = [Return(v[f"{name}_range{i}{end}"](given)) for i in range(len(graphs))]
+        chosen = [when(count <= most, call) for call, most in zip(calls, limits, strict=False)]
+        source += f"\n{function_text(replace(head, body=(*first, *chosen, calls[-1])))}\n"
     last = f"{name}_range{len(before)}"
     if any(map(prepares, graph)):
         source = source.replace(f"{last}_prepare", f"{name}_prepare")
     return source
 
 
+def scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> ProgramFunction:
+    """The function that says how much scratch memory a run takes."""
+    return ProgramFunction(f"{name}_scratch", ("const size_t* sizes",) if sized else (), body, 'extern "C" size_t')
+
+
+def entry_function(name: str, body: tuple[Statement, ...] = ()) -> ProgramFunction:
+    """The entry point of a program."""
+    parameters = "const void** inputs", "void** outputs", "void* scratch", "parallel_for_t parallel_for", "void* pool"
+    return ProgramFunction(name, parameters, body, 'extern "C" void')
+
+
+def _given_sizes(place: int) -> Expression:
+    return converted("const size_t*", v.inputs[place])
+
+
 @dataclass
 class CppProgram:
-    """Where every tensor of a muGraph lies, and the functions of its kernels."""
+    """The functions of a muGraph's kernels, and the calls of the entry point."""
 
     graph: Graph
     name: str
     lazy: LazyMeaning
-    names: list[str] = field(default_factory=list)
-    """The sizes that a run gives."""
-    places: dict[tuple[Node, int], tuple[str, Tensor]] = field(default_factory=dict)
-    scratch: list[Dim] = field(default_factory=list)
-    """The bytes of each tensor in the scratch memory."""
     functions: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    prepared: list[PreparedInstance] = field(default_factory=list)
-    """The terms that read prepared weights, which lie one behind the other."""
-    waiting: list[PreparedInstance] = field(default_factory=list)
-    """The prepared instances whose results nothing has read yet: they run together."""
+    calls: list[Statement] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = size_names([x.shape for x in self.graph.inputs])
+        self.places = Places(self.graph)
+        self.prepared = PreparedCalls(self.places)
 
     def source(self) -> str:
         """The program's functions; code that all programs share stands above them."""
-        self.names = size_names([x.shape for x in self.graph.inputs])
-        for i, node in enumerate(self.graph.inputs):
-            self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:
-            if any(each.node in node.args for each in self.waiting):
+            if self.prepared.reads(node):
                 self._run_prepared()
             if prepares(node):
-                self._by_class(node)
+                self.functions.append(self.prepared.add(node, self._fresh()).declaration)
             elif node.op not in ("input", "item", "constant") and node is not ABSENT:
                 self._kernel(node)
         self._run_prepared()
@@ -148,156 +161,63 @@ class CppProgram:
             self._delivered(i, output)
         return "\n".join(["\n\n".join(self.functions), "", *self._entry()]) + "\n"
 
+    def _fresh(self) -> str:
+        return f"{self.name}_{len(self.functions)}"
+
     def _kernel(self, node: Node) -> None:
         if node.op == "weight":
             raise Unsupported(f"the weight {node.attr('name')} of a muGraph; make it an input")
-        types = node.type if isinstance(node.type, tuple) else (node.tensor,)
-        for i, type in enumerate(types):
-            self.places[node, i] = self._place(node, i, type)
         operands = [arg for arg in dict.fromkeys(node.args) if arg is not ABSENT and arg.op != "constant"]
-        where = [self.places[_source(arg)] for arg in operands] + [self.places[node, i] for i in range(len(types))]
-        function = f"{self.name}_{len(self.functions)}"
-        block = CppKernelFunction(self.lazy, node, self.names)
-        lines = block.function(operands, [t for _, t in where])
-        self.functions.append(function_text(function, node, block, lines))
-        pointers = ", ".join(f"const_cast<void*>({p})" if p.startswith("inputs") else p for p, _ in where)
-        blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else "1"
-        tensors = f"tensors_{len(self.functions) - 1}"
-        self.calls += [
-            f"void* {tensors}[] = {{{pointers}{', const_cast<size_t*>(sizes)' if self.names else ''}}};",
-            f"run({function}, {blocks}, {tensors}, {self._threads(node, [t for _, t in where])}, pool);",
-        ]
+        results = self.places.results(node)
+        types = [*(self.places.of(arg)[1] for arg in operands), *(type for _, type in results)]
+        name, tensors = self._fresh(), f"tensors_{len(self.functions)}"
+        self.functions.append(
+            function_text(CppKernelFunction(self.lazy, node, self.names).function(name, operands, types))
+        )
+        pointers = [*map(self.places.pointer, operands), *(place for place, _ in results)]
+        pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []
+        blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1
+        self.calls.append(Let(tensors, expression(pointers), "void*"))
+        self.calls.append(v.run(name, blocks, tensors, self._threads(node, types), v.pool))
 
-    def _threads(self, node: Node, types: Sequence[Tensor]) -> str:
-        """The C++ expression for the threads that run the blocks of a kernel."""
+    def _threads(self, node: Node, types: Sequence[Tensor]) -> Expression:
+        """The threads that run the blocks of a kernel."""
         body = node.attr("body") if traits(node).lowering is Lowering.KERNEL else ()
-        moved: Dim = sum(map(_bytes, types))
-        if any(traits(each).lowering is Lowering.CONTRACT for each in body) or (
-            isinstance(moved, int) and moved > ALONE
-        ):
-            return "parallel_for"
-        return "nullptr" if isinstance(moved, int) else f"{moved} <= {ALONE} ? nullptr : parallel_for"
-
-    def _by_class(self, node: Node) -> None:
-        """Compile a node to an instance of a header's class, whose blocks run before their result
-        is read."""
-        made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
-        if any(node.args[i] not in self.graph.inputs for i in made.weights):
-            raise Unsupported("a muGraph that prepares weights that are no inputs")
-        if any(arg.op == "constant" for arg in node.args):
-            raise Unsupported(f"a {node.op} of a constant; make it an input")
-        self.functions.append(made.instance)
-        self.places[node, 0] = self._place(node, 0, node.tensor)
-        self.prepared.append(made)
-        self.waiting.append(made)
+        moved: Dim = sum(map(tensor_bytes, types))
+        if any(traits(each).lowering is Lowering.CONTRACT for each in body):
+            return v.parallel_for
+        if isinstance(moved, int):
+            return v.parallel_for if moved > ALONE else v.nullptr
+        return select(v.nullptr, expression(moved) <= ALONE, v.parallel_for)
 
     def _run_prepared(self) -> None:
-        """First the digits that several terms may read, then all blocks."""
-        digits: dict[object, str] = {}
-        group, self.waiting = self.waiting, []
-        for i, made in enumerate(group, len(self.prepared) - len(group)):
-            tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
-            self.calls += [f"size_t {rows} = {made.rows};"] if made.rows != 0 else []
-            read = [
-                None if arg is None else self.places[_source(arg)][0] for arg in (made.node.args[0], *made.operands)
-            ]
-            read.insert(1, f"static_cast<const char*>(inputs[{len(self.graph.inputs)}]) + {self._before(i)}")
-            pointers = [
-                "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
-            ]
-            pointers += [self.places[made.node, 0][0], f"&{rows}" if made.rows != 0 else "nullptr"]
-            count, bytes, _ = made.first
-            key = made.node.args[0], made.first
-            known = digits.get(key)
-            if bytes and known is None:
-                digits[key] = f"static_cast<char*>(scratch) + {self._used()}"
-                self.scratch.append(dim_product((count, bytes)))
-            pointers.append(digits.get(key, "nullptr"))
-            self.calls.append(f"void* {tensors}[] = {{{', '.join(pointers)}}};")
-            if bytes and known is None:
-                self.calls.append(f"run({made.name}::digits, {count}, {tensors}, parallel_for, pool);")
-        if len(group) > 1:
-            self._run_together(group)
-        for made in group if len(group) == 1 else ():
-            self.calls.append(f"run({made.name}::block, {made.blocks}, tensors_{made.name}, parallel_for, pool);")
-
-    def _run_together(self, group: Sequence[PreparedInstance]) -> None:
-        """The blocks of one term after those of the other."""
-        names = [made.name for made in group]
-        if any(made.blocks != f"{made.name}::BLOCKS" for made in group):
-            raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
-        lines = [f"static void {names[0]}_blocks(void* data, size_t number) {{"]
-        for i, name in enumerate(names):
-            lines.append(
-                f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void**>(data)[{i}], number);"
-            )
-            lines.append(f"{INDENT}number -= {name}::BLOCKS;")
-        self.functions.append("\n".join([*lines, "}"]))
-        self.calls.append(f"void* all_{names[0]}[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
-        count = " + ".join(f"{name}::BLOCKS" for name in names)
-        self.calls.append(f"run({names[0]}_blocks, {count}, all_{names[0]}, parallel_for, pool);")
-
-    def _before(self, count: int) -> str:
-        """The bytes of the prepared arrays of the first terms."""
-        return " + ".join(["0", *(f"({made.name}::PREPARED + 63) / 64 * 64" for made in self.prepared[:count])])
-
-    def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:
-        """An output of the graph, else room in the scratch memory, where floats are fp32."""
-        for i, output in enumerate(self.graph.outputs):
-            if _source(output) == (node, index):
-                return f"outputs[{i}]", type
-        stored = Tensor("float32", type.shape) if is_float(type.dtype) else type
-        at = self._used()
-        self.scratch.append(_bytes(stored))
-        return f"static_cast<char*>(scratch) + {at}", stored
-
-    def _used(self) -> str:
-        """The bytes of the scratch memory so far."""
-        aligned = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in self.scratch if isinstance(n, int))
-        return " + ".join([str(aligned), *(f"aligned({n})" for n in self.scratch if not isinstance(n, int))])
+        for made in self.prepared.calls():
+            if isinstance(made, ProgramFunction):
+                self.functions.append(function_text(made))
+            else:
+                self.calls.append(made)
 
     def _delivered(self, i: int, output: Node) -> None:
         """An output that is an input, or that an earlier output is too, is copied."""
         if output.op == "constant":
             raise Unsupported("an output of the muGraph that is a constant")
-        place, type = self.places[_source(output)]
-        if place != f"outputs[{i}]":
-            self.calls.append(f"std::memcpy(outputs[{i}], {place}, {_bytes(type)});")
+        (place, type), wanted = self.places.of(output), v.outputs[i]
+        if place != wanted:
+            self.calls.append(v["std::memcpy"](wanted, place, tensor_bytes(type)))
 
     def _entry(self) -> Iterator[str]:
-        taken = "const size_t* sizes" if self.names else ""
-        known = " ".join(f"[[maybe_unused]] const size_t {n} = sizes[{i}];" for i, n in enumerate(self.names))
-        used = self._used() if self.scratch else "1"
-        yield f'extern "C" size_t {self.name}_scratch({taken}) {{ {known and known + " "}return {used}; }}\n'
-        yield f'extern "C" void {self.name}(const void** inputs, void** outputs, void* scratch, parallel_for_t parallel_for, void* pool) {{'
-        if self.names:
-            place = len(self.graph.inputs) + 1
-            yield f"{INDENT}const size_t* sizes = static_cast<const size_t*>(inputs[{place}]);"
-            yield INDENT + known
-        yield from (INDENT + call for call in ("(void)inputs, (void)scratch, (void)parallel_for;", *self.calls))
-        yield "}"
-        if self.prepared:
-            yield from self._preparing()
-
-    def _preparing(self) -> Iterator[str]:
-        """The function that prepares the weights, and the list of the inputs that are weights."""
-        places, calls = dict[int, None](), list[str]()
-        for i, made in enumerate(self.prepared):
-            own = [self.graph.inputs.index(made.node.args[k]) for k in made.weights]
-            places |= dict.fromkeys(own)
-            calls.append(made.prepare.format(*own, at=f"static_cast<char*>(prepared) + {self._before(i)}"))
-        said = ", ".join(map(str, (len(places), *places)))
-        yield f'extern "C" const size_t {self.name}_prepared[] = {{{self._before(len(self.prepared))}, {said}}};'
-        yield f'extern "C" void {self.name}_prepare(const void** inputs, void* prepared) {{ {" ".join(calls)} }}'
-
-
-def _source(node: Node) -> tuple[Node, int]:
-    return (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
-
-
-def _bytes(type: Tensor) -> Dim:
-    memory_type(type.dtype)
-    return dim_product(type.shape or ()) * np.dtype(type.dtype).itemsize
+        known = tuple([Let(n, v.sizes[i], "[[maybe_unused]] const size_t") for i, n in enumerate(self.names)])
+        used = Return(sum_of(self.places.used()) if self.places.scratch else v["1"])
+        yield function_text(scratch_function(self.name, bool(self.names), (Scope((*known, used), True),)))
+        yield ""
+        place = len(self.graph.inputs) + 1
+        given = Let("sizes", _given_sizes(place), "const size_t*"), Scope(known, True)
+        ignored = v["(void)inputs, (void)scratch, (void)parallel_for"]
+        yield function_text(entry_function(self.name, (*(given if self.names else ()), ignored, *self.calls)))
+        if self.prepared.terms:
+            weights, prepare = self.prepared.preparation(self.name)
+            yield from lines([weights])
+            yield function_text(prepare)
 
 
 @cache
@@ -314,9 +234,8 @@ def free_header() -> str:
 
 def _tables(lazy: LazyMeaning) -> Iterator[str]:
     for name, value in lazy.tables.items():
-        numbers = ", ".join(cpp_number(float(v), value.dtype) for v in value.numpy().ravel())
-        type = "float" if is_float(value.dtype) else memory_type(value.dtype)
-        yield f"static const {type} {name}[] = {{{numbers}}};"
+        numbers = [cpp_number(float(x), value.dtype) for x in value.numpy().ravel()]
+        yield from lines([Let(name, expression(numbers), f"static const {register_type(value.dtype)}")])
 
 
 def _comment(graph: Graph) -> str:

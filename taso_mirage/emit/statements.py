@@ -201,7 +201,17 @@ class Return:
     why: str = ""
 
 
-Statement: TypeAlias = "Let | Expression | For | If | Return"
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Statements whose names end with them; with `line`, statements on one line. C++ alone has
+    them, and functions within statements."""
+
+    body: tuple[Statement, ...]
+    line: bool = False
+    why: str = ""
+
+
+Statement: TypeAlias = "Let | Expression | For | If | Return | Scope | ProgramFunction"
 """A call stands alone for its effect: a store, a barrier, a copy."""
 
 
@@ -215,13 +225,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFunction:
-    """A function of a generated module. `decoration`: arguments of the language's decorator."""
+    """A function of a generated module. `decoration`: the arguments of its decorator in Python; in
+    C++ the type of its result, with what stands before it."""
 
     name: str
     parameters: Sequence[str | Parameter]
     body: tuple[Statement, ...]
     decoration: str = ""
-    doc: str = ""
+    why: str = ""
 
 
 def let(name: str, value: ExpressionLike, why: str = "") -> Let:
@@ -257,6 +268,8 @@ def mentioned(x: Expression | Statement) -> Iterator[str]:
             parts = (over, *body)
         case If(condition, body, otherwise):
             parts = (condition, *body, *otherwise)
+        case Scope(body) | ProgramFunction(_, _, body):
+            parts = body
         case Return(value):
             parts = (value,)
     for each in parts:
@@ -276,7 +289,7 @@ class PythonPrinter:
     def function(self, made: ProgramFunction) -> str:
         """A function with a newline behind its last line."""
         given = ", ".join(map(self._parameter, made.parameters))
-        doc = [f'    """{made.doc}"""'] if made.doc else []
+        doc = [f'    """{made.why}"""'] if made.why else []
         lines = [f"    {line}" for line in self.lines(made.body)]
         return "\n".join([f"@{self.decorator}{made.decoration}", f"def {made.name}({given}):", *doc, *lines]) + "\n"
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
-from taso_mirage.emit.cpu.prepared import CpuProgram, InstanceClass
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import Form, IsWanted, Users
-from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
+from taso_mirage.ir.dims import Symbolic, dim_product, fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
@@ -292,61 +292,47 @@ def _evidence(made: WeightProduct) -> Evidence | Failure:
 # ---------------------------------------------------------------- the program
 
 
-def _linear(node: Node) -> tuple[Any, ...]:
+def _instance(node: Node) -> TemplateInstance:
+    """With scales its weights are blocks of few bits."""
+    return _of_blocks(node) if len(node.args) > 4 else _of_floats(node)
+
+
+def _of_floats(node: Node) -> TemplateInstance:
     columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    return most if isinstance(rows, Symbolic) else rows, *node.args[1].shape, columns, most, parts
+    rows = dim_product(node.shape[:-1])
+    free = isinstance(rows, Symbolic)
+    return TemplateInstance(
+        headers=("linear.h",),
+        name="Linear",
+        block=columns,
+        sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),
+        layout=(columns, most == NARROW_ROWS),
+        switches=(free,),
+        rows=rows,
+    )
 
 
-def _rows(node: Node) -> Dim:
-    return dim_product(node.shape[:-1])
-
-
-def _of_blocks(node: Node) -> tuple[Any, ...]:
+def _of_blocks(node: Node) -> TemplateInstance:
     x, codes, *_, zeros = (*node.args, ABSENT)[:6]
     columns, most, parts = node.attr("block")
-    rows = _rows(node)
-    sizes = most if isinstance(rows, Symbolic) else rows, x.shape[-1], codes.shape[0], columns, most, parts
+    bits, size, digits = node.attr("bits"), node.attr("block_size"), node.attr("digits")
+    rows = dim_product(node.shape[:-1])
+    free = isinstance(rows, Symbolic)
+    bytes = codes.shape[1] * (32 + digits * size)
     kind = "HALF_OF_ALL" if zeros is ABSENT else "WHOLE" if zeros.dtype == "uint8" else "FLOATING"
-    return *sizes, node.attr("bits"), node.attr("block_size"), node.attr("digits"), kind
-
-
-def _digits(node: Node) -> tuple[Dim, int, int]:
-    """The rows of x that become digits where integers are multiplied, the bytes of a row's digits,
-    and their bits: see `BlockLinear`."""
-    size, most = node.attr("block_size"), node.attr("block")[1]
-    bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
-    return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
-
-
-BLOCKS = InstanceClass(
-    ("linear.h", "block_linear.h"),
-    "BlockLinear",
-    lambda n: n.attr("block")[0],
-    lambda n: (),
-    _of_blocks,
-    lambda n: ("blocks", *n.attr("block")[:1]),
-    lambda n: (isinstance(_rows(n), Symbolic),),
-    lambda n: n.args[0].shape[-1:],
-    rows=_rows,
-    weights=(1, 4, 5),
-    first=_digits,
-)
-FLOATS = InstanceClass(
-    ("linear.h",),
-    "Linear",
-    lambda n: n.attr("block")[0],
-    lambda n: (),
-    _linear,
-    lambda n: (n.attr("block")[0], n.attr("block")[1] == NARROW_ROWS),
-    lambda n: (isinstance(_rows(n), Symbolic),),
-    rows=_rows,
-)
-
-
-def _instance(node: Node) -> InstanceClass:
-    """With scales its weights are blocks of few bits."""
-    return BLOCKS if len(node.args) > 4 else FLOATS
+    matrix = (most if free else rows, x.shape[-1], codes.shape[0])
+    return TemplateInstance(
+        headers=("linear.h", "block_linear.h"),
+        name="BlockLinear",
+        block=columns,
+        sizes=(*matrix, columns, most, parts, bits, size, digits, kind),
+        layout=("blocks", columns),
+        switches=(free,),
+        fixed=x.shape[-1:],
+        rows=rows,
+        weights=(1, 4, 5),
+        first=(rows, bytes, bits) if most & (most - 1) == 0 else (0, 0, 0),
+    )
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
 
 from taso_mirage.devices.device import Device
-from taso_mirage.emit.cpu.prepared import CpuProgram, InstanceClass
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import RECTIFIED, followed_convolution
 from taso_mirage.ir.dims import Symbolic
@@ -189,37 +188,28 @@ def _blocks(made: Convolution) -> Iterator[tuple[tuple[int, int], tuple[int, int
 # ---------------------------------------------------------------- the program
 
 
-def _winograd(node: Node) -> tuple[Any, ...]:
+def _instance(node: Node) -> TemplateInstance:
     x, w = node.args[:2]
-    group, (top, left, *_) = node.attr("group"), node.attr("pads")
-    data = (1 if isinstance(x.shape[0], Symbolic) else x.shape[0], group, w.shape[1], *x.shape[2:])
-    return (
-        *data,
-        int(w.shape[0]) // group,
-        *w.shape[2:],
-        *node.shape[2:],
-        top,
-        left,
-        *node.attr("tile"),
-        *node.attr("block"),
+    group, tile, block = node.attr("group"), node.attr("tile"), node.attr("block")
+    images, *sides = x.shape[0], *x.shape[2:]
+    free = isinstance(images, Symbolic)
+    data = 1 if free else images, group, w.shape[1], *sides
+    result = w.shape[0] // group, *w.shape[2:], *node.shape[2:]
+    return TemplateInstance(
+        headers=("winograd.h",),
+        name="Winograd",
+        block=block[0],
+        sizes=(*data, *result, *node.attr("pads")[:2], *tile, *block),
+        layout=(*tile, block[0]),
+        sides=tile,
+        switches=(bool(node.attr("relu")),),
+        fixed=x.shape[1:],
+        times=images if free else 1,
     )
-
-
-INSTANCE = InstanceClass(
-    ("winograd.h",),
-    "Winograd",
-    lambda n: n.attr("block")[0],
-    lambda n: n.attr("tile"),
-    _winograd,
-    lambda n: (*n.attr("tile"), n.attr("block")[0]),
-    lambda n: (bool(n.attr("relu")),),
-    lambda n: n.args[0].shape[1:],
-    lambda n: n.shape[0] if isinstance(n.shape[0], Symbolic) else 1,
-)
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
     return followed_convolution(node, users, wanted) if is_convolution(node) else []
 
 
-FORM = Form(CpuProgram("winograd", lambda node: INSTANCE), convolution, _members)
+FORM = Form(CpuProgram("winograd", _instance), convolution, _members)

@@ -8,19 +8,32 @@ one the rest.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from taso_mirage.emit.cpu.bodies import LoweredBody
-from taso_mirage.emit.cpu.nests import INDENT, memory_type, phase_lines
-from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory
-from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, LoopValue, Strides, contiguous
+from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
+from taso_mirage.emit.cpu.printer import converted, swept
+from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory, Root
+from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
+from taso_mirage.emit.statements import (
+    Expression,
+    For,
+    Let,
+    ProgramFunction,
+    Statement,
+    every,
+    expression,
+    select,
+    sum_of,
+    v,
+    when,
+)
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
-from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
 
@@ -44,28 +57,44 @@ class CppKernelFunction:
     spares: list[CppBuffer] = field(default_factory=list)
     """Where blocks write the results of another one."""
 
-    def function(self, operands: Sequence[Node], types: Sequence[Tensor]) -> list[str]:
-        """The lines of the body; `operands` without doubles, `types` of those and then of the
-        results."""
-        names = {arg: f"x{i}" for i, arg in enumerate(operands)}
-        lines = [f"const size_t* sizes = static_cast<const size_t*>(tensors[{len(types)}]);"] if self.sizes else []
-        lines += [f"const size_t {name} = sizes[{i}];" for i, name in enumerate(self.sizes)]
-        for i, type in enumerate(types):
-            constness, pointer = ("const ", f"x{i}") if i < len(operands) else ("", f"y{i - len(operands)}")
-            c = memory_type(type.dtype)
-            lines.append(f"{constness}{c}* __restrict {pointer} = static_cast<{constness}{c}*>(tensors[{i}]);")
-        memory = {
-            arg: CppBuffer(t.dtype, t.shape or (), names[arg], contiguous(t.shape or ()))
-            for arg, t in zip(operands, types, strict=False)
-        }
-        results = [
-            CppBuffer(t.dtype, t.shape or (), f"y{i}", contiguous(t.shape or ()))
-            for i, t in enumerate(types[len(operands) :])
+    def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> ProgramFunction:
+        """The function; `operands` without doubles, `types` of those and then of the results."""
+        given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
+        results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
+        pointers = [
+            _pointer(x, converted(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
+            for i, x in enumerate([*given, *results])
+            for const in ["const " if i < len(given) else ""]
         ]
-        if traits(self.node).lowering is not Lowering.KERNEL:
-            return lines + self._ordinary(memory, results)
-        given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
-        return lines + self._kernel(given, results)
+        whole = converted("const size_t*", v.tensors[len(types)])
+        sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
+        sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
+        kernel = traits(self.node).lowering is Lowering.KERNEL
+        computed = (self._kernel if kernel else self._ordinary)(dict(zip(operands, given, strict=True)), results)
+        shown = f"grid {self.node.attr('grid')}, loop {self.node.attr('loop')}" if kernel else self.node.op
+        size, rooms, free = self._rooms()
+        doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
+        tensors = Let("tensors", converted("void**", "data"), "void**")
+        body = swept([tensors, *rooms, *sizes, *free, *pointers, *computed], set())
+        return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
+
+    def _rooms(self) -> tuple[int, list[Statement], list[Statement]]:
+        """The bytes of the block's tiles, and their declarations: those of known sizes, and those
+        in memory that grows with the sizes of a run."""
+        tiles = [b for b in self.memory.allocated if b.name in self.used]
+        rooms = [(register_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
+        rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in self.spares]
+        size = sum(4 * n for _, _, n in rooms if isinstance(n, int))
+        where = "alignas(64)" if size <= STACK else "alignas(64) static thread_local"
+        made: list[Statement] = [Let(name, v.array(n), f"{where} {c}") for c, name, n in rooms if isinstance(n, int)]
+        free: list[Statement] = []
+        parts = [v.memory]
+        for c, name, n in rooms:
+            if not isinstance(n, int):
+                free.append(Let(name, v[f"reinterpret_cast<{c}*>"](sum_of(parts)), f"{c}* __restrict"))
+                parts.append(v.aligned(f"4 * {product_factor(n)}"))
+        whole = [Let("memory", v.memory_of_thread(sum_of(parts[1:])), "char*")] if free else []
+        return size, made, [*whole, *free]
 
     def _constant(self, node: Node) -> CppBuffer:
         value = self.lazy.constant(node.attr("value"))
@@ -76,68 +105,81 @@ class CppKernelFunction:
         self.lazy.tables[name] = literal
         return CppBuffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
 
-    def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[str]:
+    def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
         args = [
             None if a is ABSENT else memory[a] if a in memory else self.lazy.constant(a.attr("value"))
             for a in self.node.args
         ]
         made = interpret_term(self.node, self.lazy, args)
         values = made if isinstance(made, tuple) else (made,)
-        return self._stage([(v, r, False) for v, r in zip(values, results, strict=True)], [])
+        return self._stage([(x, r, False) for x, r in zip(values, results, strict=True)])
 
-    def _kernel(self, given: Sequence[CppBuffer], results: Sequence[CppBuffer]) -> list[str]:
+    def _kernel(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
+        given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
         body: Graph = self.node.attr("body")
         grid, loop = self.node.attr("grid"), self.node.attr("loop")
         if self.node.attr("cluster") != 1:
             raise Unsupported("a cluster of blocks; threads of a CPU exchange nothing")
         if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
             raise Unsupported("blocks that overlap; two threads would write to the same places")
-        before, lines = [*_block_indices(grid)], list[str]()
+        made: list[Statement] = []
+        moved: list[Statement] = []
         tiles: dict[Node, CppBuffer] = {}
-        moved: list[str] = []
         for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
             imap, fmap = self.node.attr("imap")[i], self.node.attr("fmap")[i]
-            tiles[leaf], start, step = _tile(i, leaf, x, grid, loop, imap, fmap)
-            c = f"const {'float' if x.name in self.lazy.tables and is_float(x.dtype) else memory_type(x.dtype)}* __restrict"
-            (moved if step else lines).append(f"{c} {tiles[leaf].name} = {start}{step};")
+            tiles[leaf], start, steps = _tile(i, leaf, x, grid, loop, imap, fmap)
+            c = (register_type if x.name in self.lazy.tables else memory_type)(x.dtype)
+            (moved if steps else made).append(Let(tiles[leaf].name, start, f"const {c}* __restrict"))
         targets = []
         for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):
             target, start, spare = _result(o, output.tensor, y, grid, self.node.attr("omap")[o])
             self.spares += [spare] if spare is not None else []
-            lines.append(f"{memory_type(y.dtype)}* __restrict {target.name} = {start};")
+            made.append(_pointer(target, start))
             targets.append(target)
-        lines += self._staged(body, tiles, targets, loop, moved)
-        return before + _of_parts(_grid_parts(body, self.node.attr("imap")), lines)
+        made += self._staged(tiles, targets, moved)
+        axes = [
+            (x, g, axis) for x, of in zip(body.inputs, self.node.attr("imap"), strict=True) for g, axis in enumerate(of)
+        ]
+        cut = [(x.shape[axis], f"g{g}") for x, g, axis in axes if axis >= 0]
+        return [*_block_indices(grid), *_tiled(cut, made)]
 
     def _staged(
-        self, body: Graph, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], loop: Dim, moved: list[str]
-    ) -> list[str]:
-        """The lines before, in and after the for-loop."""
+        self, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], moved: list[Statement]
+    ) -> list[Statement]:
+        """The statements before, in and after the for-loop; those `moved` begin an iteration."""
+        body, loop = self.node.attr("body"), self.node.attr("loop")
         made = LoweredBody(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)
-        results = [(v, t, False) for v, t in zip(outputs, targets, strict=True)]
+        results = [(x, t, False) for x, t in zip(outputs, targets, strict=True)]
         if loop == 1:
-            return moved + self._stage(results, [])
-        before = self._stage([(v, None, False) for v in made.invariants()], made.initial)
-        inside = self._stage(made.roots, [])
-        after = self._stage(results, [])
-        parts = _loop_parts(body, self.node.attr("fmap"))
-        iteration = [
-            f"for (size_t iteration = 0; iteration < {count_text((loop,))}; ++iteration) {{",
-            *(INDENT + line for line in _of_parts(parts, [*moved, *inside])),
-            "}",
-        ]
-        return [*before, *iteration, *after]
+            return moved + self._stage(results)
+        before = self._stage([(x, None, False) for x in made.invariants()])
+        axes = zip(body.inputs, self.node.attr("fmap"), strict=True)
+        cut = [(x.shape[axis], "iteration") for x, axis in axes if axis >= 0]
+        inside = _tiled(cut, [*moved, *self._stage(made.roots)])
+        iterations = For("iteration", v.numbers(count_text((loop,))), tuple(inside))
+        return [*made.initial, *before, iterations, *self._stage(results)]
 
-    def _stage(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]], first: Sequence[str]) -> list[str]:
+    def _stage(self, roots: Sequence[Root]) -> list[Statement]:
         schedule = LoopSchedule(self.memory)
         schedule.run(roots)
-        asked = {self.memory.buffers[v].name for v, t, _ in roots if t is None and v in self.memory.buffers}
+        asked = {self.memory.buffers[x].name for x, t, _ in roots if t is None and x in self.memory.buffers}
         mine = {b.name for b in self.memory.allocated}
         outside = {t.name for _, t, _ in roots if t is not None and t.name not in mine}
-        lines, used = phase_lines(schedule, frozenset(asked | outside))
+        made, used = phase_statements(schedule, frozenset(asked | outside))
         self.used |= used
-        return [*first, *lines]
+        return made
+
+
+def _whole(name: str, type: Tensor) -> CppBuffer:
+    """A tensor that lies row by row."""
+    shape = type.shape or ()
+    return CppBuffer(type.dtype, shape, name, contiguous(shape))
+
+
+def _pointer(x: CppBuffer, value: Expression, const: str = "") -> Let:
+    """The pointer by a buffer's name."""
+    return Let(x.name, value, f"{const}{memory_type(x.dtype)}* __restrict")
 
 
 def count_text(counts: Iterable[Dim]) -> str:
@@ -147,131 +189,67 @@ def count_text(counts: Iterable[Dim]) -> str:
     return " * ".join([*([str(known)] if known != 1 or not found else []), *found])
 
 
-def _block_indices(grid: BufferSizes) -> Iterator[str]:
+def _block_indices(grid: BufferSizes) -> Iterator[Statement]:
     for g in reversed(range(len(grid))):
         if grid[g] != 1:
             after, own = count_text(grid[g + 1 :]), count_text(grid[g : g + 1])
-            shown = "block" if after == "1" else f"block / {after if after.isdigit() else f'({after})'}"
-            yield f"const size_t g{g} = {shown} % {own};" if g or len(grid) > 1 else f"const size_t g{g} = {shown};"
+            at = v.block if after == "1" else v.block / (after if after.isdigit() else f"({after})")
+            yield Let(f"g{g}", at % own if g or len(grid) > 1 else at, "const size_t")
 
 
-TilePart = tuple[str, int, str]
-"""The name of a tile's size, its largest, and how much there is from where it begins, in C++."""
-
-
-def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[TilePart]:
-    """The tiled dims of a block, of which the last blocks of a grid dim have fewer elements."""
-    found: dict[str, TilePart] = {}
-    for leaf, axes in zip(body.inputs, imap, strict=True):
-        for g, axis in enumerate(axes):
-            each = part_of(leaf.shape[axis]) if axis >= 0 else None
-            if each is not None:
-                name = str(leaf.shape[axis])
-                found[name] = name, each[1], f"{each[0]} - g{g} * {each[1]}"
-    return list(found.values())
-
-
-def _loop_parts(body: Graph, fmap: Strides) -> list[TilePart]:
-    """The tiled dim of an iteration, of which the last iteration has fewer elements."""
-    cut = [leaf.shape[axis] for leaf, axis in zip(body.inputs, fmap, strict=True) if axis >= 0]
-    found = {str(dim): each for dim in cut if (each := part_of(dim)) is not None}
-    return [(name, size, f"{whole} - iteration * {size}") for name, (whole, size) in found.items()]
-
-
-def _of_parts(parts: Sequence[TilePart], lines: Sequence[str]) -> list[str]:
-    """The lines for tiles of every size: once for whole ones, whose sizes the compiler knows, and
-    once for others."""
+def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[Statement]:
+    """The statements for tiles of every size: once for whole ones, whose sizes the compiler knows,
+    and once for the last ones. `cut`: the dims that are cut, each with the number of the tile."""
+    parts: dict[str, tuple[int, Expression]] = {}
+    for dim, number in cut:
+        if (part := part_of(dim)) is not None:
+            whole, size = part
+            parts[str(dim)] = size, expression(whole) - v[number] * size
     if not parts:
-        return list(lines)
-    operands = ", ".join(f"[[maybe_unused]] const auto {name}" for name, _, _ in parts)
-    left = ", ".join(f"smaller({size}, {rest})" for _, size, rest in parts)
-    whole = " && ".join(f"{rest} >= {size}" for _, size, rest in parts)
-    known = ", ".join(f"constant<{size}>()" for _, size, _ in parts)
-    return [
-        f"const auto tile_of = [&]({operands}) {{",
-        *(INDENT + line if not line.startswith("#") else line for line in lines),
-        "};",
-        f"if ({whole}) tile_of({known});",
-        f"else tile_of({left});",
-    ]
+        return list(made)
+    given = [f"[[maybe_unused]] const auto {name}" for name in parts]
+    known = v.tile_of(*(v[f"constant<{size}>"]() for size, _ in parts.values()))
+    left = v.tile_of(*(v.smaller(size, rest) for size, rest in parts.values()))
+    fits = every(rest >= size for size, rest in parts.values())
+    return [ProgramFunction("tile_of", given, tuple(made)), when(fits, known, otherwise=[left])]
 
 
 def _tile(
     i: int, leaf: Node, x: CppBuffer, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
-) -> tuple[CppBuffer, str, str]:
-    """The tile of an operand: its buffer, the start of the block's share, and the step of the
-    loop."""
+) -> tuple[CppBuffer, Expression, bool]:
+    """The tile of an operand: its buffer, where it starts, and whether it moves in the loop."""
     extent = list(x.shape)
-    start = x.name
+    start = v[x.name]
     for g, axis in enumerate(imap):
         if axis >= 0:
             extent[axis] = tile_stride(extent[axis], leaf.shape[axis], grid[g])
             if grid[g] != 1:
-                start += f" + g{g} * {product_factor(extent[axis] * x.strides[axis])}"
-    step = ""
-    if fmap >= 0 and loop != 1:
+                start += v[f"g{g}"] * product_factor(extent[axis] * x.strides[axis])
+    moves = fmap >= 0 and loop != 1
+    if moves:
         extent[fmap] = tile_stride(extent[fmap], leaf.shape[fmap], loop)
-        step = f" + iteration * {product_factor(extent[fmap] * x.strides[fmap])}"
-    return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, step
+        start += v.iteration * product_factor(extent[fmap] * x.strides[fmap])
+    return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, moves
 
 
 def _result(
     o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides
-) -> tuple[CppBuffer, str, CppBuffer | None]:
+) -> tuple[CppBuffer, Expression, CppBuffer | None]:
     """Where a block's part of an output lies: the blocks of the first grid dim are the furthest
     apart. Where only the first block along a grid dim gives it, the others write into room of their
     own."""
     shape = tile.shape or ()
     extent = [n if (found := part_of(n)) is None else found[1] for n in shape]
-    start, alone = y.name, []
+    start, alone = v[y.name], []
     for g in reversed(range(len(grid))):
         if omap[g] < 0:
-            alone += [f"g{g} == 0"] if grid[g] != 1 else []
+            alone += [v[f"g{g}"].equals(0)] if grid[g] != 1 else []
             continue
         if grid[g] != 1:
-            start += f" + g{g} * {product_factor(extent[omap[g]] * y.strides[omap[g]])}"
+            start += v[f"g{g}"] * product_factor(extent[omap[g]] * y.strides[omap[g]])
         extent[omap[g]] = extent[omap[g]] * grid[g]
     made = CppBuffer(y.dtype, shape, f"r{o}", y.strides)
     if not alone:
         return made, start, None
     spare = CppBuffer(y.dtype, y.shape, f"spare{o}", y.strides)
-    return made, f"{' && '.join(alone)} ? {start} : {spare.name}", spare
-
-
-def function_text(name: str, node: Node, block: CppKernelFunction, lines: Sequence[str]) -> str:
-    """The text of a kernel's function: its tiles, then the computation."""
-    tiles = [b for b in block.memory.allocated if b.name in block.used]
-    rooms = [("float" if is_float(b.dtype) else memory_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
-    rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in block.spares]
-    size = sum(4 * n for _, _, n in rooms if isinstance(n, int))
-    where = "alignas(64) " if size <= STACK else "alignas(64) static thread_local "
-    made = [f"{where}{c} {name}[{n}];" for c, name, n in rooms if isinstance(n, int)]
-    free = [(c, name, f"aligned(4 * {product_factor(n)})") for c, name, n in rooms if not isinstance(n, int)]
-    first = [f"char* memory = memory_of_thread({' + '.join(n for _, _, n in free)});"] if free else []
-    for i, (c, room, _) in enumerate(free):
-        before = " + ".join(["memory", *(n for _, _, n in free[:i])])
-        first.append(f"{c}* __restrict {room} = reinterpret_cast<{c}*>({before});")
-    shown = (
-        f"grid {node.attr('grid')}, loop {node.attr('loop')}" if traits(node).lowering is Lowering.KERNEL else node.op
-    )
-    head = f"// {shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
-    known = len(block.sizes) + 1 if block.sizes else 0
-    lines = [*lines[:known], *first, *lines[known:]]
-    body = "\n".join(INDENT + line if not line.startswith("#") else line for line in (*made, *_read(lines)))
-    tensors = f"{INDENT}void** tensors = static_cast<void**>(data);"
-    return f"{head}\nstatic void {name}(void* data, [[maybe_unused]] size_t block) {{\n{tensors}\n{body}\n}}"
-
-
-DEFINED = re.compile(r"\s*(?:const \w+\* __restrict|const size_t) (\w+) = ")
-
-
-def _read(lines: Sequence[str]) -> list[str]:
-    """The lines without pointers and block indices that none of those below reads."""
-    found: list[str] = []
-    words: set[str] = set()
-    for line in reversed(lines):
-        made = DEFINED.match(line)
-        if made is None or made[1] in words:
-            found.append(line)
-            words.update(re.findall(r"\w+", line[made.end() :] if made else line))
-    return found[::-1]
+    return made, select(start, every(alone), spare.name), spare

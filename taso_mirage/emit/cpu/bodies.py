@@ -11,7 +11,7 @@ import numpy as np
 
 from taso_mirage.emit.cpu.layouts import product_strides, without_view
 from taso_mirage.emit.cpu.nests import cpp_number
-from taso_mirage.emit.cpu.schedule import Memory
+from taso_mirage.emit.cpu.schedule import Memory, Root
 from taso_mirage.emit.cpu.values import (
     LOWEST_FLOAT32,
     Contract,
@@ -23,6 +23,7 @@ from taso_mirage.emit.cpu.values import (
     Reduce,
     Strides,
 )
+from taso_mirage.emit.statements import Statement, loop, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, loop_phases
 from taso_mirage.ir.terms import ABSENT, Graph, Node, users
@@ -41,16 +42,20 @@ class LoweredBody:
     graph: Graph
     fmap: Strides
     loop: Dim
-    initial: list[str] = field(default_factory=list)
-    roots: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
-    rests: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
+    initial: list[Statement] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)
+    rests: list[Root] = field(default_factory=list)
     found: dict[Node, Any] = field(default_factory=dict)
-    lags: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
+    lags: dict[Node, LoopValue] = field(default_factory=dict)
+    """The old less the new value of each running maximum."""
+    scales: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stage = loop_phases(self.graph, self.fmap, self.loop)
+        self.reads = users(self.graph)
 
     def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
         """The values of the body's outputs; the roots of the loop are noted on the way."""
-        self.stage = loop_phases(self.graph, self.fmap, self.loop)
-        self.reads = users(self.graph)
         self.found.update(tiles)
         for node in self.graph:
             if node not in self.found and node is not ABSENT:
@@ -85,8 +90,7 @@ class LoweredBody:
         finite."""
         old = self._room(x, "largest", LOWEST_FLOAT32)
         new = self.lazy.map(np.maximum, old, x)
-        lag = self.lazy.map(np.subtract, old, new)
-        self.lags[node, 1] = lag
+        self.lags[node] = self.lazy.map(np.subtract, old, new)
         self.roots.append((new, None, False))
         self.rests.append((new, old, False))
         return new
@@ -122,21 +126,17 @@ class LoweredBody:
 
     def _scale(self, m: Node, degree: int) -> LoopValue:
         """e^(degree (m_old - m_new)), the factor of the accumulated value."""
-        if (m, 0) not in self.lags:
-            self.lags[m, 0] = self.lags[m, 1]
-        key = (m, 2 * degree + 2)
-        if key not in self.lags:
-            lag = self.lags[m, 1]
+        if (m, degree) not in self.scales:
+            lag = self.lags[m]
             scaled = lag if degree == 1 else self.lazy.map(np.multiply, lag, LoopConstant(lag.dtype, (), float(degree)))
-            self.lags[key] = self.lazy.map(np.exp, scaled)
-        return self.lags[key]
+            self.scales[m, degree] = self.lazy.map(np.exp, scaled)
+        return self.scales[m, degree]
 
     def _room(self, x: LoopValue, hint: str, start: float) -> CppBuffer:
         """A buffer that lasts over the iterations."""
         strides = product_strides(x, self.memory.buffers) if isinstance(x, Contract) else None
         found = self.memory.allocate(x, strides, hint)
         self.memory.mutable.add(found.name)
-        self.initial.append(
-            f"for (size_t i = 0; i < {found.count}; ++i) {found.name}[i] = {cpp_number(start, found.dtype)};"
-        )
+        first = tl.store(v[found.name]["i"], cpp_number(start, found.dtype))
+        self.initial.append(loop("i", v.numbers(found.count), [first]))
         return found

@@ -3,12 +3,14 @@ side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from taso_mirage.emit.cpu.layouts import offset, strides_of
+from taso_mirage.emit.cpu.printer import converted, expression_text
 from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule
-from taso_mirage.emit.cpu.values import Affine, CppBuffer, LoopValue
+from taso_mirage.emit.cpu.values import Affine, CppBuffer
+from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import product_factor, usual_size
 
@@ -24,64 +26,47 @@ class Side:
     """An operand or the result of a contraction: a pointer, and by letter how far apart neighbours
     lie."""
 
-    pointer: str
+    pointer: Expression
     steps: Mapping[str, Dim]
 
-    def at(self, letters: Iterable[str]) -> str:
+    def at(self, letters: Iterable[str]) -> Expression:
         """The pointer at the loop variables of these letters."""
-        moved = [f"j_{x} * {product_factor(self.steps[x])}" for x in letters if self.step(x) != 0]
-        return " + ".join([self.pointer, *moved])
+        moved = [v[f"j_{x}"] * product_factor(self.steps[x]) for x in letters if self.step(x) != 0]
+        return sum_of([self.pointer, *moved])
 
     def step(self, letter: str | None) -> Dim:
         return self.steps.get(letter, 0) if letter else 0
 
 
-def product_lines(item: ContractionNest, schedule: LoopSchedule) -> list[str]:
+def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[Statement]:
     """A product by blocks in registers where elements lie side by side, else element by element."""
     value, target = item.value, item.target
-    pairs = list(zip(value.operands, value.letters, strict=False))
-    left, right = (Side(_pointer(schedule, x), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
-    made = Side(
-        f"{target.name} + {target.start}" if target.start != 0 else target.name,
-        dict(zip(value.letters[2], target.strides, strict=True)),
-    )
+    pairs = list(zip(value.args, value.letters, strict=False))
+    left, right = (Side(_pointer(schedule.address(x)), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
+    made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
     sizes = {x: n for arg, letters in pairs for x, n in zip(letters, arg.shape, strict=True) if n != 1}
     result = [x for x in sizes if x in value.letters[2]]
-    found = next(
-        (
-            lines
-            for a, b in ((left, right), (right, left))
-            for way in (_columns, _rows)
-            if (lines := way(sizes, result, a, b, made))
-        ),
-        None,
-    )
-    named = (
-        f"// {','.join(value.letters[:2])}->{value.letters[2]}, {', '.join(f'{x} = {n}' for x, n in sizes.items())}: "
-    )
-    first = [] if item.update else list(fill(target, "0.0f"))
-    why, line = found or _single(sizes, result, left, right, made)
-    return [*first, named + why, line]
+    ways = (way(sizes, result, a, b, made) for a, b in ((left, right), (right, left)) for way in (_columns, _rows))
+    product = next((found for found in ways if found is not None), None) or _single(sizes, result, left, right, made)
+    named = f"{','.join(value.letters[:2])}->{value.letters[2]}, {', '.join(f'{x} = {n}' for x, n in sizes.items())}"
+    first = [] if item.update else [fill(target, "0.0f")]
+    return [*first, replace(product, why=f"{named}: {product.why}")]
 
 
-Found = tuple[str, str]
-"""Why a product is computed so, and the line that does it."""
-
-
-def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> str:
+def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> Expression:
     """Sizes that a run alone knows are operands, whose types have their numbers where a whole tile
     has them."""
     if all(isinstance(n, int) for n in sizes):
-        return f"{name}<{', '.join(map(str, sizes))}>({', '.join(map(str, args))});"
-    said = [f"constant<{n}>()" if isinstance(n, int) else str(n) for n in sizes]
-    return f"{name}_of({', '.join([*said, *map(str, args)])});"
+        return v[f"{name}<{', '.join(map(str, sizes))}>"](*args)
+    said = [v[f"constant<{n}>"]() if isinstance(n, int) else n for n in sizes]
+    return v[f"{name}_of"](*said, *args)
 
 
 def _long(size: Dim) -> bool:
     return usual_size(size) >= VECTOR
 
 
-def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Found | None:
+def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
     """Elements side by side in b and in the result, along a letter that a lacks."""
     wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
     if not wide:
@@ -94,10 +79,10 @@ def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: S
     narrow = usual_size(sizes[n]) <= NARROW
     call = _call("columns" if narrow else "streamed", (sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)), args)
     why = "results in registers" if narrow else "long rows, few of them at a time"
-    return f"vectors along {n}, {why}", f"{_loops(outer, sizes)}{call}"
+    return _looped(outer, sizes, call, f"vectors along {n}, {why}")
 
 
-def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Found | None:
+def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
     """Elements side by side in both operands, along a letter that the result lacks."""
     inner = [x for x in sizes if x not in result and _long(sizes[x]) and a.step(x) == 1 and b.step(x) == 1]
     if not inner:
@@ -110,33 +95,37 @@ def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side
     outer = [x for x in sizes if x not in (n, k, m)]
     args = (a.at(outer), a.step(m), b.at(outer), b.step(n), c.at(outer), c.step(m), c.step(n))
     call = _call("rows", (sizes.get(m or "", 1), sizes.get(n or "", 1), sizes[k]), args)
-    return f"vectors along {k}", f"{_loops(outer, sizes)}{call}"
+    return _looped(outer, sizes, call, f"vectors along {k}")
 
 
-def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Found:
+def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope:
     order = sorted(sizes, key=lambda x: x in result)
-    shown = [f"*({side.at(order)})" for side in (c, a, b)]
-    line = f"{shown[0]} += static_cast<float>({shown[1]}) * static_cast<float>({shown[2]});"
-    return "nothing lies side by side, or too little", _loops(order, sizes) + line
+    to, x, y = (v["*"](side.at(order)) for side in (c, a, b))
+    made = converted("float", x) * converted("float", y)
+    added = Let(expression_text(to), made, op="+=")
+    return _looped(order, sizes, added, "nothing lies side by side, or too little")
 
 
 def _largest(sizes: Mapping[str, Dim], fits: Callable[[str], bool]) -> str | None:
     return max((x for x in sizes if fits(x)), key=lambda x: usual_size(sizes[x]), default=None)
 
 
-def _pointer(schedule: LoopSchedule, value: LoopValue) -> str:
-    buffer, index = schedule.address(value)
-    at = offset(buffer, index).constant
-    return f"{buffer.name} + {at}" if at != 0 else buffer.name
+def _pointer(buffer: CppBuffer) -> Expression:
+    return v[buffer.name] + buffer.start if buffer.start != 0 else v[buffer.name]
 
 
-def _loops(letters: Iterable[str], sizes: Mapping[str, Dim]) -> str:
-    return "".join(f"for (size_t j_{x} = 0; j_{x} < {sizes[x]}; ++j_{x}) " for x in letters)
+def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, why: str) -> Scope:
+    """A statement for all values of the loop variables of some letters; the comment is `why`."""
+    for x in reversed(list(letters)):
+        made = loop(f"j_{x}", v.numbers(sizes[x]), [made])
+    return Scope((made,), True, why)
 
 
-def fill(target: CppBuffer, value: str) -> Iterator[str]:
+def fill(target: CppBuffer, value: str) -> Statement:
     """Every element of a buffer is set."""
     names = {i: n for i, n in enumerate(target.shape) if n != 1}
     at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
-    loops = "".join(f"for (size_t i{i} = 0; i{i} < {n}; ++i{i}) " for i, n in names.items())
-    yield f"{loops}{target.name}[{at}] = {value};"
+    made: Statement = tl.store(v[target.name][at], value)
+    for i, n in reversed(names.items()):
+        made = loop(f"i{i}", v.numbers(n), [made])
+    return made

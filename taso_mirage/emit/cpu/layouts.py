@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from taso_mirage.emit.cpu.values import (
     Affine,
@@ -30,6 +31,11 @@ def loop_variables(shape: Sequence[Dim]) -> AffineIndex:
     return tuple(found)
 
 
+def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
+    """The index of an element by variables "0", "1"..., one an axis."""
+    return tuple([Affine(0, ((str(i), 1),)) for i in range(len(shape))])
+
+
 def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]:
     """The value under all views of a value, and the index in it."""
     while isinstance(value, LoopView):
@@ -53,7 +59,7 @@ def offset(buffer: CppBuffer, index: AffineIndex) -> Affine:
 
 def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
     """Where a value lies, or will lie once it is computed (the name is none then)."""
-    axes = tuple(Affine(0, ((str(i), 1),)) for i in range(len(value.shape)))
+    axes = shape_axes(value.shape)
     inner, index = strip(value, axes)
     if isinstance(inner, (LoopConstant, LoopIota)):
         inner, index = value, axes
@@ -68,7 +74,7 @@ def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> 
     last."""
     result = value.letters[2]
     order = list(range(len(result)))
-    for arg, letters in zip(value.operands[::-1], value.letters[1::-1], strict=True):
+    for arg, letters in zip(value.args[::-1], value.letters[1::-1], strict=True):
         steps = strides_of(arg, letters, buffers)
         side = [a for a in order if value.shape[a] != 1 and steps.get(result[a]) == 1]
         if side:
@@ -111,7 +117,7 @@ def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
                 return None
             inner = inner * view.shape[axis]
         strides.append(step)
-    return CppBuffer(target.dtype, view.arg.shape, target.name, tuple(strides), target.start)
+    return replace(target, shape=view.arg.shape, strides=tuple(strides))
 
 
 def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> BufferSizes | None:
@@ -129,7 +135,7 @@ def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> Buff
 
 def offset_buffer(target: CppBuffer, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
     """The part of a buffer that begins at `start` of an axis."""
-    return CppBuffer(target.dtype, shape, target.name, target.strides, target.start + start * target.strides[axis])
+    return replace(target, shape=shape, start=target.start + start * target.strides[axis])
 
 
 def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
@@ -137,6 +143,5 @@ def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuff
     "1"..."""
     at = offset(buffer, index)
     steps = dict(at.terms)
-    return CppBuffer(
-        buffer.dtype, shape, buffer.name, tuple(steps.get(str(i), 0) for i in range(len(shape))), at.constant
-    )
+    strides = tuple([steps.get(str(i), 0) for i in range(len(shape))])
+    return replace(buffer, shape=shape, strides=strides, start=at.constant)

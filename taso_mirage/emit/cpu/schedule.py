@@ -8,7 +8,7 @@ and a value that only such a nest reads stays in a register.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.layouts import (
     loop_variables,
@@ -16,6 +16,7 @@ from taso_mirage.emit.cpu.layouts import (
     offset_buffer,
     permutes,
     product_strides,
+    shape_axes,
     strip,
     unmerged,
     viewed,
@@ -23,7 +24,6 @@ from taso_mirage.emit.cpu.layouts import (
     without_views,
 )
 from taso_mirage.emit.cpu.values import (
-    Affine,
     AffineIndex,
     BufferSizes,
     Concat,
@@ -91,6 +91,9 @@ class ContractionNest:
 
 
 Item = Nest | ContractionNest
+Root = tuple[LoopValue, CppBuffer | None, bool]
+"""A value that is computed: into a buffer, or (None) wherever it is to be found later, or (True)
+added to the buffer."""
 
 
 @dataclass
@@ -123,9 +126,8 @@ class LoopSchedule:
 
     # ------------------------------------------------------------ values in memory
 
-    def run(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> None:
-        """Compute every root: into a buffer, or (None) wherever it is to be found later; `update`
-        adds to the buffer."""
+    def run(self, roots: Sequence[Root]) -> None:
+        """Compute every root."""
         self._decide([value for value, _, _ in roots])
         for value, target, update in roots:
             if target is None:
@@ -193,35 +195,30 @@ class LoopSchedule:
 
     def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
         """A product into a buffer; its operands come into memory first."""
-        for arg in value.operands:
-            self.address(arg)
-        reads = {self.address(arg)[0].name for arg in value.operands}
+        reads = {self.address(arg).name for arg in value.args}
         self.items.append(ContractionNest(value, target, update))
         self._note(len(self.items) - 1, target.name, reads)
 
-    def address(self, value: LoopValue) -> tuple[CppBuffer, tuple[Affine, ...]]:
-        """Where the elements of a value lie: a buffer, and of every axis of the value (as variable
-        "0", "1"...) the offset."""
-        axes = tuple(Affine(0, ((str(i), 1),)) for i in range(len(value.shape)))
+    def address(self, value: LoopValue) -> CppBuffer:
+        """The memory in which the elements of a value lie, as a buffer of its shape."""
+        axes = shape_axes(value.shape)
         inner, index = strip(value, axes)
-        if isinstance(inner, Flat):
-            return self._flat(inner), index
         if isinstance(inner, (LoopConstant, LoopIota)):
             inner, index = value, axes
-        return self.memory(inner), index
+        buffer = self._flat(inner) if isinstance(inner, Flat) else self.memory(inner)
+        return viewed(buffer, index, value.shape)
 
     def _flat(self, value: Flat) -> CppBuffer:
         """Merged axes in memory: those of the operand, where it lies row by row, else of a copy."""
-        if value in self.room.buffers:
-            return self.room.buffers[value]
-        buffer, index = self.address(value.arg)
-        rows = viewed(buffer, index, value.arg.shape)
-        if not rows.dense:
-            rows = self.room.allocate(value.arg)
-            self.store(value.arg, rows)
-        found = CppBuffer(value.dtype, value.shape, rows.name, contiguous(value.shape), rows.start)
-        self.room.buffers[value] = found
-        return found
+        if value not in self.room.buffers:
+            rows = self.address(value.arg)
+            if not rows.dense:
+                rows = self.room.allocate(value.arg)
+                self.store(value.arg, rows)
+            self.room.buffers[value] = replace(
+                rows, dtype=value.dtype, shape=value.shape, strides=contiguous(value.shape)
+            )
+        return self.room.buffers[value]
 
     # ------------------------------------------------------------ stores
 
@@ -239,11 +236,9 @@ class LoopSchedule:
         if isinstance(value, Flat) and value not in self.room.buffers and value.arg not in self.room.buffers:
             strides = unmerged(value.arg.shape, value.shape, target.strides)
             if strides is not None:
-                return self.store(
-                    value.arg, CppBuffer(target.dtype, value.arg.shape, target.name, strides, target.start)
-                )
+                return self.store(value.arg, replace(target, shape=value.arg.shape, strides=strides))
         if isinstance(value, Concat) and value not in self.room.buffers:
-            for part, start in zip(value.parts, value.starts(), strict=True):
+            for part, start in zip(value.args, value.starts(), strict=True):
                 self.store(part, offset_buffer(target, part.shape, value.axis, start))
             return None
         if (
@@ -321,7 +316,7 @@ class LoopSchedule:
         waiting = list(found)
         while waiting:
             made, at = waiting.pop()
-            for arg in made.operands if isinstance(made, Map) else ():
+            for arg in made.args if isinstance(made, Map) else ():
                 each = self.resolve(store, arg, at if arg.shape else ())
                 if each not in found:
                     found[each] = None

@@ -59,14 +59,16 @@ pairs."""
 
 @dataclass(eq=False, slots=True)
 class LoopValue:
-    """A tensor; its subclasses define its elements."""
+    """A tensor, computed from others, `args`; its subclasses define its elements."""
 
     dtype: str
     shape: BufferSizes
+    args: tuple[LoopValue, ...] = field(default=(), kw_only=True)
 
     @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return ()
+    def arg(self) -> LoopValue:
+        """The first argument."""
+        return self.args[0]
 
     @property
     def count(self) -> Dim:
@@ -105,23 +107,13 @@ class Map(LoopValue):
     numbers."""
 
     fn: Function
-    operands: tuple[LoopValue, ...]
-
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return self.operands
 
 
 @dataclass(eq=False, slots=True)
 class LoopView(LoopValue):
     """Elements of `arg` at indices that are affine in its own."""
 
-    arg: LoopValue
     axes: tuple[Axis, ...]
-
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return (self.arg,)
 
     def inner(self, index: AffineIndex) -> AffineIndex:
         """The index into `arg`."""
@@ -139,26 +131,15 @@ class Flat(LoopValue):
     """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in
     memory."""
 
-    arg: LoopValue
-
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return (self.arg,)
-
 
 @dataclass(eq=False, slots=True)
 class Concat(LoopValue):
-    """Parts side by side along an axis."""
+    """The arguments side by side along an axis."""
 
-    parts: tuple[LoopValue, ...]
     axis: int
 
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return self.parts
-
     def starts(self) -> list[Dim]:
-        sizes = [part.shape[self.axis] for part in self.parts]
+        sizes = [part.shape[self.axis] for part in self.args]
         return [sum(sizes[:i], start=cast(Dim, 0)) for i in range(len(sizes))]
 
 
@@ -167,12 +148,7 @@ class Reduce(LoopValue):
     """A fold over axes, which stay with size 1."""
 
     fn: Function
-    arg: LoopValue
     axes: Strides
-
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return (self.arg,)
 
 
 @dataclass(eq=False, slots=True)
@@ -180,11 +156,6 @@ class Contract(LoopValue):
     """einsum of two operands; `letters` are those of both and of the result."""
 
     letters: tuple[str, str, str]
-    operands: tuple[LoopValue, LoopValue]
-
-    @property
-    def args(self) -> tuple[LoopValue, ...]:
-        return self.operands
 
 
 LOWEST_FLOAT32 = float(np.finfo(np.float32).min)
@@ -242,7 +213,7 @@ class LazyMeaning(Meaning[LoopValue]):
         ):
             # one quotient, and a product for each element: a rounding more, and several times
             # faster
-            function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
+            function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, args=(xs[1],)))
         elif function is MULTIPLY and is_float(type.dtype):
             function, xs = _quotient(xs, type.shape or ())
         return self._mapped(function, type.dtype, type.shape or (), list(xs))
@@ -250,14 +221,16 @@ class LazyMeaning(Meaning[LoopValue]):
     def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
-            return Map(dtype, shape, fn, tuple(x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs))
+            return Map(
+                dtype, shape, fn, args=tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
+            )
         axis = whole.axis - len(whole.shape) + len(shape)
         parts = []
-        for part, start in zip(whole.parts, whole.starts(), strict=True):
+        for part, start in zip(whole.args, whole.starts(), strict=True):
             size = part.shape[whole.axis]
             cut = [self._cut(x, axis - len(shape), start, start + size) for x in xs]
             parts.append(self._mapped(fn, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
-        return Concat(dtype, shape, tuple(parts), axis)
+        return Concat(dtype, shape, axis, args=tuple(parts))
 
     def _cut(self, x: LoopValue, back: int, start: Dim, stop: Dim) -> LoopValue:
         axis = len(x.shape) + back
@@ -268,19 +241,19 @@ class LazyMeaning(Meaning[LoopValue]):
             return LoopConstant(dtype, (), a.value)
         if a.dtype == dtype or (is_float(a.dtype) and is_float(dtype)):
             return _retyped(a, dtype)
-        return Map(dtype, a.shape, _conversion(dtype), (a,))
+        return Map(dtype, a.shape, _conversion(dtype), args=(a,))
 
     def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
         letters = contraction(equation, len(a.shape), len(b.shape))
         type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
-        return Contract(type.dtype, type.shape or (), letters, (a, b))
+        return Contract(type.dtype, type.shape or (), letters, args=(a, b))
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
         kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
         found = a
         if axes:
             product = self._product(a, tuple(axes), kept) if function_of(fn) is ADD else None
-            found = product or Reduce(a.dtype, kept, function_of(fn), a, tuple(axes))
+            found = product or Reduce(a.dtype, kept, function_of(fn), tuple(axes), args=(a,))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
     def _product(self, a: LoopValue, axes: Strides, kept: BufferSizes) -> LoopValue | None:
@@ -309,7 +282,7 @@ class LazyMeaning(Meaning[LoopValue]):
             "".join(n for i, n in enumerate(names) if i not in axes),
         )
         shape = tuple(n for i, n in enumerate(a.shape) if i not in axes)
-        pair = Contract(a.dtype, shape, letters, (few, large[0]))
+        pair = Contract(a.dtype, shape, letters, args=(few, large[0]))
         return self.reshape(pair, kept)
 
     def reshape(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
@@ -317,13 +290,13 @@ class LazyMeaning(Meaning[LoopValue]):
         if want == a.shape:
             return a
         axes = _split(a.shape, want)
-        return Flat(a.dtype, want, a) if axes is None else _view(a, want, axes)
+        return Flat(a.dtype, want, args=(a,)) if axes is None else _view(a, want, axes)
 
     def transpose(self, a: LoopValue, perm: Sequence[int]) -> LoopValue:
         shape = tuple(a.shape[i] for i in perm)
         if isinstance(a, Concat):
-            parts = tuple(self.transpose(part, perm) for part in a.parts)
-            return Concat(a.dtype, shape, parts, list(perm).index(a.axis))
+            parts = tuple(self.transpose(part, perm) for part in a.args)
+            return Concat(a.dtype, shape, list(perm).index(a.axis), args=parts)
         return _view(a, shape, [(0, ((list(perm).index(i), 1),)) for i in range(len(shape))])
 
     def expand(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
@@ -332,14 +305,14 @@ class LazyMeaning(Meaning[LoopValue]):
             return a
         lead = len(want) - len(a.shape)
         if isinstance(a, Concat) and a.shape[a.axis] == want[a.axis + lead]:
-            sizes = [(*want[: a.axis + lead], p.shape[a.axis], *want[a.axis + lead + 1 :]) for p in a.parts]
-            parts = tuple(self.expand(p, s) for p, s in zip(a.parts, sizes, strict=True))
-            return Concat(a.dtype, want, parts, a.axis + lead)
+            sizes = [(*want[: a.axis + lead], p.shape[a.axis], *want[a.axis + lead + 1 :]) for p in a.args]
+            parts = tuple(self.expand(p, s) for p, s in zip(a.args, sizes, strict=True))
+            return Concat(a.dtype, want, a.axis + lead, args=parts)
         return _view(a, want, [(0, () if n == 1 else ((i + lead, 1),)) for i, n in enumerate(a.shape)])
 
     def concat(self, xs: Sequence[LoopValue], axis: int) -> LoopValue:
         type = SHAPES.concat([Tensor(x.dtype, x.shape) for x in xs], axis)
-        return xs[0] if len(xs) == 1 else Concat(type.dtype, type.shape or (), tuple(xs), axis)
+        return xs[0] if len(xs) == 1 else Concat(type.dtype, type.shape or (), axis, args=tuple(xs))
 
     def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
         type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
@@ -347,10 +320,10 @@ class LazyMeaning(Meaning[LoopValue]):
         if shape == a.shape and step == 1:
             return a
         if isinstance(a, Concat) and a.axis != axis:
-            return Concat(a.dtype, shape, tuple(self.slice(p, axis, begin, end, step) for p in a.parts), a.axis)
+            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, begin, end, step) for p in a.args]))
         if isinstance(a, Concat) and step == 1 and begin < end:
             parts = []
-            for part, at in zip(a.parts, a.starts(), strict=True):
+            for part, at in zip(a.args, a.starts(), strict=True):
                 low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
                 parts += [self.slice(part, axis, low, high)] if low < high else []
             return self.concat(parts, axis)
@@ -377,17 +350,23 @@ def contiguous(shape: Sequence[Dim]) -> BufferSizes:
 
 
 def _retyped(a: LoopValue, dtype: str) -> LoopValue:
-    return a if a.dtype == dtype else LoopView(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
+    return (
+        a
+        if a.dtype == dtype
+        else LoopView(dtype, a.shape, tuple([(0, ((i, 1),)) for i in range(len(a.shape))]), args=(a,))
+    )
 
 
 def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
     """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     if not isinstance(a, LoopView):
-        return LoopView(a.dtype, shape, a, tuple(axes))
+        return LoopView(a.dtype, shape, tuple(axes), args=(a,))
     names = tuple(Affine(0, ((str(j), 1),)) for j in range(len(shape)))
-    index = a.inner(LoopView(a.dtype, shape, a, tuple(axes)).inner(names))
-    return LoopView(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
+    index = a.inner(LoopView(a.dtype, shape, tuple(axes), args=(a,)).inner(names))
+    return LoopView(
+        a.dtype, shape, tuple([(i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index]), args=a.args
+    )
 
 
 def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
@@ -403,7 +382,7 @@ def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tu
     """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
         if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
-            one, below = over.operands
+            one, below = over.args
             if isinstance(one, LoopConstant) and one.value == 1:
                 return DIVIDE, (x, below)
     return MULTIPLY, tuple(xs)
@@ -418,7 +397,7 @@ def _shown(value: LoopValue) -> LoopValue:
 def _factors(value: LoopValue) -> Iterator[LoopValue]:
     """The factors of a value, element by element."""
     if isinstance(value, Map) and value.fn is MULTIPLY:
-        for operand in value.operands:
+        for operand in value.args:
             yield from _factors(operand)
     else:
         yield value
@@ -431,7 +410,7 @@ def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
     if isinstance(value, LoopView):
         return {axis for _, terms in value.axes for axis, _ in terms}
     if isinstance(value, Map):
-        return set[int]().union(*[_varies(x, shape) for x in value.operands])
+        return set[int]().union(*[_varies(x, shape) for x in value.args])
     return {i for i, n in enumerate(shape) if n != 1}
 
 
