@@ -1,4 +1,5 @@
-"""A muGraph in full: its text, and of each kernel the schedule, an estimate and the generated program.
+"""A muGraph in full: its text, and of each kernel the schedule, an estimate and the generated
+program.
 
 The estimate is that of the tuner (`emit/estimates.py`), which compares schedules of one kernel. The
 search compares muGraphs by another model (`mugraph/kernel_seconds.py`), so the two do not add up.

@@ -78,6 +78,7 @@ HEAVY = {
         "onnx_io/protos.py",
         "onnx_io/read.py",
         "onnx_io/states.py",
+        "onnx_io/value_types.py",
         "onnx_io/walk.py",
         "onnx_io/serialization.py",
         "onnx_io/streaming.py",
