@@ -22,18 +22,7 @@ from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
-from taso_mirage.emit.statements import (
-    Expression,
-    ExpressionLike,
-    Statement,
-    every,
-    group,
-    let,
-    loop,
-    tl,
-    v,
-    within,
-)
+from taso_mirage.emit.statements import Expression, ExpressionLike, Statement, every, group, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.fused_convolution import FusedConvolution, fused_form, small_sides
 from taso_mirage.forms.base.single_precision import FusedKind, MatchedNames, patterns

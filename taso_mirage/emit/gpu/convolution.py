@@ -28,19 +28,7 @@ from taso_mirage.emit.gpu.program import (
     guessed,
 )
 from taso_mirage.emit.gpu.tiles import HALF
-from taso_mirage.emit.statements import (
-    Expression,
-    Parameter,
-    Statement,
-    add,
-    every,
-    group,
-    let,
-    loop,
-    tl,
-    v,
-    within,
-)
+from taso_mirage.emit.statements import Expression, Parameter, Statement, add, every, group, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size

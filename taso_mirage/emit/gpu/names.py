@@ -7,18 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.emit.gpu.program import TritonBuffer
-from taso_mirage.emit.statements import (
-    TRITON,
-    ExpressionLike,
-    Statement,
-    add,
-    expression,
-    group,
-    let,
-    mentioned,
-    tl,
-    v,
-)
+from taso_mirage.emit.statements import TRITON, ExpressionLike, Statement, add, expression, group, let, mentioned, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, dim_product, symbols
 from taso_mirage.ir.mugraph import parts_in

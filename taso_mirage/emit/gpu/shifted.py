@@ -18,15 +18,7 @@ from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.form_function import FusedFunction, flags
-from taso_mirage.emit.gpu.program import (
-    IEEE,
-    TF32_PARTS,
-    TF32_ROUNDED,
-    LaunchSchedule,
-    Traffic,
-    TritonLaunch,
-    guessed,
-)
+from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.emit.statements import (
     TRITON,
     Expression,
