@@ -36,7 +36,7 @@ from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
-from taso_mirage.emit.cpu.printer import converted, function_text, lines
+from taso_mirage.emit.cpu.printer import function_text, lines, static_cast
 from taso_mirage.emit.cpu.values import LazyMeaning
 from taso_mirage.emit.statements import (
     Expression,
@@ -129,7 +129,7 @@ def entry_function(name: str, body: tuple[Statement, ...] = ()) -> ProgramFuncti
 
 
 def _given_sizes(place: int) -> Expression:
-    return converted("const size_t*", v.inputs[place])
+    return static_cast("const size_t*", v.inputs[place])
 
 
 @dataclass

@@ -14,7 +14,7 @@ from math import prod
 
 from taso_mirage.emit.cpu.bodies import LoweredBody
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
-from taso_mirage.emit.cpu.printer import converted, swept
+from taso_mirage.emit.cpu.printer import static_cast, swept
 from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory, Root
 from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
 from taso_mirage.emit.statements import (
@@ -62,11 +62,11 @@ class CppKernelFunction:
         given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
         results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
         pointers = [
-            _pointer(x, converted(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
+            _pointer(x, static_cast(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
             for i, x in enumerate([*given, *results])
             for const in ["const " if i < len(given) else ""]
         ]
-        whole = converted("const size_t*", v.tensors[len(types)])
+        whole = static_cast("const size_t*", v.tensors[len(types)])
         sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
         sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
         kernel = traits(self.node).lowering is Lowering.KERNEL
@@ -74,7 +74,7 @@ class CppKernelFunction:
         shown = f"grid {self.node.attr('grid')}, loop {self.node.attr('loop')}" if kernel else self.node.op
         size, rooms, free = self._rooms()
         doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
-        tensors = Let("tensors", converted("void**", "data"), "void**")
+        tensors = Let("tensors", static_cast("void**", "data"), "void**")
         body = swept([tensors, *rooms, *sizes, *free, *pointers, *computed], set())
         return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
 
