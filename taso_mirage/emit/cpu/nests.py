@@ -10,15 +10,7 @@ from taso_mirage.emit.cpu.dots import fill, product_statements
 from taso_mirage.emit.cpu.layouts import offset
 from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
-from taso_mirage.emit.cpu.values import (
-    Affine,
-    AffineIndex,
-    CppBuffer,
-    LoopConstant,
-    LoopIota,
-    LoopValue,
-    Map,
-)
+from taso_mirage.emit.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import is_float
