@@ -16,7 +16,6 @@ from taso_mirage.emit.cpu.layouts import (
     offset_buffer,
     permutes,
     product_strides,
-    shape_axes,
     strip,
     unmerged,
     viewed,
@@ -39,6 +38,7 @@ from taso_mirage.emit.cpu.values import (
     Reduce,
     Strides,
     contiguous,
+    shape_axes,
 )
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.meanings.functions import ADD, Function
