@@ -34,17 +34,17 @@ import test_max_pool_gpu as max_pool  # noqa: E402
 import test_shifted_gpu as shifted  # noqa: E402
 import test_stationary as stationary  # noqa: E402
 
+from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit.cpp import SizeRange, vector_header  # noqa: E402
+from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.mugraph import Batch  # noqa: E402
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, constant, variable  # noqa: E402
-from taso_mirage.kernels.checkpoint import from_json  # noqa: E402
-from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
-from taso_mirage.kernels.codegen.cpp import SizeRange, vector_header  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
-from taso_mirage.kernels.packaging.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
-from taso_mirage.kernels.tensorrt import plan, python_plugin, source  # noqa: E402
+from taso_mirage.mugraph.checkpoint import from_json  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
+from taso_mirage.runtime.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
+from taso_mirage.runtime.tensorrt import plan, python_plugin, source  # noqa: E402
 
 SEARCHED = Path(__file__).parent / "searched.json"
 Named = Iterator[tuple[str, str]]

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
+from taso_mirage.forms.base.form import Form
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.codegen.cpu.prepared import CpuProgram, TemplateInstance
-from taso_mirage.kernels.form import Form
-from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
