@@ -22,12 +22,12 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, is_constant, is_named_weight
-from taso_mirage.kernels.packaging.functions import DOMAIN
+from taso_mirage.lowering.backend import Record
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.report.result import Result
+from taso_mirage.runtime.functions import DOMAIN
 from taso_mirage.search.weights import fold_weights
-from taso_mirage.targets.lowering import Record
 from taso_mirage.targets.protocol import Target
 from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
 from taso_mirage.torch.export import sizes_of

@@ -144,7 +144,7 @@ class Fallback:
             return
         except Exception as error:
             warnings.warn(
-                f"taso_mirage: Inductor does not compile a graph, which is measured beside eager PyTorch alone: "
+                f"taso_mirage: Inductor does not compile a graph, so it is compared with eager PyTorch only: "
                 f"{type(error).__name__}: {first_line(error)}",
                 stacklevel=2,
             )

@@ -25,12 +25,12 @@ from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.model import Model  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable  # noqa: E402
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed  # noqa: E402
-from taso_mirage.kernels.packaging.plan import PlannedNode  # noqa: E402
 from taso_mirage.measure.target import CPU, CUDA  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
+from taso_mirage.runtime.embed import EmbeddedRegion, embed  # noqa: E402
+from taso_mirage.runtime.plan import PlannedNode  # noqa: E402
 from taso_mirage.torch import comparison, inductor, program, ways  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.inductor import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
