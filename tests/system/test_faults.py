@@ -23,7 +23,7 @@ from taso_mirage.measure.child import Child
 from taso_mirage.measure.session import Session
 from taso_mirage.targets.cpu.compiler import compiler
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[1] / "harness"
 COMMAND = "optimize m.onnx --no-measure --kernels off --budget 0 -o out.onnx --certificate c.json --report r.html"
 OUTPUTS = {"out.onnx", "c.json", "r.html"}
 
@@ -73,7 +73,7 @@ def test_whatever_call_fails_files_are_whole(tmp_path: Path, shim: Path, number:
         *map(str, (number, lasts, step)),
         *COMMAND.split(),
     ]
-    path = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
     environment = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr
