@@ -15,7 +15,12 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "harness"), *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")})]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "harness"),
+    *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")}),
+]
 
 import mugraphs  # noqa: E402
 import test_batches as batches  # noqa: E402

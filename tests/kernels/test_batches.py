@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hostile import dynamic
+from random_graphs import dynamic
 
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, symbol
