@@ -65,8 +65,8 @@ class Plugin:
     def refused(self, why: str) -> InvalidOption:
         """An error with the next step."""
         return InvalidOption(
-            f"{self} {why}\nMend it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
-            "(none where that is empty)"
+            f"{self} {why}\nFix it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
+            "(an empty value selects none)"
         )
 
 

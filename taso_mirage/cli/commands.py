@@ -65,7 +65,7 @@ def inspect(
         bool,
         typer.Option(
             "--profile",
-            help="Run the model too: which nodes of a quantized model run in integers, which fall back to floats and why, and the "
+            help="Run the model, and show which nodes of a quantized model run in integers, which run in floats and why, and the "
             "time of conversions.",
         ),
     ] = False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
-from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
+from taso_mirage.cli.options import FIXES, TrustKernels
 from taso_mirage.errors import InvalidOption
 from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
@@ -208,7 +208,7 @@ def optimize(
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
     timing: _ShowTiming = False,
-    as_json: JsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")] = False,
 ) -> None:
     """Optimize MODEL.onnx, or every model below a folder.
 

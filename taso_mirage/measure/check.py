@@ -204,7 +204,7 @@ def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) 
         there = witness().run(case.inputs)
     except TasoMirageError:
         return case
-    name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
+    name = f"{case.name} (by the CPU provider, because the original is inaccurate on {target.name})"
     witnessed = replace(case, name=name, original=there)
     return witnessed if plausible(there, case.reference) else case
 

@@ -196,7 +196,9 @@ class CheckInputs:
         if self._skipped:
             found.append(f"the check left out {_listed(self._skipped)}: the original does not run there")
         if self._fixed_here:
-            found.append(f"no other size of {', '.join(self._fixed_here)} was checked: the original ran at none tried")
+            found.append(
+                f"no other size of {', '.join(self._fixed_here)} was checked: the original runs at none of the tried sizes"
+            )
         return found
 
     def left_out(self, drawn: CheckInput) -> None:

@@ -41,7 +41,7 @@ def refusal(
     made = " and ".join(made_up(model, sizes, fixed, kept))
     others = f"; {trials - 1} other trials did not run either" if trials > 1 else ""
     return InputsRefused(
-        f"the model does not run on inputs that were made up: {made} were chosen here{others}; give what it takes "
+        f"the model does not run on generated inputs: {made} were chosen here{others}; give valid inputs "
         f"with {_shapes(model, sizes, fixed)}--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
     )
 

@@ -93,7 +93,7 @@ class LetThrough:
     def __str__(self) -> str:
         names, errors = ", ".join(map(repr, self.rules)), "; ".join(map(str, self.outputs))
         return (
-            f"let through by --allow-rounding {self.allowed}: {names}; right in float64, but rounded otherwise than in "
+            f"accepted by --allow-rounding {self.allowed}: {names}; right in float64, but rounded differently from "
             f"the original before a quantized operator: {errors}"
         )
 

@@ -113,7 +113,7 @@ class _Checking:
     def only_whole(self) -> list[str]:
         """Says that regions are no models of their own, and why."""
         alone = {} if self.regions is None else self.regions.alone
-        return [f"regions were compared in the whole model alone, not in float64: {why}" for why in alone]
+        return [f"regions were compared only in the whole model, not in float64: {why}" for why in alone]
 
     def of(self, candidate: ModelCandidate) -> Differences:
         """The differences of a candidate: those of the whole model first, as it must be checked in
@@ -177,8 +177,8 @@ class _Checking:
                 f"{name!r} in {before[name] - stay[name]} of {before[name]} places" for name in turned.names
             )
         self.job.remarks.append(
-            f"left out: {gone}; right in float64, but it rounds otherwise than the original before a quantized operator, "
-            f"and so turns a decision of it ({bad}){refused or PERMIT}"
+            f"left out: {gone}; right in float64, but it rounds differently from the original before a quantized operator, "
+            f"which changes a decision of that operator ({bad}){refused or PERMIT}"
         )
         return turned.rest or self._before(chosen, k)
 

@@ -43,8 +43,10 @@ KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: terms of sizes and constants alone were folded"
-INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
-UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
+INTERRUPTED = (
+    "interrupted: there was no time to measure whether the model is faster; it was chosen by its predicted cost"
+)
+UNMEASURED = "the model was not measured: no time was left; it was chosen by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
 """The share of a cost below which a predicted cost counts as faster."""

@@ -82,7 +82,7 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
     if not 0 < enough <= len(kinds):  # something else makes it large
         return candidate
     left_out = kinds[:enough]
-    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow lets it do so"
+    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow permits this"
     job.remarks += [] if any(each.startswith(NOT_TRIED) for each in job.remarks) else [remark]
     return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 

@@ -77,7 +77,7 @@ def _differs(full: Difference, plain: Difference) -> str:
     off = f": {plain.own:.3g} off float64 with them, {full.own:.3g} without" if max(plain.own, full.own) > 0 else ""
     return (
         "the original itself gives other results with ONNX Runtime's optimizations than without: output "
-        f"{full.output!r}{off} (a decision that rounding turns, or a bug of the runtime or the model; no rewrite is in it)"
+        f"{full.output!r}{off} (rounding changes a decision, or the runtime or the model has a bug; the original contains no rewrite)"
     )
 
 
@@ -129,6 +129,6 @@ def _replaceable(model: Model) -> Iterator[str]:
     if model.defaults:
         yield (
             f"{len(model.defaults)} of {len(model.graph.inputs)} inputs have an initializer as their default, which a caller may "
-            "replace, so nothing is computed ahead of them, neither here nor by ONNX Runtime; where nobody does, --fix-defaults "
-            "makes them weights"
+            "replace, so neither taso_mirage nor ONNX Runtime computes anything from them in advance; if no caller does, "
+            "--fix-defaults makes them weights"
         )

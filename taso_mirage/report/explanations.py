@@ -79,7 +79,7 @@ def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workload
     """Seconds of both sides as models of their own, run in turn where `term` measures; None where
     that cannot be done."""
     if not work_terms(change.before):
-        return None  # computed ahead: it takes no time at a run
+        return None  # computed in advance: it takes no time in a run
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
     try:
         largest = max(sum(size(sized(n.type, sizes)) for n in leaves) for sizes, _ in workloads)
@@ -132,7 +132,7 @@ def statement(name: str, result: Result | None = None) -> StatedEquation:
     if name in mutants:
         return _of_mutant(mutants[name])
     if name == FOLDING:
-        return StatedEquation(name, "terms over weights alone become weights", "", "computed ahead in float64")
+        return StatedEquation(name, "terms over weights alone become weights", "", "computed in advance in float64")
     stated, backward = directed(name)
     equation = (known() if result is None else result.named).get(stated)
     if equation is None:
@@ -248,14 +248,14 @@ def shortened(places: Sequence[str], most: int = 6) -> str:
 def gains(each: Explanation) -> str:
     """Predicted and measured seconds of one place, in words."""
     if not work_terms(each.change.before):
-        return "computed ahead: it takes no time at a run"
+        return "computed in advance: it takes no time in a run"
     text = f"predicted {duration(each.predicted[0])} -> {duration(each.predicted[1])} a place"
     if each.measured is None:
         text += "; not measured"
     else:
         before, after = each.measured
         text += f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
-    return text + (f"; {duration(each.gain)} won in all" if each.change.count > 1 else "")
+    return text + (f"; {duration(each.gain)} saved in all" if each.change.count > 1 else "")
 
 
 def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
@@ -267,12 +267,12 @@ def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
     won = result.timing.original - result.timing.optimized
     if won > 0 and 1 / APART < alone / won < APART:
         return ""
-    said = f"One by one the changes win {duration(alone)}, the whole model {duration(won)}"
+    said = f"Measured one by one the changes save {duration(alone)}, the whole model {duration(won)}"
     if alone > won:
         return (
-            f"{said}: costs that neighbours share count in each of them, and alone they run without their surroundings."
+            f"{said}: a cost that neighbours share counts in each change, and each change ran without its neighbours."
         )
-    return f"{said}: the runtime gains more between them, and by kernels, than in each."
+    return f"{said}: the runtime gains more between the changes, and by kernels, than in each change."
 
 
 APART = 1.5

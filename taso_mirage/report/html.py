@@ -145,7 +145,7 @@ def _facts(result: Result, explained: Sequence[Explanation]) -> list[str]:
     facts = [f"{result.terms_before} operators before, {result.terms_after} after"]
     if explained:
         proved = sum(each.ground.startswith("proved") or each.ground.startswith("computed") for each in explained)
-        facts.append(f"{proved} of {len(explained)} distinct changes proved or computed ahead")
+        facts.append(f"{proved} of {len(explained)} distinct changes proved or computed in advance")
     if result.differences:
         passed = sum(d.passed for d in result.differences)
         facts.append(f"{passed} of {len(result.differences)} outputs within the bound of the check")

@@ -206,7 +206,7 @@ def _around(found: FileNodes, node: Any, group: QuantizedGroup, fuses: Fuses) ->
     """Why a group that is one of integers alone is none in its model."""
     unsigned = _every(_unsigned)(group)
     if unsigned != group and not fuses(replace(group, results=unsigned.results)) and fuses(unsigned):
-        return "the runtime makes uint8 of some of its activations in int8 alone; with all in uint8 it runs in integers"
+        return "the runtime converts only some of its int8 activations to uint8; with all in uint8 it runs in integers"
     for name in node.input:
         readers = found.readers[name]
         if found.dequantized(name) is not None and len(readers) > 1:

@@ -236,7 +236,7 @@ def _show_equations(console: Console, result: Result) -> None:
         name: _said(m) for name, m in result.mutations.by_name.items()
     }
     for name, count in result.equations.items():
-        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed ahead"), name))
+        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed in advance"), name))
     console.print(table, highlight=False, markup=False)
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from certificates import LARGE, Case, certified, followed
+from certificate_cases import LARGE, Case, certified, followed
 
 import models
 from taso_mirage import pipeline
+from taso_mirage.certificates.judge import AGAIN, CHECKED
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.report.judge import AGAIN, CHECKED
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 

@@ -17,11 +17,11 @@ from protos import F, V, branches, large_kernel, map_given, proto, read, sequenc
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.regions import kernel_regions
 from taso_mirage.measure import check, sizes
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.onnx_io import load
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.regions.fragments import kernel_regions
 from taso_mirage.search.config import Config
 
 

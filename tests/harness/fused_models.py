@@ -15,7 +15,7 @@ import pytest
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
-from taso_mirage.kernels.packaging import library
+from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, Target
@@ -25,8 +25,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, comparisons, order, searches
 from taso_mirage.report.result import Result
+from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu import lowering as cpu
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind

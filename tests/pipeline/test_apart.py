@@ -13,10 +13,10 @@ from fused_models import on_the_cpu, quick
 from onnxruntime import InferenceSession
 from test_regions import model, w, x
 
+from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, Tensor, variable
-from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term

@@ -204,7 +204,7 @@ def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
     assert lines[2:5] == [
         "1. 3 x relu -> nothing",
         "   at a, b and 1 more",
-        "   predicted 3 us -> 1 us a place; measured alone 2 us -> 1 us, 2.00 times as fast; 3 us won in all",
+        "   predicted 3 us -> 1 us a place; measured alone 2 us -> 1 us, 2.00 times as fast; 3 us saved in all",
     ]
     assert sum("relu.0" in line for line in lines) == 2
     assert "   by relu.0 (above)" in lines
@@ -227,15 +227,17 @@ def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None
     timed = replace(mini, changed=True, timing=Timing(600e-6, 250e-6, 2.4, 2.3, 2.5, 40))
     assert one_by_one([change((100e-6, 50e-6), None, 7)], timed) == ""
     less = one_by_one([change((20e-6, 10e-6), None, 7)], timed)
-    assert less.startswith("One by one the changes win 70 us, the whole model 350 us: the runtime gains more")
+    assert less.startswith("Measured one by one the changes save 70 us, the whole model 350 us: the runtime gains more")
     more = one_by_one([change((200e-6, 50e-6), None, 7)], timed)
-    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: costs that neighbours share")
+    assert more.startswith(
+        "Measured one by one the changes save 1.05 ms, the whole model 350 us: a cost that neighbours share"
+    )
     assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 
 def test_statements_name_their_evidence() -> None:
     assert "op_specs/activations.py" in statement("relu.0").evidence
-    assert "computed ahead" in statement(FOLDING).evidence
+    assert "computed in advance" in statement(FOLDING).evidence
     generated = next(r for r in rules() if r.evidence == "library" and r.reverse() is not None)
     assert "typings" in statement(generated.name).evidence
     backward = statement(f"{generated.name}~")

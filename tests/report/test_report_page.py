@@ -17,6 +17,7 @@ from htmlpage import Page
 from small_models import model, w, x
 from test_report import MINI
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import load
@@ -36,7 +37,6 @@ from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, 
 from taso_mirage.search.config import Config, quiet
 from taso_mirage.search.cost import MeasuredCost, Weighted
 from taso_mirage.search.passes import Context
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 PEAKS = MeasuredPeaks(5e10, 1e10, "float32")
 

@@ -238,7 +238,7 @@ def test_the_page_of_commands_has_every_option() -> None:
 
 # ---------------------------------------------------------------- what the page of errors says
 
-TROUBLES = (DOCS / "troubleshooting.md").read_text()
+TROUBLES = "\n".join((DOCS / f"{page}.md").read_text() for page in ("troubleshooting", "messages", "notes"))
 
 
 def said_in_the_sources() -> Iterator[str]:

@@ -17,11 +17,11 @@ import pytest
 from onnx import TensorProto, helper
 from small_models import shortened
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import RunFailed
 from taso_mirage.measure import child as children
 from taso_mirage.measure.child import Child
 from taso_mirage.measure.session import Session
-from taso_mirage.targets.cpu.compiler import compiler
 
 HERE = Path(__file__).parents[1] / "harness"
 COMMAND = "optimize m.onnx --no-measure --kernels off --budget 0 -o out.onnx --certificate c.json --report r.html"
