@@ -55,8 +55,13 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
     first = [problem.rewriter.candidate("bodies", changed, taken)] if inside else []
-    first += [predicted(job, problem, budget, changed, taken)] if job.config.measure else []
-    normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
+    ahead = predicted(job, problem, budget, changed, taken) if job.config.measure else None
+    first += [] if ahead is None else [ahead.best]
+    if ahead is not None and not measures_search(job):  # passes that measure nothing find the same again
+        normal, steps, passed = ahead.normal, ahead.steps, ahead.passed
+        problem.rewriter.passing = ahead.passing
+    else:
+        normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
@@ -64,7 +69,19 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     return Start(normal, steps, passed, others or [problem.rewriter], budget, tuple(first))
 
 
-def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> ModelCandidate:
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is found by predicted costs alone: the results of the passes as in `Start`, the seconds
+    that they took, and the best candidate of these and a short search."""
+
+    normal: Model
+    steps: list[RewriteStep]
+    passed: ModelCandidate
+    passing: float
+    best: ModelCandidate
+
+
+def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> Ahead:
     """The candidate of passes and a short search by predicted costs, as `--effort quick` has them.
     They measure nothing, so it does not depend on the machine's load."""
     rewriter = rewriter_for(job, problem, problem.target, measured=False)
@@ -78,7 +95,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
     job.stop.budget = None
     whole.stop |= share.stop
     best = passed if searched is None or passed.cost <= searched.cost else searched
-    return replace(best, name=BY_PREDICTION)
+    return Ahead(normal, steps, passed, rewriter.passing, replace(best, name=BY_PREDICTION))
 
 
 def mutate(job: Job, start: Start) -> Mutations:
