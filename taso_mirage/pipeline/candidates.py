@@ -14,6 +14,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
+from taso_mirage.pipeline.layouts import saved_seconds
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_search, search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -141,14 +142,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     unpriced = [*map(fit, (start.passed, *start.first))]
     passed, *first = (replace(each, cost=problem.cost(each.model.graph.outputs)) for each in unpriced)
     start.passed, start.first = passed, tuple(first)
-    others = [
-        each
-        for target in variants(job, problem)
-        for each in (
-            replace(passed, target=target),
-            ModelCandidate("original", problem.model, (), passed.cost, target),
-        )
-    ]
+    others = [each for target in variants(job, problem) for each in _with_options(problem, passed, target)]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
     read = problem.rewriter.candidate("read", problem.model)
     candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
@@ -158,6 +152,12 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     if not reads_smaller(problem.model):
         distinct.pop((problem.model.graph, problem.target))
     return list(distinct.values()), statistics
+
+
+def _with_options(problem: Problem, passed: ModelCandidate, target: Target) -> tuple[ModelCandidate, ModelCandidate]:
+    """The model after the passes, and the original, with other options of the target."""
+    cost = passed.cost - saved_seconds(passed.model, target, problem.rewriter.context)
+    return replace(passed, cost=cost, target=target), ModelCandidate("original", problem.model, (), cost, target)
 
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:
