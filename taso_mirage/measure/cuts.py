@@ -1,8 +1,8 @@
-"""Patches at smaller sizes: batches and rows along which they are independent are cut to few.
+"""Patches at smaller sizes: batches and rows along which a patch is independent are cut to a few.
 
 The sizes that may vary are those that a proof of the patch would have as letters (`lift`). A cut is
-taken where the original's terms have the same values on the rows that stay: then nothing that a
-row shows is read from another one.
+used if the original's terms have the same values on the remaining rows; then no row depends on
+another one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from taso_mirage.prove.rules.lift import lift, rebound
 ROWS = 8
 """The size to which a batch, or a number of rows, is cut."""
 LIFTING = 1e-3
-"""Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
-is not cut."""
+"""The seconds per term that the search for variable sizes takes. A side that is evaluated in less
+time is not cut."""
 TOGETHER = 1 << 28
-"""Bytes of weights of the sides that are joined."""
+"""The largest number of bytes of weights of sides that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sides:
         return evaluation_seconds(topological(self.before), {})
 
     def pays(self) -> bool:
-        """Whether to look for a cut takes less than an evaluation of all rows."""
+        """Whether the search for a cut takes less time than an evaluation of all rows."""
         return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
 
 
@@ -91,8 +91,8 @@ def fixed_sides(
 
 
 def fewer_rows(sides: Sides) -> Iterator[Sides]:
-    """The sides at smaller sizes, those first at which the most is cut: all rows and batches, then
-    each alone. That a side is independent along them is for the caller to see."""
+    """The sides at smaller sizes, the largest cut first: all rows and batches, then each alone. The
+    caller tests whether a side is independent along them."""
     lifted = _lifted(sides.before, sides.after)
     if lifted is None:
         return
@@ -122,8 +122,7 @@ def _lifted(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[tuple[No
 def _cut(
     lifted: tuple[tuple[Node, ...], tuple[Node, ...]], sizes: Mapping[str, int], now: Mapping[str, int], sides: Sides
 ) -> Sides | None:
-    """The sides at other sizes, over the first rows of all that goes in; None where they have no
-    type."""
+    """The sides at other sizes, over the first rows of all operands; None if they have no type."""
     count = len(lifted[0])
     try:
         both = rebound((*lifted[0], *lifted[1]), lambda dim: bind(dim, dict(sizes)))

@@ -1,5 +1,5 @@
-"""Messages between two processes of this machine: pickled objects, whose large arrays go through
-shared memory, or as the place in the file that they are mapped from."""
+"""Messages between two processes of this machine: pickled objects. Large arrays pass through shared
+memory, or as a position in the file from which they are mapped."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 SHARED = 1 << 20
-"""Bytes from which a buffer does not go through the pipe, which copies 64 KB at a time, and takes
-ten times as long for weights of a gigabyte."""
+"""The number of bytes from which a buffer does not pass through the pipe. The pipe copies 64 KB at
+a time and takes ten times as long for weights of a gigabyte."""
 MAPPINGS = Path("/proc/self/maps")
 """The system's table of this process's memory: for each range its ends, its permissions, its place
 in a file, and the file's number and name."""
@@ -25,7 +25,7 @@ in a file, and the file's number and name."""
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file, and where in it a buffer begins. `own`: nobody else has it."""
+    """An open file and the offset of a buffer in it. `own`: no other process has the file."""
 
     descriptor: int
     offset: int
@@ -33,7 +33,7 @@ class _File:
 
 
 def send(connection: Connection[Any, Any], message: Any) -> None:
-    """Send an object through a duplex pipe. Raises OSError where the other end is gone."""
+    """Send an object through a duplex pipe. Raises OSError if the other end is closed."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
@@ -73,8 +73,8 @@ def _buffer(connection: Connection[Any, Any], size: int) -> Any:
 
 
 def _mapped(view: memoryview) -> _File | None:
-    """The file that a buffer is mapped from and that it has no changes of; None where it lies
-    elsewhere, or where the file has another name now."""
+    """The file from which a buffer is mapped without changes; None if the buffer is in other
+    memory, or if the file was renamed."""
     begin = np.frombuffer(view, np.uint8).ctypes.data
     with suppress(OSError, ValueError):
         for line in MAPPINGS.read_text(errors="surrogateescape").splitlines():

@@ -21,7 +21,7 @@ from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 T = TypeVar("T")
 SETTLED = 0.003
-"""Seconds that a model runs before a run counts, where others ran before it."""
+"""Seconds of uncounted runs of a model after other models ran."""
 LONG = 0.5
 """Seconds of a run that counts as it is."""
 ALIGNED = 64
@@ -42,8 +42,8 @@ def turn(run: Callable[[], float]) -> float:
 
 
 def spins(run: Callable[[], float], seconds: float) -> bool:
-    """Whether threads of a session go on after a run: whether this process works in a time in which
-    it is asked for nothing."""
+    """Whether threads of a session continue after a run: whether this process uses CPU time while
+    it has no call."""
     run()
     start = time.process_time()
     time.sleep(seconds)
@@ -102,10 +102,10 @@ def start_runtime(content: bytes, target: Target) -> None:
 
 
 def keep_weight(array: NDArray[Any], aligned: bool = True) -> int:
-    """The number of a weight, which any session may use from then on.
+    """Store a weight and return its number, which any session may use.
 
-    If it is to be `aligned`, it lies at a multiple of ALIGNED bytes, as where the runtime itself
-    reads it: that may make a CPU's run faster or slower. A GPU copies it, from any place.
+    An `aligned` weight is stored at a multiple of ALIGNED bytes, as when the runtime itself reads
+    it; this affects the speed on a CPU. A GPU copies it from any address.
     """
     given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
     number = next(_NUMBERS)
