@@ -37,8 +37,8 @@ from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_s
 from taso_mirage.operators.table_indices import indexed_rows
 
 BROKEN = "the node does not fit the operator's mapping"
-"""Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the
-mapping."""
+"""The beginning of the reason if a mapping failed with an unexpected error: a damaged node, or a
+bug in the mapping."""
 
 
 class OpaqueCall:
@@ -61,14 +61,14 @@ class OpaqueCall:
 def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
     """The terms of an ONNX model.
 
-    `source` is kept as the header and must not be changed afterwards. Fused kernels that it carries
-    are code: unless they are trusted, a copy with their own operators is read in its place.
+    `source` is kept as the header and must not be changed afterwards. Fused kernels in it are code.
+    Unless they are trusted, a copy with their ordinary operators is read instead.
     """
     return as_data(source, True) if trust_kernels else as_data(without_kernels(source))
 
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
-    """Read a model with everything that it carries: code stays data, unless it is `trusted`."""
+    """Read a model with all of its content. Code stays data, unless it is `trusted`."""
     reader = _read(source)
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
@@ -88,8 +88,8 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
 
 
 def _read(source: ir.Model) -> _Reader:
-    """A reader that has read the model, in which equal terms have the types that the file declares
-    for any of their values, whichever comes first."""
+    """A reader that has read the model, with equal terms of the types that the file declares for
+    any of their values."""
     reader = _Reader(source, {})
     reader.read()
     while (more := declared_elsewhere(reader.terms)).keys() - reader.elsewhere.keys():
@@ -137,7 +137,7 @@ class _Reader:
             self.node(node)
 
     def copied(self) -> Self:
-        """A reader that goes on from here, and changes nothing of this one."""
+        """A copy of the reader that continues from this state."""
         other = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict | set | list):
@@ -179,8 +179,7 @@ class _Reader:
         return term
 
     def _free_name(self, name: str, tensor: ir.TensorProtocol) -> str:
-        """A weight's name that no other one has: branches beside each other may use one for
-        both."""
+        """A unique name of a weight; two branches of an If may use the same name."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         return next(n for n in names if self.weights.get(n, tensor) is tensor)
 
@@ -193,8 +192,8 @@ class _Reader:
         return Tensor(_dtype(value.type.dtype), dims)
 
     def _dim(self, dim: int | ir.SymbolicDim) -> Dim:
-        """A dim whose symbols can be read off a tensor when the model runs; others become symbols
-        of their own."""
+        """A dim whose symbols can be read from a tensor at run time; any other dim becomes a new
+        symbol."""
         if isinstance(dim, int):
             return dim if dim >= 0 else self._own_symbol(None)
         text = dim.value
@@ -227,13 +226,13 @@ class _Reader:
 
     @cached_property
     def _inferred(self) -> dict[str, ir.Value]:
-        """Values by name after symbolic shape inference by the library; asked for only when an
+        """Values by name after symbolic shape inference by the library, which runs only if an
         opaque node needs it."""
         return inferred(self._named_sizes())
 
     def _named_sizes(self) -> ir.Model:
-        """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak
-        of them."""
+        """A copy of the model whose inputs have the dims of the terms, so that inferred sizes refer
+        to them."""
         copy = self.source.clone()
         types = {n.attr("name"): n.type for n in self.inputs}
         for value in copy.graph.inputs:
@@ -317,15 +316,16 @@ class _Reader:
         return term
 
     def _readable(self, term: Node) -> Node:
-        """Sizes become terms without operands, so they must be readable off an input when the model
-        runs."""
+        """Whether sizes, which become terms without operands, can be read from an input at run
+        time."""
         sizes = None if term.op == "constant" else known_elements(term)
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
         return term
 
     def _writable(self, term: Node, operands: Collection[Node]) -> Node:
-        """The term, if the model's opsets can express all of it; raises Unsupported otherwise."""
+        """Return the term if the model's opsets can express all of it. Raises Unsupported
+        otherwise."""
         waiting, seen, specs = [term], set(operands), load_specs()
         while waiting:
             node = waiting.pop()
@@ -386,7 +386,7 @@ class _Reader:
         return tuple(self._ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
 
     def _ruled(self, value: ir.Value, typed: TypedOutput, names: dict[str, Dim]) -> Tensor:
-        """A type by a rule: sizes that only a run can tell are those that the file gives, or new
+        """A type by a rule. Sizes that are known only at run time are those of the file, or new
         symbols."""
         dtype, shape = typed
         value = self.elsewhere.get(value, value)
@@ -411,7 +411,7 @@ TYPE_RULES = {
     for table in (ONNX_TYPES, REFUSED_TYPES, SHAPE_TYPES, MICROSOFT_TYPES, ML_TYPES)
     for key, rule in table.rules.items()
 }
-"""How nodes that stay opaque are typed."""
+"""The sources of the types of opaque nodes."""
 
 
 def _stored(value: ir.Value) -> ir.TensorProtocol:
@@ -421,8 +421,7 @@ def _stored(value: ir.Value) -> ir.TensorProtocol:
 
 
 NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
-"""Words of exporters for a dim that they know nothing about, as "?" is one; two such dims need not
-be equal."""
+"""Names that exporters give to unknown dims, such as "?"; two such dims need not be equal."""
 
 
 def _unknown(text: str | None) -> bool:
