@@ -41,7 +41,7 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int
 
 
 def parse_shape(model: Model, texts: Sequence[str]) -> dict[str, int]:
-    """The name of the only set of sizes."""
+    """Parse sizes that form a single set, without weights."""
     for text in texts:
         if _weight(text)[1] is not None:
             raise InvalidOption(f"--shape {text}: only `optimize` takes weights")

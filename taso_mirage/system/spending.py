@@ -48,7 +48,7 @@ class Purpose(StrEnum):
     WAITING = "waiting"
     """For searches in other processes, and for files that another command has."""
     FILES = "files"
-    """Read and written."""
+    """Models that are read or written."""
 
 
 @dataclass(frozen=True, slots=True)
