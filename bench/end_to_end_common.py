@@ -30,6 +30,7 @@ from models.real import fixed  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
+from taso_mirage.lowering.backend import here  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
@@ -37,7 +38,6 @@ from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.pipeline.fuse import fused  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
-from taso_mirage.targets.lowering import here  # noqa: E402
 
 ALONE, SUBSTITUTIONS, KERNELS = "onnxruntime", "substitutions", "kernels"
 COMPILED = "torch.compile"

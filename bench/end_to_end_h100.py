@@ -35,9 +35,9 @@ import roofline
 from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled
 from roofline import Machine
 
+from taso_mirage.emit import tune
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.model import Model
-from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA, Target

@@ -27,21 +27,21 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
+from taso_mirage.forms.base.form import CPU_GOALS  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight  # noqa: E402
-from taso_mirage.kernels.form import CPU_GOALS  # noqa: E402
-from taso_mirage.kernels.regions import RegionSite, fragments  # noqa: E402
-from taso_mirage.kernels.search import Search, SearchOptions  # noqa: E402
+from taso_mirage.lowering import cpu as cpu  # noqa: E402
+from taso_mirage.lowering.backend import Record  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
+from taso_mirage.mugraph.search import Search, SearchOptions  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.operators.work import work  # noqa: E402
 from taso_mirage.pipeline.fuse import alone  # noqa: E402
 from taso_mirage.pipeline.fuse.neighbours import Neighbours  # noqa: E402
 from taso_mirage.pipeline.fuse.trials import Fused  # noqa: E402
-from taso_mirage.targets.cpu import lowering as cpu  # noqa: E402
-from taso_mirage.targets.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
-from taso_mirage.targets.lowering import Record  # noqa: E402
+from taso_mirage.regions.fragments import RegionSite, fragments  # noqa: E402
 
 SECONDS = 1.0
 """The seconds of a round."""

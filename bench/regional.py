@@ -28,6 +28,7 @@ from deep_mutants import Change, Sizes, Transformer, mutants, planted, right_one
 from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import CheckCase, compare  # noqa: E402
 from taso_mirage.measure.reference import FloatReference  # noqa: E402
@@ -35,7 +36,6 @@ from taso_mirage.measure.regional import ClaimedModel, RegionalCheck  # noqa: E4
 from taso_mirage.measure.session import open_in_child  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.whole import cases_by_runs  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 MODELS = {
     "12 layers of 256": Sizes(batch=2, tokens=64, heads=4, inner=64, layers=12),

@@ -54,8 +54,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_sessions() -> Iterator[None]:
-    """No test asks how fast a model is: threads do not spin, comparisons have few rounds, and a
-    look at the load finds a quiet machine."""
+    """No test asks how fast a model is: threads do not spin and no run waits for them, comparisons
+    have few rounds, and a look at the load finds a quiet machine."""
     import quiet
 
     from taso_mirage.measure import native, session
@@ -63,6 +63,7 @@ def quiet_sessions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
         patch.setattr(native, "cores_got", quiet.cores_got)
+        patch.setattr(session, "SPINNING", 0.0)
         patch.setattr(session, "MOST", 2 * session.ROUNDS)
         yield
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from taso_mirage.forms.base.form import GPU_GOALS
+from taso_mirage.forms.base.fused_convolution import FusedConvolution
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.form import GPU_GOALS
-from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
 

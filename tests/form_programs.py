@@ -18,11 +18,12 @@ from test_fuse_cuda import GPU, accepted, called
 
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure import timing
 from taso_mirage.measure.target import Target
+from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.pipeline import optimize_model
@@ -30,7 +31,6 @@ from taso_mirage.pipeline.fuse import alone, stage
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda import lowering as cuda
 
 Case = tuple[str, str, Sequence[Graph]]
 """A name, a program, and goals, of each of which the program is to compute the results."""

@@ -3,7 +3,6 @@ that return given times."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
-from taso_mirage.kernels.packaging import library
+from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, Target
@@ -26,8 +25,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, comparisons, order, searches
 from taso_mirage.report.result import Result
+from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu import lowering as cpu
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind
@@ -76,11 +75,9 @@ def together(patch: pytest.MonkeyPatch) -> None:
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A cache in `folder` that has the runtime's library only, which takes seconds to compile."""
-    (folder / "runtime").mkdir()
-    made = library()
-    for each in (made, *(e for e in made.parent.glob("*.built") if e.read_text() == made.name)):
-        shutil.copy(each, folder / "runtime")
+    """A cache in `folder` that has nothing but compiled libraries, which are named by their
+    sources."""
+    (folder / "runtime").symlink_to(library().parent.resolve(), target_is_directory=True)
     patch.setenv("TASO_MIRAGE_CACHE", str(folder))
 
 

@@ -63,10 +63,10 @@ def _serve() -> None:
     import triton.language  # noqa: F401
     from triton.runtime import interpreter as triton_interpreter
 
-    from taso_mirage.kernels import checkpoint  # noqa: F401
-    from taso_mirage.kernels.codegen.gpu.program import PRECISIONS
+    from taso_mirage.emit.gpu.program import PRECISIONS
+    from taso_mirage.lowering import cuda as lowering  # noqa: F401
     from taso_mirage.meanings import reals  # noqa: F401
-    from taso_mirage.targets.cuda import lowering  # noqa: F401
+    from taso_mirage.mugraph import checkpoint  # noqa: F401
 
     # It multiplies exactly at any precision, and does not know all that the compiler knows.
     options = triton_interpreter.interpreter_builder.options

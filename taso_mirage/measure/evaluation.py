@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
@@ -24,7 +25,6 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.system.spending import Purpose, spent
-from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
 """Errors that an evaluation may raise because of its inputs."""

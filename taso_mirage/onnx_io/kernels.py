@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from taso_mirage.devices.stamp import KEYS
 from taso_mirage.errors import InvalidModel
 from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
-from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.functions` writes."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import SPENT, Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.system.spending import staged
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
 """The results of the stages so far, by name."""

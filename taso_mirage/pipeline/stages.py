@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend, here
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
@@ -52,8 +54,6 @@ from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.lowering import Backend, here
-from taso_mirage.targets.machine import cores
 from taso_mirage.targets.packaging import stamped
 
 PROFILING, PROFILED = 0.5, 4

@@ -3,7 +3,7 @@ result's, with its proof.
 
 A certificate is plain data. Terms have numbers: those of the original in the order in which they
 run, then those that the certificate makes. Its records are read in their order by
-`optimize.follow`; docs/certificates.md describes them.
+`certificates/follow.py`; docs/certificates.md describes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
@@ -33,12 +34,6 @@ from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
-CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
-CHECK = "float check"
-"""The ground of an equality without a proof: the whole model was compared with the original's
-float64 reference."""
-PROOF = "symbolic"
-"""The proof of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 
@@ -197,12 +192,6 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
         if resized_instance(verdict.case.instance, sizes) == instance:
             found["case"] = {"lhs": case_lhs, "rhs": case_rhs, "sizes": {k: str(v) for k, v in sizes.items()}}
     return found
-
-
-def texts(instance: Instance) -> tuple[str, str]:
-    """The two sides as functions over common inputs."""
-    leaves = instance.leaves
-    return show_graph(Graph(leaves, instance.lhs), "lhs"), show_graph(Graph(leaves, instance.rhs), "rhs")
 
 
 def sizes_of(case: Instance, instance: Instance) -> dict[str, Dim]:

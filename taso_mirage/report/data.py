@@ -15,18 +15,18 @@ from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from taso_mirage.kernels.packaging.register import FORMAT_KEY
+from taso_mirage.devices.stamp import PROVIDERS
 from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
 from taso_mirage.report.leftover import Leftover
 from taso_mirage.report.result import Result
+from taso_mirage.runtime.register import FORMAT_KEY
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
-from taso_mirage.targets.stamp import PROVIDERS
 from taso_mirage.version import __version__
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taso_mirage.emit.estimates import Estimate, estimated
+from taso_mirage.emit.gpu.program import TritonLaunch, TritonProgram
 from taso_mirage.ir.dims import show_shape
-from taso_mirage.kernels.codegen.estimates import Estimate, estimated
-from taso_mirage.kernels.codegen.gpu.program import TritonLaunch, TritonProgram
-from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.rewriting.text import show_graph
 
 

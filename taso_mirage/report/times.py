@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
@@ -19,7 +20,6 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.passes import Context
-from taso_mirage.targets.device import Device
 
 LONG, LARGEST = 3e-3, 1 << 26
 """Seconds that the work of a peak should take by the description of the device, and elements of its

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import remote
@@ -27,7 +28,6 @@ from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, Strategy, search_part
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets.cuda.options import ROUNDED
 
 STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
     "best-first": (search_part,),

@@ -18,7 +18,7 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.partial.source import Mutation, Tried, counted, mutation, tried

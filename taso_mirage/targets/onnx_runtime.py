@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.devices.cuda.options import PROVIDER as CUDA
+from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor, numpy_dtype
-from taso_mirage.kernels.packaging.register import carries_kernels, register
-from taso_mirage.targets.cuda.options import PROVIDER as CUDA
+from taso_mirage.runtime.register import carries_kernels, register
 from taso_mirage.targets.protocol import STANDARD, Arrays, Source, Trusted, plain
-from taso_mirage.targets.stamp import Provider
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}

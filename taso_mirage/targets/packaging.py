@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.devices import stamp
+from taso_mirage.devices.stamp import Stamp
 from taso_mirage.ir.model import Model
-from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.onnx_io.originals import copy_model
-from taso_mirage.targets import stamp
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets.known import target as target_named
 from taso_mirage.targets.protocol import Target, Trusted
-from taso_mirage.targets.stamp import Stamp
 
 
 def stamped(model: Model, target: Target) -> Model:

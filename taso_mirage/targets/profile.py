@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
 from taso_mirage.targets.protocol import Arrays, Source, timed
-from taso_mirage.targets.stamp import Provider
 
 RUNS, MOST = 3, 300
 """At least and at most, after one that is not counted: of more the profiler's file takes longer to

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -184,8 +184,8 @@ class Target(Protocol):
 
     @property
     def lowering(self) -> str | None:
-        """The module whose function `here` gives the target's `lowering.Backend`; None where models
-        have no fused kernels."""
+        """The module whose function `here` gives the target's `lowering.backend.Backend`; None
+        where models have no fused kernels."""
 
     @property
     def stamp(self) -> Stamp:

@@ -5,12 +5,15 @@ views of these tensors and of the inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from taso_mirage.errors import Unsupported
 
@@ -30,6 +33,15 @@ FreeDims = frozenset[int] | None
 """The dims of a tensor whose sizes are not fixed; None for a number."""
 Captured = Any
 """A `torch.fx.GraphModule` from dynamo."""
+
+
+class StaysInPart(Unsupported):
+    """A graph of which the operators (`torch._ops.OpOverload`) that `stays` knows cannot be
+    compiled."""
+
+    def __init__(self, reason: str, stays: Callable[[Any], bool]) -> None:
+        super().__init__(reason)
+        self.stays = stays
 
 
 @dataclass(frozen=True)
@@ -64,22 +76,9 @@ def largest_bytes(captured: Captured) -> int:
     return max((each.numel() * each.element_size() for each in known), default=0)
 
 
-def states_of_norms(captured: Captured) -> set[int]:
-    """The positions of arguments that batch norms in training are seen to change in place; the
-    exporter finds these and all others, and is run again for new ones."""
-    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
-    found: set[Any] = set()
-    for node in captured.graph.nodes:
-        if node.op == "call_method" and node.target == "add_":
-            found.add(node.args[0])
-        if getattr(node.target, "__name__", "") == "batch_norm" and len(node.args) > 5 and node.args[5] is True:
-            found.update(node.args[1:3])
-    return {i for i, node in enumerate(placeholders) if node in found}
-
-
 def is_trained(captured: Captured) -> bool:
     """Whether gradients of a result are wanted; a view of a weight is not computed here."""
-    given = {_memory(node) for node in captured.graph.nodes if node.op == "placeholder"}
+    given = {_memory(node) for node in placeholders_of(captured)}
     computed = [node for node in _results(captured) if _memory(node) not in given]
     return any(getattr(value_of(node), "requires_grad", False) for node in computed)
 
@@ -94,7 +93,7 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
 
     Raises Unsupported with the reason where there are none.
     """
-    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    placeholders = placeholders_of(captured)
     for node in placeholders:
         if not isinstance(value_of(node), torch.Tensor | torch.SymInt | int):
             raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
@@ -121,6 +120,11 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
         tuple(_free(value_of(node)) for node in inputs),
         tuple(sorted(changed)),
     )
+
+
+def placeholders_of(captured: Captured) -> list[Any]:
+    """The nodes of a graph's arguments, in their order."""
+    return [node for node in captured.graph.nodes if node.op == "placeholder"]
 
 
 def _results(captured: Captured) -> list[Any]:
@@ -165,6 +169,74 @@ def _free(value: Any) -> FreeDims:
     if not isinstance(value, torch.Tensor):
         return None
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
+
+
+# ---------------------------------------------------------------- changes in place
+
+
+STATISTICS = frozenset(("running_mean", "running_var"))
+"""Operands that batch norms in training change, though PyTorch's declarations do not say it."""
+
+
+class Observer(TorchDispatchMode):  # type: ignore[misc]
+    """Calls `observe` with each operator of ATen that is called, its operands, and its named
+    ones."""
+
+    def __init__(self, observe: Callable[[Any, Sequence[Any], Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._observe = observe
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._observe(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int] | None:
+    """The positions of the arguments that a call of a graph on arguments like these changes in
+    place, seen in a run without elements; None where only a run with elements tells."""
+    mode, changed = FakeTensorMode(allow_non_fake_inputs=True), set[int]()
+
+    def observe(operator: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        leaves = tree_leaves(operands_written(operator, args, named))
+        changed.update(memory(each) for each in leaves if isinstance(each, torch.Tensor))
+
+    try:
+        fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in given]
+        with mode, Observer(observe), torch.no_grad():
+            torch.fx.Interpreter(captured).run(*fakes)
+    except Exception:  # a call that depends on elements, or is unknown to PyTorch's own tracing
+        return None
+    return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and memory(each) in changed)
+
+
+def operands_written(operator: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """The operands that a call of an operator writes into."""
+    declared = operator._schema.arguments
+    values = {**dict(zip((each.name for each in declared), args, strict=False)), **named}
+    trains = values.get("training", values.get("use_input_stats", True))
+    written = [
+        values.get(each.name)
+        for each in declared
+        if (each.alias_info is not None and each.alias_info.is_write) or (trains and each.name in STATISTICS)
+    ]
+    return [each for each in written if each is not None]
+
+
+def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
+    """Whether none of the arguments at these positions shares memory with another one."""
+    memories = [each.untyped_storage().data_ptr() for each in given if isinstance(each, torch.Tensor)]
+    return all(memories.count(given[i].untyped_storage().data_ptr()) == 1 for i in changed)
+
+
+def copied(tensor: Any, strides: Sequence[int] | None = None) -> Any:
+    """A copy with these strides, or the same: code may be made for them, and a clone has others."""
+    made = torch.empty_strided(tensor.shape, strides or tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def memory(tensor: Any) -> int:
+    """A key that is equal for tensors that share memory, also for those without elements."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # ---------------------------------------------------------------- the rest, in PyTorch
@@ -232,7 +304,7 @@ def _check_views(stays: Sequence[Any]) -> None:
 def _memory(node: Any) -> Any:
     """A key that is equal for tensors that share memory; None for a number."""
     value = value_of(node)
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return memory(value) if isinstance(value, torch.Tensor) else None
 
 
 def _layout(value: Any) -> tuple[int, ...]:

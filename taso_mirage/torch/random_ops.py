@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.functionalization import Captured, value_of
+from taso_mirage.torch.functionalization import Captured, placeholders_of, value_of
 
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
 """Random functions of sizes alone."""
@@ -35,7 +35,7 @@ def split_random(captured: Captured) -> RandomSplit:
     found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
     if not found:
         return RandomSplit(captured, None)
-    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    placeholders = placeholders_of(captured)
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
     there = {node: draws.node_copy(node) for node in placeholders}
     here = {node: rest.node_copy(node) for node in placeholders}

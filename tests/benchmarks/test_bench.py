@@ -21,8 +21,8 @@ from onnx import numpy_helper
 from scripts import ROOT, script
 
 from models.real import KNOWN
+from taso_mirage.emit import tune
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure.check import check_cases
 from taso_mirage.onnx_io import load
 
@@ -118,6 +118,7 @@ def cut_off(source: Path, target: Path) -> None:
 TOOLS: dict[str, Callable[[Path, Path], Any]] = {"same": shutil.copy, "wrong": doubled, "damaged": cut_off}
 
 
+@pytest.mark.sampled(3)
 def test_a_peer_that_fails_or_is_wrong_has_a_note_and_no_file(
     peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_peer_that_fails_or_is_wrong_has_a_note_and_no_file(
     assert notes[2] == "failing failed: ValueError: no such operator"
 
 
+@pytest.mark.sampled(3)
 def test_a_tool_runs_in_a_process_of_its_own_and_says_why_it_fails(peers: ModuleType, tmp_path: Path) -> None:
     source, target = ROOT / "models" / "mini_transformer.onnx", tmp_path / "made.onnx"
     assert peers.put("onnxruntime.transformers", source, target, "bert", 100.0) is None

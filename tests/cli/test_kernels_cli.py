@@ -23,13 +23,13 @@ from taso_mirage.cli.commands import app
 from taso_mirage.cli.kernels import normal
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.regions import INPUTS, OPERATORS, KernelRegion, kernel_regions
-from taso_mirage.kernels.search import superoptimize
-from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.search import superoptimize
+from taso_mirage.mugraph.verify import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
+from taso_mirage.regions.fragments import INPUTS, OPERATORS, KernelRegion, kernel_regions
+from taso_mirage.regions.survey import survey
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.verdicts import Evidence
 
@@ -205,7 +205,7 @@ def test_programs_and_the_page_are_written(model: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "kept.json"
     first = kernels(model, "--budget", 20, "--checkpoint", kept)
-    monkeypatch.setattr("taso_mirage.kernels.survey.Search", None)  # nothing is searched again
+    monkeypatch.setattr("taso_mirage.regions.survey.Search", None)  # nothing is searched again
     again = kernels(model, "--checkpoint", kept)
     for found in (first, again):  # what is known of each is found anew, at the region's own sizes
         for each in found["regions"]:
@@ -239,7 +239,7 @@ def test_ctrl_c_is_as_before_after_the_command(model: Path) -> None:
 
 
 def test_a_region_without_a_mugraph_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taso_mirage.kernels.search.Search.run", lambda *_: [])
+    monkeypatch.setattr("taso_mirage.mugraph.search.Search.run", lambda *_: [])
     (row,) = kernels(model)["regions"]
     assert row["mugraph"] is None
     assert "share of the budget" in row["problem"]

@@ -17,12 +17,12 @@ from onnx import helper as h
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.regions import kernel_regions
 from taso_mirage.measure import check, sizes
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.onnx_io import from_ir, load
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.regions.fragments import kernel_regions
 from taso_mirage.search.config import Config
 
 V = h.make_tensor_value_info

@@ -22,18 +22,18 @@ from test_mutations import halved, side_by_side
 from taso_mirage.errors import InvalidOption, OutputError, RuntimeUnavailable, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels import verify
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.regions import KernelRegion
-from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.survey import _from_data
 from taso_mirage.measure.cost_cache import cache_path, proofs_path
+from taso_mirage.mugraph import verify
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.survey import _from_data
 from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.partial.source import mutation, programs
 from taso_mirage.system import builds
@@ -362,6 +362,7 @@ def test_a_checkpoint_of_a_search_vouches_for_no_mugraph() -> None:
         FoundMuGraph.of_json({**kept, "graph": to_json(relu(8, 4))}, goal)
 
 
+@pytest.mark.sampled(2)
 def test_a_changed_checkpoint_is_refused_by_the_command(tmp_path: Path) -> None:
     shutil.copy(MINI, tmp_path / "m.onnx")
     command = ("kernels", tmp_path / "m.onnx", "--budget", "8", "--checkpoint", tmp_path / "c.json")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fuzz.judge import ROOT
 from fuzz.seeds import made, node, value, weight
-from taso_mirage.targets.cpu.compiler import compiler
+from taso_mirage.devices.cpu.compiler import compiler
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 MODELS = ("m.onnx", "out.onnx")

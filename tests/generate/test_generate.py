@@ -275,6 +275,7 @@ def without_groups(tree: Any) -> Any:
 # ---------------------------------------------------------------- families as data
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", families())
 def test_every_operator_is_used(name: str) -> None:
     """An operator that no kinds fit is a mistake in the file."""

@@ -272,6 +272,7 @@ COARSE = WEIGHTS.format("add(s, 65536)", "k")
 OFF = WEIGHTS.format("s", "cast(sub(cast(k, to='int32'), 1), to='int8')")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("after", "allowed", "ends"),
     [

@@ -978,6 +978,7 @@ def chain(length: int, operator: Callable[[int], str]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("longest", [10_000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operators", [["Relu", "Neg"], ["Det", "Unknown"]])
 def test_a_chain_of_20_000_nodes(operators: list[str], longest: int) -> None:

@@ -74,6 +74,7 @@ def single() -> list[Any]:
     return [c for c in cases if c.model.graph.node[0].op_type in rules and c.model.graph.node[0].domain == ""]
 
 
+@pytest.mark.sampled(2)
 def test_rules_give_the_types_of_the_node_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing known before the run, with the operands known that say sizes, and with all."""
     wrong, exact = [], set()

@@ -555,6 +555,7 @@ def bind(proto: onnx.ModelProto, values: dict[str, Any]) -> onnx.ModelProto:
 WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chunk", "whole"),
     [

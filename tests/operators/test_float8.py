@@ -206,6 +206,7 @@ def keeps_bits(typing: Typing) -> bool:
     return True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "wanted"), [("float8_e4m3fn", 3), *(pytest.param(d, 6, marks=pytest.mark.slow) for d in NUMBERS)]
 )

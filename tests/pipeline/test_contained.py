@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 from fused_models import CONFIG, fresh_cache, plain, quick
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels import free_regions, regions
-from taso_mirage.kernels.axes import Unifier
-from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.measure.child import child
+from taso_mirage.mugraph.axes import Unifier
+from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse import alone, checked, chosen, comparisons, fused, kinds, searches, stage
+from taso_mirage.regions import fragments as regions
+from taso_mirage.regions import free_regions
 from taso_mirage.report.result import Result
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cpu.lowering import CpuLowering
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,13 @@ import onnxruntime
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain, quick, run
 
+from taso_mirage.devices.cpu import compiler as compilers
+from taso_mirage.emit import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.codegen import tune
-from taso_mirage.kernels.packaging import register
-from taso_mirage.kernels.packaging.embed import DOMAIN
-from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.packaging.register import carries_kernels
+from taso_mirage.lowering import backend as lowering
+from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.load import Load
@@ -44,12 +43,14 @@ from taso_mirage.pipeline.fuse import (
     usual_mode,
 )
 from taso_mirage.report.result import Result
+from taso_mirage.runtime import register
+from taso_mirage.runtime.embed import DOMAIN
+from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.runtime.register import carries_kernels
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets import lowering, profile
-from taso_mirage.targets.cpu import compiler as compilers
-from taso_mirage.targets.cpu import lowering as cpu
+from taso_mirage.targets import profile
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from test_cost import Here
 from test_optimize import F, model, ops, w
 
+from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.measure.cost_cache import CostCache
@@ -25,7 +26,6 @@ from taso_mirage.search.mutations import NO_MUTATIONS
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets.cpu.device import SLOW
 
 FUSED = "SkipLayerNormalization"
 

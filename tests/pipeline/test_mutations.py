@@ -18,7 +18,7 @@ from scripts import script
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
-from taso_mirage.measure import session, tasks
+from taso_mirage.measure import tasks
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
@@ -235,7 +235,6 @@ def test_the_benchmark_times_every_mutant_beside_its_program(monkeypatch: pytest
     monkeypatch.setattr(bench, "rounds", lambda session, inputs: 2)
     monkeypatch.setattr(mutations, "EACH", 0.005)
     monkeypatch.setattr(tasks, "SECONDS", 0.002)
-    monkeypatch.setattr(session, "SPINNING", 0.0)
     monkeypatch.setattr(
         bench.models, "build", lambda name, small, batch: onnx.load_from_string(serialize(side_by_side()))
     )

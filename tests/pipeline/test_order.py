@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.order import KERNEL, KernelOrder
 from taso_mirage.pipeline.fuse.trials import Fused
+from taso_mirage.regions.batches import EqualRegions
 
 PLANTED = {"attention": 24e-5, **{f"odd {i}": 1e-6 + i * 1e-8 for i in range(60)}}
 """Seconds that kernels may save in all places: attention of 24 layers, and 60 odd regions."""

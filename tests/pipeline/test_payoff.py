@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from test_measured_passes import FUSED, layers
 from test_optimize import F, model, w
 
+from taso_mirage.certificates.follow import follow
+from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Tensor, topological, variable
 from taso_mirage.meanings.reals import REALS
@@ -32,13 +34,11 @@ from taso_mirage.pipeline.ablation import WIDE, Ablation, split
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.certificate import certificate
-from taso_mirage.report.follow import follow
 from taso_mirage.search.config import Config, Stop, measuring, quiet
 from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
-from taso_mirage.targets.cpu.device import SLOW
 
 
 @pytest.fixture(autouse=True)

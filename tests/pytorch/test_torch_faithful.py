@@ -98,6 +98,7 @@ def test_a_graph_that_hangs_on_no_input_has_no_nodes() -> None:
     assert graphs[0].results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_other_numbers_than_those_of_the_first_run(name: str) -> None:
     function, x, y = CASES[name]

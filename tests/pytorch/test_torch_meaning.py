@@ -23,9 +23,8 @@ from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import Op, term  # noqa: E402
 from taso_mirage.torch import meaning  # noqa: E402
-from taso_mirage.torch.group_norms import with_group_norms  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning, tensor_of  # noqa: E402
-from taso_mirage.torch.variances import with_variances  # noqa: E402
+from taso_mirage.torch.norms import with_group_norms, with_variances  # noqa: E402
 
 TORCH = TorchMeaning(torch.device("cpu"))
 NONE = {("bit_shift", 1)}

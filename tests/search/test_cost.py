@@ -388,6 +388,7 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
 QUIET = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("resources", [pytest.param(None, marks=pytest.mark.slow), {"device": 1}])
 def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
     resources: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,9 +13,9 @@ from partial_programs import conv, graph, image, kernel, mutant, part, program
 from test_ops import build, uses
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.forms.base.form import known_forms
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
-from taso_mirage.kernels.form import known_forms
 from taso_mirage.meanings.field import Field
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import Op, get, term

@@ -17,11 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import RunFailed
 from taso_mirage.measure import child as children
 from taso_mirage.measure.child import Child
 from taso_mirage.measure.session import Session
-from taso_mirage.targets.cpu.compiler import compiler
 
 HERE = Path(__file__).parents[1]
 COMMAND = "optimize m.onnx --no-measure --kernels off --budget 0 -o out.onnx --certificate c.json --report r.html"
@@ -49,6 +49,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="LD_PRELOAD")
 @pytest.mark.parametrize(
     ("number", "lasts", "step"),
@@ -120,6 +121,7 @@ def bounded(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (min(held() + more, most), most))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "steps", [(4000, 300, 20, 0), pytest.param((4000, 700, 500, 300, 100, 20, 3, 1, 0), marks=pytest.mark.slow)]

@@ -7,14 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import in_operators
 from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
-from taso_mirage.kernels.batches import LARGER, resized
-from taso_mirage.kernels.canonical import SymbolSizes
-from taso_mirage.kernels.form import in_operators
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
-from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.session import runnable
 from taso_mirage.measure.target import Target
@@ -22,6 +17,11 @@ from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
+from taso_mirage.regions.batches import LARGER, resized
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.fragments import RegionSite
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.spending import Purpose, spent
 
 SECONDS = 0.2

@@ -16,7 +16,6 @@ from typing import Any
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embedded
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare
 from taso_mirage.measure.fine import Fine
@@ -24,6 +23,7 @@ from taso_mirage.measure.regional import NO_TIME, ClaimedModel, RegionalCheck
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS
+from taso_mirage.runtime.embed import EmbeddedRegion, embedded
 
 SHARE = 1 / 32
 """The share of the original's rounding of operands that kernels may round."""

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions
-from taso_mirage.kernels.form import PreparedGoal
-from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
-from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.lowering.backend import BATCH, Backend, Record
+from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.mugraph.labels import label
 from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.horizontal import FusedGoal, fused_goals
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.search import Budget
-from taso_mirage.targets.lowering import BATCH, Backend, Record
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.forms.base.conversion import Conversion
+from taso_mirage.forms.base.form import ModelTerms, in_operators
+from taso_mirage.forms.base.in_operators import FIRST, LAST
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, topological, users, with_args
-from taso_mirage.kernels.conversion import Conversion
-from taso_mirage.kernels.form import ModelTerms, in_operators
-from taso_mirage.kernels.gpu.in_operators import FIRST, LAST
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, topological, with_args
-from taso_mirage.kernels.form import PreparedKinds
 from taso_mirage.operators.ops import traits
 from taso_mirage.search.weights import fold_weights
 

@@ -1,18 +1,18 @@
 """The forms of a kind of regions: as the model has it, and with its weights arranged
-(`kernels.arranged`). Which one is faster is measured."""
+(`mugraph.arranged`). Which one is faster is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.forms.base.form import in_operators
 from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
-from taso_mirage.kernels.arranged import ArrangedGoal, arranged
-from taso_mirage.kernels.batches import EqualRegions
-from taso_mirage.kernels.form import in_operators
-from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.mugraph.arranged import ArrangedGoal, arranged
+from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.rewriting.derived_traits import selects
 
 

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions, equal_regions
-from taso_mirage.kernels.canonical import SymbolSizes
-from taso_mirage.kernels.contained import ErrorReport, contained, operators_of
-from taso_mirage.kernels.form import PreparedGoal
-from taso_mirage.kernels.free_regions import free_regions
-from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.lowering.backend import Backend
 from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
 from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.pipeline.fuse.forms import RegionForm, forms
 from taso_mirage.pipeline.fuse.trials import possible_seconds
-from taso_mirage.targets.lowering import Backend
+from taso_mirage.regions.batches import EqualRegions, equal_regions
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.contained import ErrorReport, contained, operators_of
+from taso_mirage.regions.fragments import RegionSite
+from taso_mirage.regions.free_regions import free_regions
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, substitute, users, variable
-from taso_mirage.kernels.batches import region_members
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.regions import PRODUCTS, RegionSite
+from taso_mirage.lowering.backend import Backend, Record
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.pipeline.fuse.trials import Fused
-from taso_mirage.targets.lowering import Backend, Record
+from taso_mirage.regions.batches import region_members
+from taso_mirage.regions.fragments import PRODUCTS, RegionSite
 
 MOST = 24
 """Inputs of such a kernel, at most."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
-from taso_mirage.kernels.batches import EqualRegions
 from taso_mirage.pipeline.fuse.trials import Fused, trials
+from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 KERNEL, KNOWN = 4.0, 0.5

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.kernels.batches import EqualRegions
-from taso_mirage.kernels.contained import contained
-from taso_mirage.kernels.free_regions import other_kind
-from taso_mirage.kernels.packaging.embed import embed
+from taso_mirage.lowering.backend import Backend, here
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, passes_checker
 from taso_mirage.measure.check_inputs import feed
@@ -41,13 +39,15 @@ from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import KernelOrder
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, pays, rounding_nothing, shipped, where_they_run
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.contained import contained
+from taso_mirage.regions.free_regions import other_kind
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import PlacedKernels, Result
+from taso_mirage.runtime.embed import embed
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.cuda.options import ROUNDED
-from taso_mirage.targets.lowering import Backend, here
 
 
 def fused(

@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.devices.device import Device
 from taso_mirage.errors import OutOfTime
+from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.arranged import is_turned
-from taso_mirage.kernels.batches import EqualRegions
-from taso_mirage.kernels.contained import ErrorReport
-from taso_mirage.kernels.form import PreparedGoal
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion
-from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.lowering.backend import Backend, Record
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import GAIN, Timing
+from taso_mirage.mugraph.arranged import is_turned
 from taso_mirage.operators.work import size
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import Backend, Record
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.contained import ErrorReport
+from taso_mirage.regions.fragments import RegionSite
+from taso_mirage.runtime.embed import EmbeddedRegion
+from taso_mirage.runtime.plan import PlannedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Fused:
     kernel: PlannedNode
     saved: float
     prepares: PreparedGoal | None = None
-    """The region's goal, if its kernel is a form's (`kernels.form`)."""
+    """The region's goal, if its kernel is a form's (`forms.base.form`)."""
 
     @property
     def regions(self) -> list[EmbeddedRegion]:

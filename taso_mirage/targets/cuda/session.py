@@ -11,11 +11,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from taso_mirage.devices.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
+from taso_mirage.devices.stamp import Stamp, read_stamp
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.packaging.register import metadata
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (
     bind_there,
     check_provider,
@@ -26,7 +27,6 @@ from taso_mirage.targets.onnx_runtime import (
     run_session,
 )
 from taso_mirage.targets.protocol import Arrays, Source, plain
-from taso_mirage.targets.stamp import Stamp, read_stamp
 
 PLAIN = "-1"
 """The annotation of a run that neither captures nor replays a CUDA graph."""

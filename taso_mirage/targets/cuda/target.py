@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taso_mirage.devices.cuda import device
+from taso_mirage.devices.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, ROUNDED
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.errors import RunFailed
 from taso_mirage.targets import onnx_runtime
-from taso_mirage.targets.cuda import device
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, ROUNDED
 from taso_mirage.targets.cuda.session import CudaSession
-from taso_mirage.targets.device import Device
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cuda:
     repeats = False
     """A GPU takes some kernels of convolutions as initializers only."""
     domains = onnx_runtime.DOMAINS
-    lowering = "taso_mirage.targets.cuda.lowering"
+    lowering = "taso_mirage.lowering.cuda"
 
     @property
     def device(self) -> Device:

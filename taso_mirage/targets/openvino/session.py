@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.devices.openvino.options import PLACE, SERIAL
 from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
-from taso_mirage.targets.openvino.options import PLACE, SERIAL
 from taso_mirage.targets.protocol import Arrays, Source, plain, timed, worked
 
 INSTALL = "OpenVINO is not installed: pip install 'taso-mirage[openvino]'"
