@@ -65,8 +65,8 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
 
 
 def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> ModelCandidate:
-    """The candidate of passes and a short search by predicted costs, as `--effort quick` has them.
-    They measure nothing, so it does not depend on the machine's load."""
+    """The candidate of passes and a short search by predicted costs, as in `--effort quick`.
+    Nothing is measured, so it does not depend on the machine's load."""
     rewriter = rewriter_for(job, problem, problem.target, measured=False)
     rewriter.known.over = problem.rewriter.known.over
     normal, steps, passed = rewriter.passes(model, taken)
@@ -82,7 +82,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
 
 
 def mutate(job: Job, start: Start) -> Mutations:
-    """The mutants that pay, within a share of the budget."""
+    """The mutants that make the model faster, within a share of the budget."""
     config, rewriter = job.config, start.rewriters[0]
     if not config.partial or not measures_search(job):
         return NO_MUTATIONS
@@ -101,8 +101,8 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     """The model after the passes, and after passes, search and passes again; only those that differ
     from the original. A model that is written again with fewer nodes counts, too.
 
-    Where the provider has options that suit some convolutions, every such set of options is
-    searched, and the original is tried.
+    If the provider has options that suit some convolutions, the model is searched with every such
+    set of options, and the original is tried with it.
     """
     start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
     candidates, statistics = list[ModelCandidate](), SearchStatistics()
