@@ -16,7 +16,7 @@ from taso_mirage.rewriting.text import show_graph
 
 @dataclass(frozen=True, slots=True)
 class KernelDetails:
-    """One kernel of a program: how it is launched, and what the model of the GPU says of it."""
+    """One kernel of a program: its launch, and its prediction by the model of the GPU."""
 
     launch: TritonLaunch
     estimate: Estimate
