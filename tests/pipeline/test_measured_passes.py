@@ -11,7 +11,7 @@ import onnx
 import pytest
 from executors import Here
 from layers import FUSED, layers
-from small_models import F, model, ops
+from small_models import F, model, ops, w
 
 from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model
