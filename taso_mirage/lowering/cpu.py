@@ -33,7 +33,6 @@ class CpuLowering:
 
     device: Device = CPU_DEVICE
     batched = False
-    free = True
     prepared: PreparedKinds | None = CPU_GOALS
     arranged = False
     searching = 0

@@ -81,7 +81,6 @@ class CudaLowering:
     prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
     batched: bool = True
-    free: bool = True
     """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has a
     kernel of samples. A model that distinguished sizes would contain an `If`, with which ONNX
     Runtime captures no CUDA graph."""
