@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from taso_mirage.emit.cpu.buffer_layouts import offset
 from taso_mirage.emit.cpu.dots import fill, product_statements
-from taso_mirage.emit.cpu.layouts import offset
+from taso_mirage.emit.cpu.lazy_tensors import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
+from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule, Nest, StoreNest
 from taso_mirage.emit.cpu.printer import static_cast
-from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
-from taso_mirage.emit.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import is_float

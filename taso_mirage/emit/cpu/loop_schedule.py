@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from taso_mirage.emit.cpu.layouts import (
+from taso_mirage.emit.cpu.buffer_layouts import (
     loop_variables,
     offset,
     offset_buffer,
@@ -22,7 +22,7 @@ from taso_mirage.emit.cpu.layouts import (
     without_view,
     without_views,
 )
-from taso_mirage.emit.cpu.values import (
+from taso_mirage.emit.cpu.lazy_tensors import (
     Affine,
     AffineIndex,
     BufferSizes,
