@@ -57,8 +57,11 @@ def lines(statements: Iterable[Statement]) -> Iterator[str]:
 
 def _statement(each: Statement) -> Iterator[str]:
     match each:
+        case Let(name, Expression("call", (Expression(_, (), "array"), size)), type):
+            yield f"{type} {name}[{expression_text(size)}];"
         case Let(name, value, type, op):
-            yield _let(f"{type} {name}".lstrip(), value, op)
+            many = {"list": "[]"}.get(value.op, "")
+            yield f"{type} {name}{many} {op} {expression_text(value)};".lstrip()
         case Expression("call", (Expression("own", (), "store"), place, value)):
             yield f"{expression_text(place)} = {expression_text(value)};"
         case Expression():
@@ -80,15 +83,6 @@ def _statement(each: Statement) -> Iterator[str]:
         case Scope(body, line):
             inner = lines(body)
             yield from [" ".join(inner)] if line else ["{", *(INDENT + each for each in inner), "}"]
-
-
-def _let(name: str, value: Expression, op: str) -> str:
-    match value:
-        case Expression("list"):
-            return f"{name}[] {op} {expression_text(value)};"
-        case Expression("call", (Expression(_, (), "array"), count)):
-            return f"{name}[{expression_text(count)}];"
-    return f"{name} {op} {expression_text(value)};"
 
 
 def _headed(head: str, body: Sequence[Statement], short: bool = True) -> Iterable[str]:
