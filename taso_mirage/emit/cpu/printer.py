@@ -29,8 +29,8 @@ from taso_mirage.emit.statements import (
 )
 
 INDENT = "  "
-BINDS = {**RANKS, "&": 0, "choice": -1}
-"""How strongly operators bind in C++; "&" stands between conditions."""
+BINDS = {op: rank for op, rank in RANKS.items() if op != "//"} | {"&": 0, "choice": -1}
+"""How strongly operators bind in C++; "&" stands between conditions, and `//` begins a comment."""
 
 
 def static_cast(dtype: str, value: ExpressionLike) -> Expression:
@@ -39,11 +39,11 @@ def static_cast(dtype: str, value: ExpressionLike) -> Expression:
 
 
 def function_text(made: ProgramFunction) -> str:
-    """The text of a function; one of a single statement is on one line."""
+    """The text of a function; one of a single line is on that line."""
     head = f"{made.decoration} {made.name}({', '.join(map(str, made.parameters))})"
     comment = [f"// {made.why}"] if made.why else []
     inner = list(lines(made.body))
-    whole = [f"{head} {{ {inner[0]} }}"] if len(made.body) == 1 else _braced(head, inner)
+    whole = [f"{head} {{ {inner[0]} }}"] if len(inner) == 1 else _braced(head, inner)
     return "\n".join([*comment, *whole])
 
 
