@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import islice
@@ -208,27 +208,28 @@ def overlapped(program: TritonProgram) -> TritonProgram:
     return program
 
 
+@dataclass
 class _Bench:
     """The GPU: programs in, seconds out."""
 
-    def __init__(
-        self,
-        target: str,
-        folder: Path,
-        cache: Cache | None,
-        compiler: Compiler | None,
-        check: Check | None,
-        sizes: Mapping[str, int],
-        late: Callable[[], bool],
-        prepare: Prepare | None = None,
-    ) -> None:
-        at = "".join(f" {name}={size}" for name, size in sizes.items())
-        self.target, self.folder, self.cache = f"{target} graphs of {REPLAYED} calls{at}", folder, cache
-        self.compiler, self.check, self.sizes, self.late = compiler, check, sizes, late
-        self.prepare = prepare
-        self.modules: dict[str, ModuleType] = {}
-        self.sets: list[list[Any]] = []
-        self.best = math.inf
+    versions: str
+    folder: Path
+    cache: Cache | None
+    compiler: Compiler | None
+    check: Check | None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    late: Callable[[], bool] = lambda: False
+    prepare: Prepare | None = None
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    sets: list[list[Any]] = field(default_factory=list)
+    """Random inputs, in several sets."""
+    best: float = math.inf
+
+    @property
+    def target(self) -> str:
+        """The name of these measurements in the cache."""
+        at = "".join(f" {name}={size}" for name, size in self.sizes.items())
+        return f"{self.versions} graphs of {REPLAYED} calls{at}"
 
     def overlaps(self) -> bool:
         """Whether a kernel may begin while the one before it ends."""
