@@ -304,7 +304,7 @@ def _of_floats(node: Node) -> TemplateInstance:
         sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),
         layout=(columns, most == NARROW_ROWS),
         switches=(free,),
-        rows=rows,
+        rows=rows if free else 0,
     )
 
 
@@ -325,7 +325,7 @@ def _of_blocks(node: Node) -> TemplateInstance:
         layout=("blocks", columns),
         switches=(free,),
         fixed=x.shape[-1:],
-        rows=rows,
+        rows=rows if free else 0,
         weights=(1, 4, 5),
         first=(rows, bytes, bits) if most & (most - 1) == 0 else (0, 0, 0),
     )

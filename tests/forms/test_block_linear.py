@@ -16,7 +16,7 @@ from test_convolutions import QUICK, sanitized, session, w, x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
-from taso_mirage.emit.cpu.native import NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.forms import linear
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.linear import INTEGERS, WeightProduct, WeightProducts, weight_products

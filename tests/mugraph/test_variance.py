@@ -10,7 +10,7 @@ import mugraphs
 import numpy as np
 import pytest
 
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
