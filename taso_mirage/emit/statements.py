@@ -334,12 +334,13 @@ class PythonPrinter:
     def _statement(self, each: Statement) -> Iterator[str]:
         match each:
             case Let(name, value, type, op):
-                yield f"{name}{f': {self.prefix}{type}' if type else ''} {op} {self.expression(value)}"
+                yield f"{name}{f': {self.prefix}{type}' if type else ''} {op} {self._bare(value)}"
             case Expression():
                 yield self.expression(each)
             case Return(value):
-                shown = map(self.expression, value.args if value.op == "tuple" else (value,))
-                yield f"return {', '.join(shown)}"
+                yield f"return {self._bare(value)}"
+            case Scope((one,), True):
+                yield from self._statement(one)
             case Roles(groups, warps, registers):
                 yield f"{self.prefix}warp_specialize(["
                 for function, *args in (call.args for call in groups):
@@ -394,6 +395,10 @@ class PythonPrinter:
                 rank = RANKS[operator]
                 left = self._operand(x.args[0], rank + (rank == COMPARED))
                 return f"{left} {operator} {self._operand(x.args[1], rank + 1)}"
+
+    def _bare(self, x: Expression) -> str:
+        """The text of a value, or of several."""
+        return ", ".join(map(self.expression, x.args if x.op == "tuple" else (x,)))
 
     def _operand(self, x: Expression, least: int) -> str:
         """The text of a part that binds at least as strongly as this."""

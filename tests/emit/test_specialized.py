@@ -99,7 +99,7 @@ def test_tiles_are_those_that_the_mugraph_cuts(name: str) -> None:
                 if dim >= 0:
                     part = np.split(part, int(count), axis=dim)[at[variable]]
             matrix = elements.reshape(block.maps[leaf].shape)
-            row, column = eval(block._place(leaf), {}, at)
+            row, column = (eval(str(each), {}, at) for each in block._place(leaf))
             rows, columns = block.maps[leaf].tile
             assert np.array_equal(matrix[row : row + rows, column : column + columns], part.reshape(rows, columns))
 
@@ -114,7 +114,8 @@ def test_every_element_of_a_result_is_written_once(name: str) -> None:
         inner = lanes[0] if len(lanes) == 1 else lanes[0][:, None] + lanes[1][None, :]
         names = [f"g{i}" for i in range(len(block.block.grid))]
         blocks = product(*map(range, block.block.grid))
-        every = [eval(offset, {}, dict(zip(names, each, strict=True))) + inner for each in blocks]
+        known = {f"result_{o}": 0}
+        every = [eval(str(offset), known, dict(zip(names, each, strict=True))) + inner for each in blocks]
         found = np.concatenate([each.ravel() for each in every])
         assert np.array_equal(np.sort(found), np.arange(len(found)))
 
