@@ -3,8 +3,8 @@
 Four warps load tiles by TMA into a ring of slots and compute the divisors of keys; two groups of
 four have 64 rows of queries each. The groups take turns at the softmax: two at a time take half as
 long again, and hide no product of each other (FlashAttention-3, Shah et al. 2024, section 3.1;
-measured on an H200, `docs/measured/kernels.md`). It computes like `block.py`, with the same
-roundings but one: where keys are divided by a number of their own, their scores are.
+measured on an H200, `docs/measured/warp_specialization.md`). It computes like `block.py`, with the
+same roundings but one: where keys are divided by a number of their own, their scores are.
 """
 
 from __future__ import annotations
