@@ -24,9 +24,9 @@ from taso_mirage.emit.statements import (
     Roles,
     Scope,
     Statement,
-    below,
     expression,
     group,
+    on_new_line,
 )
 
 LANGUAGE = "gl"
@@ -132,7 +132,7 @@ class _Quote:
             case ast.UnaryOp(ast.USub(), ast.Name() as value):
                 return -self._value(value)
             case ast.List(elements) | ast.Tuple(elements):
-                return Expression(type(node).__name__.lower(), tuple(self._values(elements)))
+                return Expression("list" if isinstance(node, ast.List) else "several", tuple(self._values(elements)))
             case ast.Call():
                 return self._call(node)
         line = self.lines[node.lineno - 1].encode()  # as columns are counted
@@ -142,7 +142,7 @@ class _Quote:
         values, line = list[Expression](), node.func.end_lineno
         for each in node.args:
             first, *more = self._values([each])
-            values += [below(first) if each.lineno != line else first, *more]
+            values += [on_new_line(first) if each.lineno != line else first, *more]
             line = each.end_lineno
         named = {each.arg: self._value(each.value) for each in node.keywords if each.arg is not None}
         return self._value(node.func)(*values, **named)

@@ -23,7 +23,7 @@ from taso_mirage.emit.gpu.offsets import TileCut
 from taso_mirage.emit.gpu.products import tile_product
 from taso_mirage.emit.gpu.program import LaunchSchedule, TileMap, TritonLaunch
 from taso_mirage.emit.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
-from taso_mirage.emit.gpu.warp_specialized_text import FUNCTIONS, HELPERS
+from taso_mirage.emit.gpu.warp_specialized_text import ATTENTION_FUNCTIONS, HELPERS
 from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import GLUON, Expression, ProgramFunction, Return, Statement, expression, sum_of, tl, v
 from taso_mirage.ir.dims import Dim
@@ -40,7 +40,7 @@ REGISTERS = 144
 DEPTHS = (3, 2, 4)
 """Slots of the ring that are tried, the first guess first."""
 MEMORY = "k v scales q_full k_full v_full s_full k_free v_free".split()
-"""What the groups share: tiles, divisors of keys, and barriers."""
+"""The names of the memory that groups share: tiles, divisors of keys, and barriers."""
 
 
 class WarpSpecializedBlock:
@@ -165,7 +165,7 @@ class WarpSpecializedBlock:
         by_query = body.queries.divisor is not None
         key = v.k.index("slot")
         *functions, kernel = quoted(
-            FUNCTIONS.replace("KERNEL", self.name),
+            ATTENTION_FUNCTIONS.replace("KERNEL", self.name),
             MEMORY=MEMORY,
             SHARED=[*MEMORY, *results],
             ARGUMENTS=[*(names[x] for x in self.body.inputs), *results],

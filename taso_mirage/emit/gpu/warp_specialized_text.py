@@ -58,7 +58,7 @@ def here(x):
     """x, which is computed before what follows."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 '''
-FUNCTIONS = '''def KERNEL_loads(keys, values, *MEMORY, g0, g1, g2, STAGES: gl.constexpr):
+ATTENTION_FUNCTIONS = '''def KERNEL_loads(keys, values, *MEMORY, g0, g1, g2, STAGES: gl.constexpr):
     """All tiles but the first ones, and what keys are divided by."""
     if {by_key}:
         gl.static_assert(STAGES > 1)  # else the first wait below is for a tile that is asked for behind it
