@@ -398,7 +398,8 @@ class PythonPrinter:
 
     def _bare(self, x: Expression) -> str:
         """The text of a value, or of several."""
-        return ", ".join(map(self.expression, x.args if x.op == "several" else (x,)))
+        values = x.args if x == Expression("several", x.args) else (x,)
+        return ", ".join(map(self.expression, values))
 
     def _operand(self, x: Expression, least: int) -> str:
         """The text of a part that binds at least as strongly as this."""
