@@ -51,9 +51,9 @@ class WarpSpecializedBlock:
     helpers = (HELPERS,)
 
     def __init__(self, block: TritonBlock) -> None:
-        self.block, self.name, self.body, self.node = block, block.name, block.body, block.node
-        demand(block.looped and block.cluster == 1 and not block.sizes.given, "a kernel without a loop of known sizes")
-        demand(not any(b is not None and b.batched for b in (*block.reads, *block.writes)), "samples that a run counts")
+        self.block, self.term, self.body, term = block, block.term, block.body, block.term
+        demand(term.looped and term.cluster == 1 and not term.sizes.given, "a kernel without a loop of known sizes")
+        demand(not any(b is not None and b.batched for b in (*term.reads, *term.writes)), "samples that a run counts")
         self.found = attention(block)
         self.operands = (self.found.queries.leaf, self.found.keys.leaf, self.found.values)
         self.dtype = self._dtype()
@@ -67,7 +67,7 @@ class WarpSpecializedBlock:
         self.maps = {x: self._map(x) for x in self.operands}
 
     def _dtype(self) -> str:
-        dtypes: set[str] = {self.block.reads[self.body.inputs.index(x)].dtype for x in self.operands}
+        dtypes: set[str] = {self.term.reads[self.body.inputs.index(x)].dtype for x in self.operands}
         demand(len(dtypes) == 1 and dtypes <= HALF, f"operands of {', '.join(sorted(dtypes))}")
         return dtypes.pop()
 
@@ -92,7 +92,7 @@ class WarpSpecializedBlock:
 
     def _map(self, leaf: Node) -> TileMap:
         """The operand as a matrix of rows of its last dim."""
-        buffer = self.block.reads[self.body.inputs.index(leaf)]
+        buffer = self.term.reads[self.body.inputs.index(leaf)]
         demand(buffer.order == tuple(range(len(buffer.shape))), f"{buffer.name} in another order of dims")
         demand(set(leaf.shape[:-2]) <= {1}, f"tiles of {leaf.shape}")
         rows = int(buffer.elements) // int(buffer.shape[-1])
@@ -101,16 +101,15 @@ class WarpSpecializedBlock:
     def _place(self, leaf: Node) -> list[Expression]:
         """Row and column of the tile of an iteration in the operand's matrix."""
         i = self.body.inputs.index(leaf)
-        shape = [int(n) for n in self.block.reads[i].shape]
-        starts, strides = _starts(self.block.cuts(i), shape), [1] * len(shape)
+        shape = [int(n) for n in self.term.reads[i].shape]
+        starts, strides = _starts(self.term.cuts(i), shape), [1] * len(shape)
         for dim in reversed(range(len(shape) - 2)):
             strides[dim] = strides[dim + 1] * shape[dim + 1]
         return [_offset(starts[:-1], strides), _offset(starts[-1:], [1])]
 
     def _result(self, o: int) -> tuple[Expression, list[int]]:
         """The offset of a block in the buffer of a result, and the strides of its tile."""
-        buffer, grid = self.block.writes[o], self.block.cuts(0)[: len(self.block.grid)]
-        cuts = [(dim, *cut[1:]) for dim, cut in zip(self.node.attr("omap")[o], grid, strict=True)]
+        buffer, cuts = self.term.writes[o], self.term.result_cuts(o)
         demand(all(dim >= 0 or count == 1 for dim, count, _, _ in cuts), "a result that several blocks have")
         assert buffer is not None
         strides = [int(n) for n in buffer.strides]
@@ -141,7 +140,7 @@ class WarpSpecializedBlock:
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         plain = self.block.launch(schedule)
-        first = replace(plain.schedule, warps=4, stages=min(DEPTHS[0], self.block.loop), specialized=True)
+        first = replace(plain.schedule, warps=4, stages=min(DEPTHS[0], int(self.term.loop)), specialized=True)
         chosen = schedule or first
         demand(chosen.specialized and chosen.stages > 1, f"a schedule of {chosen.stages} slots for another form")
         maps = tuple(self.maps[x] for x in self.body.inputs)
@@ -165,7 +164,7 @@ class WarpSpecializedBlock:
         by_query = body.queries.divisor is not None
         key = v.k.index("slot")
         *functions, kernel = quoted(
-            ATTENTION_FUNCTIONS.replace("KERNEL", self.name),
+            ATTENTION_FUNCTIONS.replace("KERNEL", self.term.name),
             MEMORY=MEMORY,
             SHARED=[*MEMORY, *results],
             ARGUMENTS=[*(names[x] for x in self.body.inputs), *results],
@@ -181,7 +180,7 @@ class WarpSpecializedBlock:
                 f"{n}_shape": list(self.maps[x].tile)
                 for n, x in zip(("query", "key", "value"), self.operands, strict=True)
             },
-            **{"loop": self.block.loop, "rows": ROWS, "keys": self.keys, "width": self.width, "groups": GROUPS},
+            **{"loop": self.term.loop, "rows": ROWS, "keys": self.keys, "width": self.width, "groups": GROUPS},
             **{"registers": REGISTERS, "lowest": MAXIMUM_START, "log2_e": LOG2_E, "waiting": WAITING, "stores": stores},
         )
         kernel = replace(kernel, parameters=(*kernel.parameters, *flags("OVERLAP", "LATE")))
@@ -200,7 +199,7 @@ class WarpSpecializedBlock:
         demand(len(found.present) == 1 and not lines.ranges(), "a divisor that is no number of each row")
         body = (*lines.sections[LoopPhase.INVARIANT], Return(1.0 / expression(found.code)))
         yield ProgramFunction(
-            f"{self.name}_of_{name}", ("rows",), body, why=f"One over what each row of {name} is divided by."
+            f"{self.term.name}_of_{name}", ("rows",), body, why=f"One over what each row of {name} is divided by."
         )
 
     def _loaded(self, side: Operand, memory: Expression) -> Expression:
