@@ -103,8 +103,9 @@ class Target(Protocol):
         """The hardware's parameters for the analytic models."""
 
     @property
-    def gpu(self) -> bool:
-        """Whether models run beside the processor's cores, in a memory of their own."""
+    def on_cores(self) -> bool:
+        """Whether models run on the processor's cores, where other work slows them down. Where they
+        do not, cores are free while a model runs, and weights are copied to another memory."""
 
     @property
     def machine(self) -> str:
@@ -130,7 +131,7 @@ class Target(Protocol):
     @property
     def serial(self) -> Target | None:
         """This target on one thread, timed by the clock of the processor (CPU time), which other
-        processes do not change; None where models do not run on the processor's cores."""
+        processes do not change; None unless models run `on_cores`."""
 
     @property
     def resting(self) -> Target:
@@ -138,8 +139,9 @@ class Target(Protocol):
         the cores of the session that runs next."""
 
     @property
-    def channels_last(self) -> bool:
-        """Whether the options ask for channels last in the whole model."""
+    def mixes_layouts(self) -> bool:
+        """Whether parts of a model may have channels last. They may not where the runtime has no
+        operators for that, or where the options ask for channels last in the whole model."""
 
     @property
     def blocked(self) -> bool:

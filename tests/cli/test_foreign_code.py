@@ -34,8 +34,8 @@ from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.runtime.tensorrt import python_plugin
-from taso_mirage.runtime.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
-from taso_mirage.runtime.tensorrt.plan import kernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import kernel
+from taso_mirage.runtime.tensorrt.plugin_kernel import LaunchImage, PluginKernel, PluginLaunch
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,5 @@
-"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused branches,
-now or in a run before, whose records are on disk.
+"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused
+branches, now or in a run before, whose records are on disk.
 
 A record of this user is believed. A record of other origin (`cache import`, a cache that others
 write to) is compared with its goal first.
@@ -24,7 +24,7 @@ from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.verify import AGAIN, verified_mugraph
+from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.horizontal import FusedGoal, fused_goals

@@ -13,8 +13,8 @@ from textwrap import indent
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.runtime.tensorrt.kernels import TYPES, LaunchImage, PluginKernel
-from taso_mirage.runtime.tensorrt.source import NAMESPACE
+from taso_mirage.runtime.tensorrt.plugin_kernel import TYPES, LaunchImage, PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024
 """Bytes of shared memory that a launch has without asking for more, which TensorRT is not known to

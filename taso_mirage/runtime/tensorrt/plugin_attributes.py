@@ -15,7 +15,7 @@ from math import prod
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.register import PLAN_FORMAT
-from taso_mirage.runtime.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
+from taso_mirage.runtime.tensorrt.plugin_kernel import LaunchImage, PluginKernel, PluginLaunch
 
 HEAD = f"taso_mirage {PLAN_FORMAT} cuda"
 PLAN = "plan"
