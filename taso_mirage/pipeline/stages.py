@@ -41,9 +41,8 @@ from taso_mirage.pipeline.shares import (
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
-from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
