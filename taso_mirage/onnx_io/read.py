@@ -35,8 +35,8 @@ from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_s
 from taso_mirage.operators.table_indices import indexed_rows
 
 BROKEN = "the node does not fit the operator's mapping"
-"""Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the
-mapping."""
+"""The beginning of the reason if a mapping failed with an unexpected error: a damaged node, or a
+bug in the mapping."""
 
 
 class OpaqueCall:
@@ -59,14 +59,14 @@ class OpaqueCall:
 def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
     """The terms of an ONNX model.
 
-    `source` is kept as the header and must not be changed afterwards. Fused kernels that it carries
-    are code: unless they are trusted, a copy with their own operators is read in its place.
+    `source` is kept as the header and must not be changed afterwards. Fused kernels in it are code.
+    Unless they are trusted, a copy with their ordinary operators is read instead.
     """
     return as_data(source, True) if trust_kernels else as_data(without_kernels(source))
 
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
-    """Read a model with everything that it carries: code stays data, unless it is `trusted`."""
+    """Read a model with all of its content. Code stays data, unless it is `trusted`."""
     reader = _read(source)
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
@@ -86,8 +86,8 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
 
 
 def _read(source: ir.Model) -> _Reader:
-    """A reader that has read the model, in which equal terms have the types that the file declares
-    for any of their values, whichever comes first."""
+    """A reader that has read the model, with equal terms of the types that the file declares for
+    any of their values."""
     reader = _Reader(source, {})
     reader.read()
     while (more := declared_elsewhere(reader.terms)).keys() - reader.types.elsewhere.keys():
@@ -130,7 +130,7 @@ class _Reader:
             self.node(node)
 
     def copied(self) -> Self:
-        """A reader that goes on from here, and changes nothing of this one."""
+        """A copy of the reader that continues from this state."""
         other = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict | set | list):
@@ -173,8 +173,7 @@ class _Reader:
         return term
 
     def _free_name(self, name: str, tensor: ir.TensorProtocol) -> str:
-        """A weight's name that no other one has: branches beside each other may use one for
-        both."""
+        """A unique name of a weight; two branches of an If may use the same name."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         return next(n for n in names if self.weights.get(n, tensor) is tensor)
 
@@ -253,15 +252,16 @@ class _Reader:
         return term
 
     def _readable(self, term: Node) -> Node:
-        """Sizes become terms without operands, so they must be readable off an input when the model
-        runs."""
+        """Whether sizes, which become terms without operands, can be read from an input at run
+        time."""
         sizes = None if term.op == "constant" else known_elements(term)
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.types.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
         return term
 
     def _writable(self, term: Node, operands: Collection[Node]) -> Node:
-        """The term, if the model's opsets can express all of it; raises Unsupported otherwise."""
+        """Return the term if the model's opsets can express all of it. Raises Unsupported
+        otherwise."""
         waiting, seen, specs = [term], set(operands), load_specs()
         while waiting:
             node = waiting.pop()
@@ -327,7 +327,7 @@ TYPE_RULES = {
     for table in (ONNX_TYPES, REFUSED_TYPES, SHAPE_TYPES, MICROSOFT_TYPES, ML_TYPES)
     for key, rule in table.rules.items()
 }
-"""How nodes that stay opaque are typed."""
+"""The sources of the types of opaque nodes."""
 
 
 def _stored(value: ir.Value) -> ir.TensorProtocol:

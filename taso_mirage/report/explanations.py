@@ -1,5 +1,5 @@
-"""Why an optimized model is faster and right: for every distinct change its gain, predicted and
-measured, and its equations with proofs."""
+"""The explanation why an optimized model is faster and right: for every distinct change its gain,
+predicted and measured, and its equations with proofs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ from taso_mirage.search.weights import HALVES
 from taso_mirage.system.terminal import duration
 
 MEASURING = 30.0
-"""Seconds that measuring all changes may take together; the rest are left unmeasured."""
+"""The largest number of seconds for measuring all changes; the remaining changes are not
+measured."""
 EACH, LARGEST = 0.1, 1 << 29
-"""Seconds that a change is measured, and bytes of operands up to which it is."""
+"""The seconds of the measurement of a change, and the largest number of bytes of operands of a
+measured change."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatedEquation:
-    """An equation in the direction in which it was taken, its guard, and its ground.
+    """An equation in the direction of its application, its guard, and its evidence.
 
-    `region`: for a corrected mutant, a picture of where it is right without corrections.
+    `region`: for a corrected mutant, a picture of the part that is right without corrections.
     """
 
     name: str
@@ -76,7 +78,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
-    """The ground of a change: the verdict on its case (docs/soundness.md)."""
+    """The evidence of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
@@ -86,8 +88,8 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
 
 
 def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
-    """Seconds of both sides as models of their own, run in turn where `term` measures; None where
-    that cannot be done."""
+    """Seconds of both sides as separate models, run in turn if `term` measures; None if that is not
+    possible."""
     if not work_terms(change.before):
         return None  # computed in advance: it takes no time in a run
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
@@ -121,8 +123,8 @@ def _of_law(name: str, text: str) -> StatedEquation:
 
 
 def _of_mutant(each: Mutation) -> StatedEquation:
-    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation
-    is in words."""
+    """The equation of a program of fixed sizes and its corrected mutant, described in words because
+    the text of both would fill a page."""
     what = f"a mutant of this program ({', then '.join(each.families)})"
     corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
     return StatedEquation(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
@@ -134,9 +136,9 @@ def _statement(name: str, text: str, evidence: str) -> StatedEquation:
 
 
 def statement(name: str, result: Result | None = None) -> StatedEquation:
-    """The equation of a step's name, in the direction in which it was read.
+    """The equation of a step's name, in the direction of its application.
 
-    Mutants and the user's own rules are those of a result.
+    Mutants and the user's own rules come from the result.
     """
     mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
@@ -229,7 +231,7 @@ def _stated(each: StatedEquation) -> Iterator[str]:
 
 
 def explanation_lines(change: ReportedChange) -> str:
-    """The operators that went and came, those on both sides left out: `add, layer_norm ->
+    """The removed and added operators, without those on both sides: `add, layer_norm ->
     skip_layer_norm`."""
     sides = (_operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)
@@ -247,7 +249,7 @@ def _operators(side: Graph, other: Graph) -> str:
 
 
 def shortened(places: Sequence[str], most: int = 6) -> str:
-    """The first few places by name, and how many more there are."""
+    """The first few places by name, and the number of others."""
     named = [p for p in places if p][:most]
     rest = len(places) - len(named)
     if not named:
@@ -269,8 +271,8 @@ def gains(each: Explanation) -> str:
 
 
 def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
-    """How the changes' own gains and that of the whole model agree, where both are known and differ
-    much; else nothing."""
+    """A comparison of the changes' separate gains with that of the whole model, if both are known
+    and differ much; otherwise empty."""
     alone = sum(each.gain for each in listed)
     if result.timing is None or not result.changed or alone <= 0:
         return ""

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import pytest
 from commandline import one_line, run
+from mutated import halved, side_by_side
 from onnx import helper, numpy_helper
-from test_mutations import halved, side_by_side
 
 from taso_mirage.errors import InvalidOption, OutputError, RuntimeUnavailable, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import symbol
