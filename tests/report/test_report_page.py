@@ -26,12 +26,11 @@ from taso_mirage.operators.ops import load_specs, term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html as report
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
-from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
 from taso_mirage.report.explanations import explained, statements
 from taso_mirage.report.notation import FORMS, MathTree, conditions, formula
 from taso_mirage.report.outline import PICTURES, shown_sections
 from taso_mirage.report.pages import rendered
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import MeasuredPeaks, OperatorTimes, Result
 from taso_mirage.report.sections import SECTIONS, model_sections
 from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, measured_peaks, operator_times
 from taso_mirage.search.config import Config, quiet

@@ -85,6 +85,7 @@ HEAVY = {
         "report/inspection.py",
         "runtime/embed.py",
         "runtime/kernel_functions.py",
+        "torch/calls.py",
         "torch/precision.py",
     },
     "onnx_shape_inference": {"onnx_io/inference.py"},
