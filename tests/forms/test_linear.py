@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fused_models import quick
-from test_codegen_cpp import STRICT, check, values
-from test_convolutions import QUICK, model, sanitized, session, w, x
+from named_models import model, session, w, x
+from native_kernels import QUICK, STRICT, check, sanitized, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all

@@ -18,7 +18,7 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from test_float8 import built
+from onnx_texts import built
 
 from taso_mirage.devices.cuda.device import H100, gpu
 from taso_mirage.emit import triton

@@ -12,8 +12,8 @@ import in_turn
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx_texts import built
 from scripts import script
-from test_float8 import built
 
 from models.workloads import BEYOND
 from taso_mirage.devices.cuda.device import gpu
