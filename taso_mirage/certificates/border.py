@@ -1,4 +1,4 @@
-"""The border of two models: all that a caller sees of them but for their outputs' values."""
+"""The interface of two models: everything that a caller sees except the values of outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taso_mirage.onnx_io.protos import MAP_TYPES
 from taso_mirage.onnx_io.write import ANNOTATION
 
 OVERRIDABLE = 4
-"""The IR version from which an initializer that is an input is a default, and any other a weight
-that no caller replaces."""
+"""The IR version from which an initializer that is also an input is a default, and any other
+initializer is a weight that callers cannot replace."""
 
 
 def same_border(original: Model, optimized: Model) -> None:
-    """Raise CheckFailed with the first difference of two models before and behind their
-    computation: inputs and outputs in their order, with names, types, dims, defaults, documentation
-    of their quantization and metadata; versions of operators; metadata of the model."""
+    """Raise CheckFailed with the first difference of the interfaces of two models: inputs and
+    outputs in their order, with names, types, dims, defaults, quantization annotations and
+    metadata; versions of operators; metadata of the model."""
     for what, before, after in _differences(original, optimized):
         raise CheckFailed(f"{what} is {before} in the original and {after} in the optimized model")
 
@@ -71,7 +71,7 @@ def _of_value(model: Model, value: Any, kind: str) -> dict[str, Any]:
 
 
 def _annotation(model: Model, value: Any) -> dict[str, Any]:
-    """The tensors that say how a value is quantized, by their content."""
+    """The tensors of a value's quantization annotation, by their content."""
     weights = model.header.graph.initializers
     named = (value.meta.get(ANNOTATION) or {}).items()
     found = {key: weights[name].const_value if name in weights else None for key, name in named}
@@ -79,7 +79,7 @@ def _annotation(model: Model, value: Any) -> dict[str, Any]:
 
 
 def _content(tensor: Any) -> str:
-    """A tensor in words that differ where a bit does."""
+    """A text of a tensor that differs if a bit differs."""
     array = tensor.numpy()
     return f"{array.dtype}{list(array.shape)} with the digest {array_digest(array)}"
 

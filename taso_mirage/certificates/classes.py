@@ -14,12 +14,12 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.rewriting.folding import fold_constants
 
 MALFORMED_DATA = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-"""Errors that hostile data may raise where they are read."""
+"""Errors that reading hostile data may raise."""
 
 
 def _constant(node: Node) -> Node:
-    """The constant for a term without operands (a range, say), if it contains no size that only the
-    run fixes."""
+    """The constant for a term without operands (a range, for instance), if it contains no size that
+    is known only at run time."""
     try:
         return constant(np.asarray(interpret_term(node, REALS, []), numpy_dtype(node.dtype)))
     except MALFORMED_DATA:
@@ -54,7 +54,8 @@ class EqualTerms:
         return True
 
     def close(self) -> None:
-        """Rounds until nothing is merged; operands have smaller numbers, so few are needed."""
+        """Merge in rounds until nothing changes; operands have smaller numbers, so few rounds are
+        needed."""
         does = {n: (n.op, *[(name, _stored(value)) for name, value in n.attrs]) for n in self.terms if n.args}
         changed = True
         while changed:
@@ -71,7 +72,7 @@ class EqualTerms:
 
 
 def _stored(value: Any) -> Hashable:
-    """An attribute as a file has it: ONNX keeps floats of 32 bits."""
+    """An attribute as it is stored in a file; ONNX stores floats in 32 bits."""
     if isinstance(value, float):
         with np.errstate(over="ignore"):
             return np.float32(value).tobytes()

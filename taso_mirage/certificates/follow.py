@@ -1,5 +1,5 @@
 """Following a certificate from the original's terms to the optimized model's, without search and
-without the optimizer's word.
+without trust in the optimizer.
 
 Each record claims one equality. Terms are put into classes: by proofs, and because equal operands
 give equal results. The certificate holds if every output of the optimized model is then in the
@@ -49,9 +49,9 @@ class Followed:
 
 
 def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], judge: Judge) -> Followed:
-    """Check every record and that they lead from one model to the other.
+    """Check every record, and that the records lead from one model to the other.
 
-    CheckFailed names the record that does not.
+    CheckFailed names the wrong record.
     """
     if certificate.get("format") != CERTIFICATE_FORMAT:
         said = str(certificate.get("format", "none"))[:60]
@@ -139,7 +139,7 @@ class _Reader:
         self._add(_over((node,), cut))
 
     def _cut(self, leaves: Sequence[Node], terms: Sequence[Node]) -> dict[Node, Node]:
-        """Terms in the place of operands, whose types they must have."""
+        """Substitute terms for operands of the same types."""
         for leaf, there in zip(leaves, terms, strict=True):
             if there.type != leaf.type:
                 name = leaf.attr("name")

@@ -40,7 +40,7 @@ where it does not hold."""
 
 
 def undecided(lhs: str, rhs: str) -> str:
-    """Why the checker does not decide an equality."""
+    """The reason why the checker does not decide an equality."""
     found = checker.check(lhs, rhs)
     return found.reason.removeprefix("Unsupported: ") if isinstance(found, checker.Refused) else ""
 
@@ -78,7 +78,7 @@ class CaseJudge:
 
 
 def _agree(instance: Instance) -> None:
-    """Raise CheckFailed where random inputs tell the sides apart in float64."""
+    """Raise CheckFailed if the sides differ on random inputs in float64."""
     rng = np.random.default_rng(secrets.randbits(64))
     sizes = {name: 3 + i for i, name in enumerate(sorted(instance.letters))}
     for _ in range(TRIALS):

@@ -165,7 +165,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def main(began: float | None = None) -> None:
-    """Run the command line; every expected error is one line on stderr and its exit code. `began`:
+    """Run the command line. Every expected error is one line on stderr and an exit code. `began`:
     the start of the command, by `time.monotonic` (now, if left out)."""
     steady()
     signal.signal(signal.SIGINT, interrupt.give_up)

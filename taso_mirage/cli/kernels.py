@@ -53,8 +53,8 @@ def kernels_command(
             min=1,
             max=LARGEST_COUNT,
             metavar="N",
-            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the predicted seconds and "
-            "the program.",
+            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the tuner's estimate "
+            "and the program.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -191,8 +191,8 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
 
 
 def _removes(law: Equation) -> bool:
-    """Whether a law only removes operators: a region gains more from operators that a law would
-    fuse into another one."""
+    """Whether a law only removes operators. Laws that fuse operators are excluded, because a region
+    gains more from the separate operators."""
     before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
     return after <= before
 

@@ -1,2 +1,2 @@
-"""Descriptions of the hardware that models run on, and of the options of its runtimes: data that a
-file or a key may have, which opens nothing."""
+"""Descriptions of the hardware on which models run and of the options of its runtimes: data for
+files and keys. Nothing here opens a device or a model."""

@@ -1,4 +1,4 @@
-"""Parameters of a device for the analytic models, which rank where nothing can be measured.
+"""Parameters of a device for the analytic models, which rank candidates that cannot be measured.
 
 Each target describes its own.
 """

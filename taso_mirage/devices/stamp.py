@@ -1,8 +1,8 @@
 """The stamp of a file: the target that it was measured on, with the options of its runtime, as
 metadata of the model.
 
-A stamp is data. Targets, names and values are those of a list; a file with any other is refused,
-because it may be anybody's.
+A stamp is data. Targets, names and values must be on a list; a file with any other is rejected,
+because it may be from anybody.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KNOWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """The options that a file may have, by target, each with its values."""
 DEFAULTS: Mapping[str, TargetOptions] = {"cpu": (), "cuda": cuda.DEFAULT, "openvino": openvino.DEFAULT}
-"""The options that a target has by itself."""
+"""The default options of each target."""
 PROVIDERS = {"cpu": cpu.PROVIDER, "cuda": cuda.PROVIDER}
 """ONNX Runtime's execution providers, by target."""
 LONGEST = 1000
-"""Characters of a stamp's options."""
+"""The largest number of characters of a stamp's options."""
 Provider = str | tuple[str, dict[str, str]]
 
 
@@ -65,8 +65,8 @@ class Stamp:
     def providers(self, graph: bool = False) -> list[Provider]:
         """ONNX Runtime's providers with their options.
 
-        With `graph` runs are captured as a CUDA graph: only for sessions whose inputs and outputs
-        are bound, since others would give the first run's outputs again.
+        With `graph`, runs are captured as a CUDA graph. This is only for sessions with bound inputs
+        and outputs; others would return the outputs of the first run again.
         """
         own = PROVIDERS.get(self.target, cpu.PROVIDER)
         if own == cpu.PROVIDER:
@@ -81,8 +81,8 @@ class Stamp:
 
 
 def known_options(target: str) -> Mapping[str, tuple[str, ...]] | None:
-    """The options that a file may have, each with its values: of a plug-in's target its
-    `known_options`; None where nobody has such a target."""
+    """The options that a file may have, each with its values; for a plug-in's target its
+    `known_options`. None for an unknown target."""
     if target in KNOWN_OPTIONS:
         return KNOWN_OPTIONS[target]
     plugin = plugins.plugin_named(plugins.TARGET_GROUP, target)

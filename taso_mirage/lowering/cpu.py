@@ -20,12 +20,12 @@ from taso_mirage.lowering.backend import MeasuredSizes, Record
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.regions.horizontal import FusedGoal, together
-from taso_mirage.runtime.build import library
+from taso_mirage.runtime.compilation import library
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 from taso_mirage.targets.cpu.target import CPU as TARGET
 
 SECONDS = 1.0
-"""For running the muGraphs of a region in turn, at most."""
+"""The largest number of seconds for running the muGraphs of a region in turn."""
 
 
 class CpuLowering:
@@ -45,8 +45,8 @@ class CpuLowering:
     def fastest(
         self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
     ) -> Record:
-        """The quickest of those that have C++; with free sizes a table of those that are at each of
-        the measured ones, the least first."""
+        """The fastest muGraph with C++; with free sizes, a table of the fastest at each of the
+        measured sizes, the smallest first."""
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
         if not measured:
             best = tuned_native([f.graph for f in found], cores(), seconds)[0]
@@ -56,11 +56,11 @@ class CpuLowering:
         return {"mugraph": to_json(ranges[0]), "before": before}
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
-        """One muGraph of them all."""
+        """One muGraph of all lanes."""
         return {"mugraph": to_json(together(goal, parts, [from_json(each["mugraph"]) for each in records])[0])}
 
     def kernel(self, record: Record) -> PlannedNode:
-        """C++ that is compiled where the model is loaded."""
+        """The kernel as C++, which is compiled when the model is loaded."""
         before = [SizeRange(from_json(each["mugraph"]), int(each["most"])) for each in record.get("before", ())]
         return cpu_kernel(from_json(record["mugraph"]), before)
 
@@ -77,12 +77,12 @@ class CpuLowering:
         return record
 
     def start(self) -> None:
-        """Compile the kernels' library, where that was not done before."""
+        """Compile the kernels' library, if this was not done before."""
         with suppress(TasoMirageError):  # said where a kernel is run
             library()
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Nothing to end; no process was started."""
 
 
 def here() -> CpuLowering:

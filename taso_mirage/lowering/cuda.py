@@ -1,5 +1,5 @@
-"""Kernels for NVIDIA GPUs: muGraphs as Triton programs, tuned on the GPU that is there and compiled
-for all that are worth it."""
+"""Kernels for NVIDIA GPUs: muGraphs as Triton programs, tuned on the GPU of the machine and
+compiled for all supported GPUs."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.regions.free_regions import goal_at
 from taso_mirage.regions.horizontal import FusedGoal, together
-from taso_mirage.runtime.build import library
+from taso_mirage.runtime.compilation import library
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
-"""A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was
-made on."""
+"""The compute capabilities (8.0, 8.6, ...) for which a model has cubins, in addition to that of the
+GPU on which it was made."""
 PORTABLE = 80
 """The capability of the PTX: the driver of a later GPU compiles it when a session is created
 (`cuModuleLoadData` takes both), and keeps the result."""
@@ -59,11 +59,11 @@ SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 22
 """KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical
 specifications)."""
 LEAST = 99
-"""KiB that it can have everywhere from PORTABLE on."""
+"""KiB of shared memory that a block can have on every GPU from PORTABLE on."""
 BESIDE = 4
-"""The number of programs, by the model the fastest, that are tuned beside one whose weights stay:
-on an H100 it was the fastest one in most rows, and each of the others takes a second of a
-compiler."""
+"""The number of other programs, the fastest by the model, that are tuned together with one with
+stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
+compiler a second."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
 
@@ -82,9 +82,9 @@ class CudaLowering:
     arranged: bool = True
     batched: bool = True
     free: bool = True
-    """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has
-    one of samples: a model that distinguished sizes would have an `If`, of which ONNX Runtime
-    captures no CUDA graph."""
+    """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has a
+    kernel of samples. A model that distinguished sizes would contain an `If`, with which ONNX
+    Runtime captures no CUDA graph."""
 
     @property
     def searching(self) -> int:
@@ -115,7 +115,7 @@ class CudaLowering:
         return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
 
     def _rounding(self, program: TritonProgram) -> TritonProgram:
-        """With operands that are rounded where they may be, which is always faster."""
+        """The back end with rounded operands if that is permitted, which is always faster."""
         for i, launch in enumerate(program.launches):
             if self.device.rounds and TF32_ROUNDED in launch.precisions:
                 program = tune.scheduled(program, i, replace(launch.schedule, precision=TF32_ROUNDED))
@@ -129,8 +129,8 @@ class CudaLowering:
         measured: Sequence[MeasuredSizes],
         end: float,
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
-        """The program for most runs, and those for smaller ones with their limits: each was tuned
-        at one of the measured sizes, and is compared with all others at all of them."""
+        """The program for most runs, and the programs for smaller runs with their limits. Each was
+        tuned at one of the measured sizes and is compared with all others at all of these sizes."""
         checks = [Float64Oracle(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
@@ -179,7 +179,7 @@ class CudaLowering:
 
     @spent(Purpose.COMPILING)
     def kernel(self, record: Record) -> PlannedNode:
-        """Cubins for the GPU that is there."""
+        """Cubins for the GPU of this machine."""
         return self._planned(record, ())
 
     @spent(Purpose.COMPILING)
@@ -193,7 +193,7 @@ class CudaLowering:
         return [self._planned(record, SHIPPED) for record in records]
 
     def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
-        """For the GPU that is there and for others."""
+        """Images for the GPU of this machine and for others."""
         made = [
             ProgramRange(
                 program := _form(part, SPECIALIZED),
@@ -251,8 +251,8 @@ def shippable(job: Mapping[str, Any]) -> bool:
 
 
 def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph, TritonProgram]]:
-    """The different ones, without their schedules, with the first muGraph of each; those that can
-    only round where that may be, and BESIDE others then."""
+    """The distinct programs, without their schedules, with the first muGraph of each. If rounding
+    is permitted, these are the programs that can only round, and BESIDE others."""
     known: dict[str, tuple[Graph, TritonProgram]] = {}
     for graph in graphs:
         for program in triton.program_forms(graph, device.specialized):
@@ -340,8 +340,8 @@ def here() -> CudaLowering:
 
 
 def _functions(program: TritonProgram) -> str:
-    """The part of a program's source that no schedule changes: the kernels, and how they are
-    launched. Several muGraphs may have the same."""
+    """The part of a program's source that is independent of the schedule: the kernels and their
+    launches. Several muGraphs may have the same source."""
     head, _, launched = program.source.partition(tune.OPTIONS)
     return head[head.index(triton.IMPORTS) :] + launched[launched.index("\ndef launch(") :]
 

@@ -1,5 +1,5 @@
-"""Float64 on the GPU: the references for results of kernels, and the large terms of a reference:
-products of matrices, and convolutions."""
+"""Float64 on the GPU: references for results of kernels, and the large terms of a model's reference
+(matrix products and convolutions)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.interpret import interpret, retyped
 
 LARGEST = 1 << 31
-"""Bytes that a comparison, or a product, keeps on the GPU."""
+"""The largest number of bytes that a comparison or a product holds on the GPU."""
 SLOW, BUSY = 1e9, 64
-"""The operations from which a product is faster there, and those for each byte that goes to the GPU
-and back."""
+"""The number of operations from which a product is faster on the GPU, in total and per transferred
+byte."""
 
 ROUNDED = 2.0**-12
 """The error of the tensor cores' sums of products of rounded operands, relative to the norm: they
@@ -163,8 +163,8 @@ def _einsum_there(a: Array, b: Array, letters_a: str, letters_b: str, result: st
 
 
 def _span(array: Array) -> int:
-    """Bytes that are sent of an array: from its first element to its last one, if those are less
-    than it has itself."""
+    """The number of transferred bytes of an array: the range from its first to its last element, if
+    that is smaller than the array."""
     steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     if min(steps, default=0) < 0 or any(stride % array.itemsize for stride in array.strides):
         return array.nbytes
@@ -189,7 +189,7 @@ def _tensor(array: Any) -> Any:
 
 
 def give_memory_back() -> None:
-    """PyTorch keeps its memory of the GPU; the runtime asks for memory of its own."""
+    """Release PyTorch's cached GPU memory, because the runtime allocates its own."""
     import torch
 
     if torch.cuda.is_initialized():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 T = TypeVar("T")
 SETTLED = 0.003
-"""Seconds that a model runs before a run counts, where others ran before it."""
+"""Seconds of uncounted runs of a model after other models ran."""
 LONG = 0.5
 """Seconds of a run that counts as it is."""
 ALIGNED = 64
@@ -42,8 +42,8 @@ def turn(run: Callable[[], float]) -> float:
 
 
 def spins(run: Callable[[], float], seconds: float) -> bool:
-    """Whether threads of a session go on after a run: whether this process works in a time in which
-    it is asked for nothing."""
+    """Whether threads of a session continue after a run: whether this process uses CPU time while
+    it has no call."""
     run()
     start = time.process_time()
     time.sleep(seconds)
@@ -101,16 +101,17 @@ def start_runtime(content: bytes, target: Target) -> None:
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 
 
-def keep_weight(array: NDArray[Any], aligned: bool = True) -> int:
-    """The number of a weight, which any session may use from then on.
+def keep_weights(arrays: Sequence[NDArray[Any]], aligned: bool = True) -> list[int]:
+    """The numbers of weights, which any session may use from then on.
 
-    If it is to be `aligned`, it lies at a multiple of ALIGNED bytes, as where the runtime itself
-    reads it: that may make a CPU's run faster or slower. A GPU copies it, from any place.
+    If they are to be `aligned`, each lies at a multiple of ALIGNED bytes, as where the runtime
+    itself reads it: that may make a CPU's run faster or slower. A GPU copies them, from any place.
     """
-    given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
-    number = next(_NUMBERS)
-    _WEIGHTS[number] = array if given else _aligned(array)
-    return number
+    numbers = [next(_NUMBERS) for _ in arrays]
+    for number, array in zip(numbers, arrays, strict=True):
+        given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
+        _WEIGHTS[number] = array if given else _aligned(array)
+    return numbers
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:

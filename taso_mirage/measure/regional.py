@@ -1,4 +1,5 @@
-"""The check of a large model: each patch on the values that one run of the original gives it.
+"""The check of a large model: each patch is compared on the values that it reads in one run of the
+original.
 
 A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
 one of equal ones, and cut to few rows and batches where it is independent along them; then the
@@ -19,7 +20,8 @@ import numpy as np
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.ir.terms import Graph, Node, topological
+from taso_mirage.measure.bulk import evaluation_seconds
 from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
 from taso_mirage.measure.cuts import Sides, few_weights, fewer_rows, fixed_sides, joined_sides
 from taso_mirage.measure.evaluation import WRONG
@@ -35,9 +37,9 @@ from taso_mirage.onnx_io.build import excerpt, observing
 from taso_mirage.operators.work import size, sized
 
 DEAR = 20.0
-"""Seconds of a float64 evaluation above which a patch has none of all rows."""
+"""The largest number of seconds of a float64 evaluation of all rows of a patch."""
 RUNS = 2
-"""Input sets whose values patches are compared on."""
+"""The number of input sets on whose values patches are compared."""
 GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
 OTHERS = 1 << 27
@@ -91,8 +93,8 @@ class RegionalCheck:
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
-        """The differences of every output of every kind of patch, places with the most patches
-        first."""
+        """The differences of every output of every kind of patch, those first that take the least
+        time for each place."""
         kinds = self._kinds(optimized)
         try:
             self._compare(kinds, optimized)
@@ -111,13 +113,15 @@ class RegionalCheck:
         return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
 
     def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
-        """Equal patches, those of most places first; one of those with the same weights."""
+        """Equal patches, those first whose float64 evaluation takes the least for each place; one
+        of those with the same weights."""
         alike: dict[Any, list[Patch]] = {}
         weights = {**optimized.computed, **self.model.weights, **optimized.model.weights}
         uniform = cache(lambda node: uniform_number(weights[node.attr("name")].numpy()))
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
             alike.setdefault(patch.key(optimized.made, uniform), []).append(patch)
-        every = sorted(alike.values(), key=lambda each: -len(each))
+        sizes = self.model.sizes
+        every = sorted(alike.values(), key=lambda e: evaluation_seconds(topological(e[0].before), sizes) / len(e))
         return [{_place(patch, optimized): patch for patch in each} for each in every]
 
     def _compare(self, kinds: Sequence[Mapping[_Place, Patch]], optimized: ClaimedModel) -> None:
@@ -162,8 +166,8 @@ class RegionalCheck:
         return [patch for patch, passed in zip(others, near, strict=True) if not passed]
 
     def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
-        """Keep the results of a patch; where the time ends before that is all, the failed ones.
-        None where something does."""
+        """Collect the results of a patch. If the time ends early, only failed results are kept.
+        None if nothing was compared."""
         given: list[Difference] = []
         compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:
@@ -232,9 +236,9 @@ class RegionalCheck:
             self.alone[str(error)] = None
 
     def _on(self, patch: Patch, compared: _Compared, run: int) -> Iterator[Difference]:
-        """The differences of one patch on the values of one run: on few rows and then beside the
-        run; on all rows where it is not independent along them, or wrong on few, which may be no
-        operands of its own."""
+        """The differences of one patch on the values of one run: on a few rows, and then at full
+        size against the run. If the patch is not independent along rows, or fails on a few (whose
+        values may not be valid operands), it is compared on all rows."""
         whole, name = self._sides(patch, run), self.cases[run].name
         dear = whole.seconds() > DEAR
         cut = compared.on_few_rows(name, whole) if whole.pays() else None
@@ -327,8 +331,8 @@ class _Compared:
         return compare(after, self._opened(whole, after), [case])
 
     def together(self, case: CheckCase, places: Sequence[Sides]) -> list[bool]:
-        """Whether each of equal sides is as near to the original's run as `case` is, by the size of
-        its numbers; many run in one session."""
+        """Whether each of equal sides is as close to the original's run as `case`, relative to the
+        size of its numbers; many sides run in one session."""
         near = list[bool]()
         for some in few_weights(places):
             self.step()

@@ -1,6 +1,6 @@
 """The stage that works inside of nodes: terms that no iteration of a loop changes move out of its
-body, then every body of an If, Loop or Scan is a model of its own, which is optimized and checked
-as such, on inputs that were observed when the whole model ran."""
+body. Then every body of an If, Loop or Scan is optimized and checked as a separate model, on inputs
+observed in runs of the whole model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
 from taso_mirage.system.files import file_name
 
 LEAST = 0.02
-"""The share of the time of a run below which a body is left as it is."""
+"""The smallest share of a run's time with which a body is optimized."""
 MOST = 0.9
 """The share of the searches' time for all bodies together."""
 SHARED = 4096
@@ -77,8 +77,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
 
 
 def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model after the invariants of loops have moved out of them, and the steps; the roofline
-    knows no iterations, so that only a measurement can say whether this pays."""
+    """The model after the invariants of loops have moved out of them, and the steps. The roofline
+    does not model iterations, so only a measurement shows whether this gains."""
     if not job.config.measure:
         return model, []
     outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()

@@ -1,5 +1,5 @@
-"""Why an optimized model is faster and right: for every distinct change its gain, predicted and
-measured, and its equations with proofs."""
+"""The explanation why an optimized model is faster and right: for every distinct change its gain,
+predicted and measured, and its equations with proofs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
 
 MEASURING = 30.0
-"""Seconds that measuring all changes may take together; the rest are left unmeasured."""
+"""The largest number of seconds for measuring all changes; the remaining changes are not
+measured."""
 EACH, LARGEST = 0.1, 1 << 29
-"""Seconds that a change is measured, and bytes of operands up to which it is."""
+"""The seconds of the measurement of a change, and the largest number of bytes of operands of a
+measured change."""
 
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
@@ -66,7 +68,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
-    """The ground of a change: the verdict on its case (docs/soundness.md)."""
+    """The evidence of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
@@ -76,8 +78,8 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
 
 
 def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
-    """Seconds of both sides as models of their own, run in turn where `term` measures; None where
-    that cannot be done."""
+    """Seconds of both sides as separate models, run in turn if `term` measures; None if that is not
+    possible."""
     if not work_terms(change.before):
         return None  # computed in advance: it takes no time in a run
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
@@ -111,8 +113,8 @@ def _of_law(name: str, text: str) -> StatedEquation:
 
 
 def _of_mutant(each: Mutation) -> StatedEquation:
-    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation
-    is in words."""
+    """The equation of a program of fixed sizes and its corrected mutant, described in words because
+    the text of both would fill a page."""
     what = f"a mutant of this program ({', then '.join(each.families)})"
     corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
     return StatedEquation(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
@@ -124,9 +126,9 @@ def _statement(name: str, text: str, evidence: str) -> StatedEquation:
 
 
 def statement(name: str, result: Result | None = None) -> StatedEquation:
-    """The equation of a step's name, in the direction in which it was read.
+    """The equation of a step's name, in the direction of its application.
 
-    Mutants and the user's own rules are those of a result.
+    Mutants and the user's own rules come from the result.
     """
     mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
@@ -219,7 +221,7 @@ def _stated(each: StatedEquation) -> Iterator[str]:
 
 
 def explanation_lines(change: ReportedChange) -> str:
-    """The operators that went and came, those on both sides left out: `add, layer_norm ->
+    """The removed and added operators, without those on both sides: `add, layer_norm ->
     skip_layer_norm`."""
     sides = (_operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)
@@ -237,7 +239,7 @@ def _operators(side: Graph, other: Graph) -> str:
 
 
 def shortened(places: Sequence[str], most: int = 6) -> str:
-    """The first few places by name, and how many more there are."""
+    """The first few places by name, and the number of others."""
     named = [p for p in places if p][:most]
     rest = len(places) - len(named)
     if not named:
@@ -259,8 +261,8 @@ def gains(each: Explanation) -> str:
 
 
 def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
-    """How the changes' own gains and that of the whole model agree, where both are known and differ
-    much; else nothing."""
+    """A comparison of the changes' separate gains with that of the whole model, if both are known
+    and differ much; otherwise empty."""
     alone = sum(each.gain for each in listed)
     if result.timing is None or not result.changed or alone <= 0:
         return ""

@@ -44,7 +44,7 @@ class _SpentBar(BarColumn):
 
 
 class _Seconds(ProgressColumn):
-    """The seconds that are spent, of how many."""
+    """The spent seconds and the total."""
 
     def __init__(self, spent: Callable[[], float]) -> None:
         super().__init__()
@@ -246,8 +246,8 @@ def _said(each: Mutation) -> str:
 
 
 def _shortened(text: str, name: str) -> str:
-    """The equation without its guard, in the direction it was taken, at a length that a table
-    bears."""
+    """The equation without its guard, in the direction of its application, shortened for a
+    table."""
     equation = text.partition(" where ")[0]
     if directed(name)[1]:
         equation = " == ".join(reversed(equation.split(" == ")))

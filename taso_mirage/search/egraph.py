@@ -260,7 +260,7 @@ def _rank(node: Node) -> int:
 
 
 def _preference(node: Node) -> tuple[int, int]:
-    """The order of representative terms; the smallest represents its class. Among terms that run,
-    the first one stays the representative."""
+    """A sort key of terms; the smallest term represents its class. Among terms that run, the first
+    one stays the representative."""
     rank = _rank(node)
     return rank, len(topological([node])) if rank == 1 else 0

@@ -1,4 +1,4 @@
-"""Targets: where a model runs.
+"""Targets: the runtimes and devices on which a model runs.
 
 Each has a folder (`cpu/`, `cuda/`, `openvino/`) with the target itself and its sessions
 (`target.py`, `session.py`). `protocol.py` defines a target; `known.py` names them. `devices/`

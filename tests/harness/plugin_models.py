@@ -22,7 +22,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cuda_kernel, images
-from taso_mirage.runtime.tensorrt.export import Exported, export
+from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
 
 
 def rmsnorm_linear() -> tuple[Graph, Graph]:

@@ -44,7 +44,7 @@ from taso_mirage.regions.batches import equal_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
-from taso_mirage.runtime.tensorrt.export import export
+from taso_mirage.runtime.tensorrt.plugin_export import export
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 

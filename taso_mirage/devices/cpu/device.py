@@ -1,5 +1,5 @@
-"""The CPU as a device: its parameters for the analytic model, which chooses the compiled
-candidates; a measurement decides."""
+"""The CPU as a device: its parameters for the analytic model, which selects the candidates to
+compile; a measurement decides among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU as a device: the H100 as measured, and any other one by its driver's description."""
+"""The GPU as a device: the H100 as measured, and other GPUs by their drivers' descriptions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PORTABLE_CLUSTER, LARGE_CLUSTERS = 8, (90, 100)
 """Blocks of a cluster from compute capability 9.0 on, and which ones take twice as many if asked
 for."""
 SPECIALIZED = 90
-"""The one compute capability that warps with roles are generated for."""
+"""The compute capability for which warp-specialized kernels are generated."""
 PINS = 2 * 2.619e9 * 5120 / 8
 """Bytes a second at the pins of an H100's memory (SXM5, 80 GB): twice a clock on each."""
 NAME, UNKNOWN = 100, "unknown GPU"
@@ -50,7 +50,7 @@ class Gpu:
 
 @cache
 def gpu() -> Gpu | None:
-    """The first GPU; None where there is no driver, or it has none. It makes no context."""
+    """The first GPU; None without a driver or GPU. No context is created."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -92,7 +92,7 @@ def described(gpu: Gpu) -> Device:
 
 
 def largest_cluster(capability: int) -> int:
-    """Blocks that may be one cluster, at most; 1 before there were clusters."""
+    """The largest number of blocks of a cluster; 1 for GPUs without clusters."""
     if capability < LARGE_CLUSTERS[0]:
         return 1
     return 2 * PORTABLE_CLUSTER if capability in LARGE_CLUSTERS else PORTABLE_CLUSTER
@@ -100,8 +100,7 @@ def largest_cluster(capability: int) -> int:
 
 @cache
 def here() -> Device:
-    """The GPU of this machine, or the H100 where there is none: the device for which a model is
-    made then."""
+    """The GPU of this machine; without one the H100, for which a model is then made."""
     found = gpu()
     return H100 if found is None else described(found)
 

@@ -7,8 +7,8 @@ PROVIDER = "CUDAExecutionProvider"
 GRAPH = "enable_cuda_graph"
 CHANNELS_LAST = ("prefer_nhwc", "1")
 CHOSEN = ("cudnn_conv_algo_search", "HEURISTIC")
-"""cuDNN's own choice of algorithm: the provider's trial of all of them can take one ten times as
-slow."""
+"""The option for cuDNN's own choice of algorithm; the provider's trials can select one that is ten
+times as slow."""
 TF32 = "use_tf32"
 DEFAULT = ((TF32, "0"),)
 ROUNDED = (TF32, "1")
@@ -21,4 +21,4 @@ KNOWN = {
 }
 USER_STREAM = "user_compute_stream"
 EXACT_SIZES = {"arena_extend_strategy": "kSameAsRequested"}
-"""Memory as it is asked for: PyTorch has the same GPU."""
+"""The option to allocate memory as requested, because PyTorch uses the same GPU."""

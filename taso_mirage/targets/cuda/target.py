@@ -24,7 +24,7 @@ class Cuda:
     options: TargetOptions = DEFAULT
     name = "cuda"
     provider = PROVIDER
-    gpu = True
+    on_cores = False
     blocked = False
     profiles = False
     shares = True
@@ -47,8 +47,8 @@ class Cuda:
 
     @property
     def variants(self) -> tuple[Cuda, ...]:
-        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm, and
-        with it channels last, for which ONNX has no word."""
+        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm,
+        alone and with channels last, which ONNX cannot express."""
         chosen = (*self.options, CHOSEN)
         return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
 
@@ -65,8 +65,8 @@ class Cuda:
         return self
 
     @property
-    def channels_last(self) -> bool:
-        return CHANNELS_LAST in self.options
+    def mixes_layouts(self) -> bool:
+        return CHANNELS_LAST not in self.options
 
     @property
     def stamp(self) -> Stamp:
@@ -97,5 +97,5 @@ def _on_the_gpu(model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
 
 CUDA = Cuda()
 CUDA_TF32 = Cuda((ROUNDED,))
-"""Times are those of runs that round operands. Compared models do not round: nobody could tell a
-wrong rewrite from that."""
+"""Times are measured with rounded operands. Models are compared without rounding, because it could
+not be distinguished from a wrong rewrite."""

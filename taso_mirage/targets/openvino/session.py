@@ -60,7 +60,7 @@ class OpenVinoSession:
 
 
 class _Bound:
-    """Runs with inputs and outputs in place."""
+    """Runs with bound inputs and outputs."""
 
     def __init__(self, request: Any, feed: Mapping[Any, Any]) -> None:
         self.request = request
@@ -90,7 +90,7 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
 
 
 def openvino_nodes(source: Source, options: Mapping[str, str]) -> int:
-    """How many nodes run of a compiled model."""
+    """The number of nodes of a compiled model that run."""
     found = compiled_model(source, options).get_runtime_model().get_ops()
     return sum(str(each.get_rt_info()["layerType"].astype(str)) not in LEAVES for each in found)
 
