@@ -1,4 +1,4 @@
-"""The enumeration of a family: against brute force (tests/harness/oracle.py), its counts, its equations and
+"""The enumeration of a family: against brute force (`oracle.py`), its counts, its equations and
 those that it must not have, and small families."""
 
 from __future__ import annotations
