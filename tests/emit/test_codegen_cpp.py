@@ -299,6 +299,7 @@ def dotted(w: Node, x: Node) -> Node:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [1, 5, 200])
 def test_a_sum_of_products_is_a_product(columns: int) -> None:
     x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
@@ -532,6 +533,7 @@ CHECKED = {name: ODD[name] for name in ("rmsnorm_linear", "lora", "attention_spl
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("lora", "qknorm"))) for n in CHECKED]
 )

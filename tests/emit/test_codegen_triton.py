@@ -100,6 +100,7 @@ def test_a_gpu_without_such_clusters_gets_no_kernel(splits: int, capability: int
         compiled(codegen.program(graph), capability)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REAL)
 def test_real_sizes_fit_an_h100(name: str) -> None:
     for each in compiled(codegen.program(REAL[name]()[0]), 90):

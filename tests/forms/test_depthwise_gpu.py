@@ -199,6 +199,7 @@ def test_every_mutant_is_refused() -> None:
         term("depthwise_conv", *right.args, **{**attrs, "body": Graph((y,), (y,))})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["rows of odd length", "rows of whole lines", "small planes", "rows with a stride"])
 def test_threads_lie_along_a_row_and_nothing_is_exchanged(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -264,6 +264,7 @@ def test_small_weights_and_those_of_the_run_are_not_prepared() -> None:
     assert CPU_GOALS.prepared(small, known) is None
 
 
+@pytest.mark.sampled(2)
 def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library is not loaded, the kernel's node runs its operators: both sides would be
     the same."""

@@ -218,6 +218,7 @@ def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield staged(patch, tmp_path_factory.mktemp("cuda"), DYNAMIC.format(rows=request.param))
 
 
+@pytest.mark.sampled(2)
 def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Result]) -> None:
     _, found = layer
     assert kernels(found) == 1, found.notes

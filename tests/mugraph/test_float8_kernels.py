@@ -180,6 +180,7 @@ def test_programs_compile_with_floats_of_8_bits_and_without(name: str, capabilit
 LARGE = (128, 4096, 4096)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("graph", "operands"),
     [

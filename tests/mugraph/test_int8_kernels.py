@@ -215,6 +215,7 @@ COMPILED = ("zero", "long_unsigned", "batched", "turned")
 layouts."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [

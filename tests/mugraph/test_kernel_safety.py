@@ -117,6 +117,7 @@ BY_PARTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BY_PARTS)
 def test_exponentials_by_parts(name: str) -> None:
     found = superoptimize(Graph((A,), (BY_PARTS[name],)), best=6)

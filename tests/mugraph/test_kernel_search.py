@@ -102,6 +102,7 @@ def test_one_kernel_with_accumulators(name: str) -> None:
     assert found_as(build(), lambda graph: form(graph) == [(frozenset(cuts), frozenset({"sum"}))])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"norm": True}, {"scale": True, "mask": True}], ids=str)
 def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool]) -> None:
     """Mirage's best kernels (OSDI'25): partial sums over the keys, then combine; here with a
@@ -118,6 +119,7 @@ def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool])
     assert found_as(attention(**options), split)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"scale": True, "mask": True}, {"rotary": True}], ids=str)
 def test_attention_beyond_three_inputs(options: dict[str, bool]) -> None:
     found = search(attention(**options), best=4)
@@ -182,6 +184,7 @@ def test_attention_split_over_the_keys_then_its_projection() -> None:
     assert found_as(projected(), wanted, kernels=3)
 
 
+@pytest.mark.sampled(2)
 def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     """Three kernels: the gate, partial products with the third weight, and their sum."""
 
@@ -192,6 +195,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     assert found_as(gated(down=True), wanted, kernels=3)
 
 
+@pytest.mark.sampled(2)
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]

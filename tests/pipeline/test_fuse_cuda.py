@@ -186,6 +186,7 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
         export(tmp_path / "one.onnx", tmp_path / "none", {})
 
 
+@pytest.mark.sampled(2)
 def test_with_free_rows_kernels_run_for_any_number_of_them(
     searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

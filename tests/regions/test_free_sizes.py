@@ -208,6 +208,7 @@ def test_names_for_what_a_model_calls_its_dims(shapes: Any, wanted: Any) -> None
 # ---------------------------------------------------------------- prepared weights
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_products_and_convolutions_take_any_number_of_rows_or_images(every: bool) -> None:
     x, w, b = (variable(n, Tensor("float32", s)) for n, s in (("x", (2, 3, 65)), ("w", (65, 70)), ("b", (70,))))

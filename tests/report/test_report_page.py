@@ -348,6 +348,7 @@ def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, 
     return data
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 @pytest.mark.parametrize("width", [400, 900, 1400])
 def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width: int) -> None:
