@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mugraphs
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.mugraph.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.operators.ops import term
 
 
@@ -85,3 +88,8 @@ def several_queries(batch: int, groups: int, each: int, keys: int, width: int) -
     weights = term("softmax", term("add", scores, mask), axis=-1)
     back = term("transpose", term("matmul", weights, wide[1]), perm=(0, 2, 1, 3))
     return Graph((q, k, mask, v), (term("reshape", back, shape=(batch, 1, heads * width)),))
+
+
+@cache
+def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
+    return Search(graph, SearchOptions()).run(best, 600.0)
