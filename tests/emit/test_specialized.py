@@ -86,6 +86,7 @@ def points(block: WarpSpecializedBlock) -> Iterator[dict[str, int]]:
         yield dict.fromkeys(("g0", "g1", "g2"), 0) | dict(zip(names, values, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GOALS)
 def test_tiles_are_those_that_the_mugraph_cuts(name: str) -> None:
     """Every place is that of the part that slicing gives a block, by numbers of elements."""

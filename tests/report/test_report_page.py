@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_browser
 from htmlpage import Page
+from scripts import MINI
 from small_models import model, w, x
-from test_report import MINI
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological
@@ -347,6 +347,7 @@ def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, 
     return data
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 @pytest.mark.parametrize("width", [400, 900, 1400])
 def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width: int) -> None:
