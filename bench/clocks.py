@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.targets.protocol import Arrays  # noqa: E402
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from taso_mirage.forms.channels_last import ChannelsLastConvolution
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
-from taso_mirage.kernels.forms.channels_last import ChannelsLastConvolution
 
 Function = Callable[..., Any]
 Kind = tuple[str, Function, list[list[Any]]]

@@ -26,16 +26,16 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
+from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
+from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
+from taso_mirage.forms.base.fused_convolution import FusedConvolution  # noqa: E402
+from taso_mirage.forms.depthwise import DepthwiseConvolution  # noqa: E402
+from taso_mirage.forms.shifted import ShiftedConvolution, natural_weights  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, variable  # noqa: E402
-from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
-from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
-from taso_mirage.kernels.forms.depthwise import DepthwiseConvolution  # noqa: E402
-from taso_mirage.kernels.forms.shifted import ShiftedConvolution, natural_weights  # noqa: E402
-from taso_mirage.kernels.gpu.fused_convolution import FusedConvolution  # noqa: E402
+from taso_mirage.lowering.exact import Float64Oracle  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.cuda.exact import Float64Oracle  # noqa: E402
 
 NEAR = {False: 1e-5, True: 2e-3}
 """Distances from float64 that are accepted, without and with rounding to TF32."""

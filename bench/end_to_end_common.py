@@ -30,6 +30,7 @@ from models.real import fixed  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
+from taso_mirage.lowering.backend import here  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
@@ -37,7 +38,6 @@ from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.pipeline.fuse import fused  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
-from taso_mirage.targets.lowering import here  # noqa: E402
 
 ALONE, SUBSTITUTIONS, KERNELS = "onnxruntime", "substitutions", "kernels"
 COMPILED = "torch.compile"
@@ -135,7 +135,7 @@ def stages(
     is there from the start, as in a command that searches kernels: it computes references, too.
     """
     backend = None
-    if config.target.gpu:
+    if not config.target.on_cores:
         with suppress(TasoMirageError):  # the kernels' stage says why there is none
             backend = here(config.target.name)
             backend.start()
@@ -302,7 +302,7 @@ def measured(
         "floor": floor(model, machine, numbers["ours"]),
         "left": left(result, inputs, numbers["ours"]),
         "absent": absent,
-        **({"graphs": {name: s.captures for name, s in sessions.items()}} if config.target.gpu else {}),
+        **({"graphs": {name: s.captures for name, s in sessions.items()}} if not config.target.on_cores else {}),
         "seconds": took,
         "nodes": [result.terms_before, result.terms_after],
         "checked": sum(d.passed for d in result.differences),

@@ -35,6 +35,7 @@ import roofline
 from end_to_end_common import COMPILED, ROOT, Case, Compiled
 from roofline import Machine
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.measure import native
@@ -44,7 +45,6 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
-from taso_mirage.targets.machine import cores
 from taso_mirage.targets.onnx_runtime import opened_session
 
 MODELS = {

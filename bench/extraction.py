@@ -39,6 +39,7 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.rewriting.index import Rules  # noqa: E402
@@ -50,7 +51,6 @@ from taso_mirage.search.partition import model_parts  # noqa: E402
 from taso_mirage.search.passes import Context, for_search, pass_order  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import Budget, directions  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 NAMES = ("bert", "resnet50", "llama_decode", "vit", "inception_v3")
 

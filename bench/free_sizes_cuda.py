@@ -24,15 +24,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from rows import Rows  # noqa: E402
 
+from taso_mirage.devices.cuda.device import here  # noqa: E402
+from taso_mirage.emit import tune  # noqa: E402
+from taso_mirage.emit.compile import load_source  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.terms import Graph, Tensor, constant, variable  # noqa: E402
-from taso_mirage.kernels.codegen import tune  # noqa: E402
-from taso_mirage.kernels.codegen.compile import load_source  # noqa: E402
-from taso_mirage.kernels.free import FreeSizes, instance  # noqa: E402
-from taso_mirage.kernels.search import Search, SearchOptions  # noqa: E402
+from taso_mirage.lowering.cuda import CudaLowering, _program  # noqa: E402
+from taso_mirage.mugraph.free import FreeSizes, instance  # noqa: E402
+from taso_mirage.mugraph.search import Search, SearchOptions  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.targets.cuda.device import here  # noqa: E402
-from taso_mirage.targets.cuda.lowering import CudaLowering, _program  # noqa: E402
 
 N, S = symbol("n0"), symbol("n1")
 HALF = "float16"

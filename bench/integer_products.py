@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from taso_mirage.emit import tune
 from taso_mirage.ir.mugraph import SIGN
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.arranged import ArrangedGoal, arranged
-from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
+from taso_mirage.mugraph.arranged import ArrangedGoal, arranged
 from taso_mirage.operators.ops import term
 
 ROUNDS = 8

@@ -23,10 +23,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import processor_and_cores  # noqa: E402
 from taso_mirage.prove.rules.ladder import WANTED  # noqa: E402
 from taso_mirage.prove.rules.recheck import RuleVerdict, recheck_rules  # noqa: E402
 from taso_mirage.rewriting.library import read  # noqa: E402
-from taso_mirage.targets.machine import processor_and_cores  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "judging-cpu2.json"
 EQUATIONS = ROOT / "tests" / "equations"

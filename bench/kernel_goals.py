@@ -15,7 +15,7 @@ from integer_products import IntegerProduct  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable  # noqa: E402
-from taso_mirage.kernels.graph import KernelGraph, new_graph  # noqa: E402
+from taso_mirage.mugraph.graph import KernelGraph, new_graph  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 
 Build = Callable[[KernelGraph], Node]

@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from taso_mirage.kernels.kernel_seconds import FITTED, Coefficients, fitted, seconds_of_work  # noqa: E402
-from taso_mirage.kernels.tile_work import KernelWork  # noqa: E402
-from taso_mirage.targets.cuda.device import Gpu, described  # noqa: E402
-from taso_mirage.targets.device import Device  # noqa: E402
+from taso_mirage.devices.cuda.device import Gpu, described  # noqa: E402
+from taso_mirage.devices.device import Device  # noqa: E402
+from taso_mirage.mugraph.kernel_seconds import FITTED, Coefficients, fitted, seconds_of_work  # noqa: E402
+from taso_mirage.mugraph.tile_work import KernelWork  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-COEFFICIENTS = ROOT / "taso_mirage" / "kernels" / FITTED
+COEFFICIENTS = ROOT / "taso_mirage" / "mugraph" / FITTED
 H200 = described(Gpu("NVIDIA H200", 90, 132, 227 * 1024, 2 * 3.201e9 * 6144 / 8))
 FOLDS, FIRST, LEAST = 10, 8, 8
 """Groups of kinds that are left out in turn; how many are looked at, and of how many at least."""

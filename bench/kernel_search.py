@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CAP = 20_000
@@ -63,7 +63,7 @@ SEARCH = """
 import json, sys, time
 from dataclasses import asdict
 from models.workloads import BEYOND, PAPER
-from taso_mirage.kernels.search import SearchOptions as Options, Search
+from taso_mirage.mugraph.search import SearchOptions as Options, Search
 graph = {**PAPER, **BEYOND}[sys.argv[1]]().graph()
 start = time.perf_counter()
 search = Search(graph, Options())
@@ -75,8 +75,8 @@ print(json.dumps({"seconds": seconds, "best": best, "found": len(found), **asdic
 CLOSE = """
 import json, sys
 from models.workloads import BEYOND, PAPER
-from taso_mirage.kernels.closure import close
-from taso_mirage.kernels.labels import label
+from taso_mirage.mugraph.closure import close
+from taso_mirage.mugraph.labels import label
 graph = {**PAPER, **BEYOND}[sys.argv[1]]().graph()
 closed = close(label(graph), prune=sys.argv[2] == "prune", cap=int(sys.argv[3]))
 print(json.dumps({**closed.statistics, "reached": len(closed.targets) == len(graph.outputs)}))
@@ -85,8 +85,8 @@ print(json.dumps({**closed.statistics, "reached": len(closed.targets) == len(gra
 FOUND = """
 import json, sys, time
 from models.workloads import BEYOND, PAPER
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.search import superoptimize
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.search import superoptimize
 graph = {**PAPER, **BEYOND}[sys.argv[1]]().graph()
 start = time.perf_counter()
 found = superoptimize(graph, best=int(sys.argv[2]), budget=float(sys.argv[3]))
@@ -139,10 +139,10 @@ def ablated(name: str) -> dict[str, Any]:
 def built(graph: Any) -> dict[str, Any]:
     """One muGraph as cubins: the most bytes of shared memory that a kernel of it wants, or why
     there are none."""
+    from taso_mirage.emit import triton
+    from taso_mirage.emit.compile import compiled
     from taso_mirage.errors import TasoMirageError
-    from taso_mirage.kernels.checkpoint import from_json
-    from taso_mirage.kernels.codegen import triton
-    from taso_mirage.kernels.codegen.compile import compiled
+    from taso_mirage.mugraph.checkpoint import from_json
 
     try:
         kernels = compiled(triton.program(from_json(graph)), CAPABILITY)

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from taso_mirage.kernels.codegen.compile import load_source
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram
+from taso_mirage.emit.compile import load_source
+from taso_mirage.emit.gpu.program import TritonProgram
 
 PHASES = ("entered", "waited", "loop", "stored")
 FIELDS = 8

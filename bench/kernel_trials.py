@@ -33,18 +33,18 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
+from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit.compile import load_source  # noqa: E402
+from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
+from taso_mirage.emit.replays import input_sets, measured  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
+from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
-from taso_mirage.kernels.checkpoint import from_json, to_json  # noqa: E402
-from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
-from taso_mirage.kernels.codegen.compile import load_source  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
-from taso_mirage.kernels.codegen.replays import input_sets, measured  # noqa: E402
-from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
-from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
-from taso_mirage.kernels.tile_work import TileWork  # noqa: E402
+from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
+from taso_mirage.mugraph.search import Search, SearchOptions, TiledPlan  # noqa: E402
+from taso_mirage.mugraph.tile_work import TileWork  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 SLOWER, SLOWEST = 6.0, 2e-3
 """The limits of drawn programs: the ratio to the first by the model, and the seconds."""

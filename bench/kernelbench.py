@@ -51,8 +51,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cuda.device import gpu_name  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
-from taso_mirage.targets.cuda.device import gpu_name  # noqa: E402
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["kernelbench_program"])

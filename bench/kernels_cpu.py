@@ -31,20 +31,20 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cpu.device import CPU_DEVICE  # noqa: E402
+from taso_mirage.emit.cpu.native import NativeKernel, empty_aligned  # noqa: E402
+from taso_mirage.emit.cpu.tune import tuned_native  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
 from taso_mirage.ir.model import StoredWeight  # noqa: E402
 from taso_mirage.ir.mugraph import tile  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
-from taso_mirage.kernels.codegen.cpu.native import NativeKernel, empty_aligned  # noqa: E402
-from taso_mirage.kernels.codegen.cpu.tune import tuned_native  # noqa: E402
-from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.targets.cpu.device import CPU_DEVICE  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
 CANDIDATES = 64

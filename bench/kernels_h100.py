@@ -48,14 +48,14 @@ from eager_kernels import EAGER, PREPARE, SDPA, Function, for_sdpa, sdpa  # noqa
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
+from taso_mirage.devices.device import Device  # noqa: E402
+from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
+from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
-from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
-from taso_mirage.kernels.form import GPU_GOALS  # noqa: E402
-from taso_mirage.kernels.search import FoundMuGraph, superoptimize  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.device import Device  # noqa: E402
+from taso_mirage.mugraph.search import FoundMuGraph, superoptimize  # noqa: E402
 
 TOLERANCE = 4e-3
 """The norm of the difference from float64, over its norm: half precision has 5e-4 an element."""

@@ -39,12 +39,12 @@ import end_to_end_common as common
 from end_to_end_common import ALONE, ROOT, Compiled
 from rows import Rows
 
+from taso_mirage.devices.stamp import read_stamp
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io import load
-from taso_mirage.targets.stamp import read_stamp
 
 MODES = ("default", "max-autotune")
 """Modes of torch.compile; the second has CUDA graphs."""

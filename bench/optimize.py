@@ -43,13 +43,13 @@ from peers import ALONE, CASES, OURS, PLAIN, figures, opened, peer_versions, rig
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
-from taso_mirage.kernels.packaging.embed import DOMAIN  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import check_cases  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.pipeline import fuse, optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
+from taso_mirage.runtime.embed import DOMAIN  # noqa: E402
 from taso_mirage.search.config import KERNELS, Config, representative  # noqa: E402
 from taso_mirage.targets.onnx_runtime import opened_session  # noqa: E402
 from taso_mirage.targets.protocol import Source  # noqa: E402

@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, StoredWeight, random_array, random_inputs  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
@@ -49,7 +50,6 @@ from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.partial.candidates import CorrectedMutant, candidates  # noqa: E402
 from taso_mirage.search.partial.whole import verified_program  # noqa: E402
 from taso_mirage.search.weights import fold_weights  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verdicts import Failure  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
@@ -324,7 +324,7 @@ def main() -> None:
     options = parser.parse_args()
     where = target(options.target)
     device = runtime.device(where)
-    name = f"cpu{cores()}" if not where.gpu else device.split()[1] if " " in device else device
+    name = f"cpu{cores()}" if where.on_cores else device.split()[1] if " " in device else device
     path = options.output or ROOT / "bench" / "results" / f"partial-{name}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     head = {"bench": "partial", "device": device, "dtype": options.dtype, "versions": versions, "unit": "us"}

@@ -37,6 +37,7 @@ import onnx  # noqa: E402
 import models  # noqa: E402
 from models.__main__ import write  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import processor_and_cores  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.ir.terms import Node  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
@@ -46,7 +47,6 @@ from taso_mirage.measure.timing import compared_times  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.search.orders import commuting  # noqa: E402
-from taso_mirage.targets.machine import processor_and_cores  # noqa: E402
 
 BURN = "while True: sum(i * i for i in range(10000))"
 LATE = 30

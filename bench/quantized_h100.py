@@ -47,15 +47,15 @@ from kernels_h100 import searched
 from roofline import Machine
 
 from taso_mirage import __version__
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.emit import tune
+from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
-from taso_mirage.kernels.codegen import tune
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.operators.ops import term
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cuda.device import H100
 
 TOLERANCE = 4e-3
 """The norm of the difference from float64, over its norm."""

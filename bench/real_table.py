@@ -10,13 +10,14 @@ REAL = {"onnxruntime": "alone", **{k: k for k in ("onnxslim", "onnxsim", "onnxsc
 REAL["onnxruntime.transformers"] = "its transformers.optimizer"
 
 
+TRAINED = ("basic_pitch", "magika", "minilm_int8", "nudenet", "ppocr_", "silero_vad")
+"""Beginnings of the names of trained models; the other models are exports."""
+
+
 def real(found: dict[str, Any]) -> list[str]:
-    """A row for each model; for models timed beside peers, those times."""
-    heads = ["model, ms", "ended", "outputs right", "s of the budget", "MB of the model's", "ours", *REAL.values()]
-    heads += ["ratio (quartiles)", "best peer", "ours over the best"]
-    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 4)}---|---:|"]
-    lines += [_real(row) for row in found["rows"]]
+    """A row for each trained model, then the means of all models."""
     rows = found["rows"]
+    lines = _table([row for row in rows if row["case"].startswith(TRAINED)])
     done = [row for row in rows if row["ended"] in ("changed", "kept")]
     kept = sum(row["ended"] == "kept" for row in done)
     ratios = [_ratio(row) for row in done]
@@ -30,6 +31,24 @@ def real(found: dict[str, Any]) -> list[str]:
         ]
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     return [*lines, "", f"{'. '.join(said)}. Kernels: {found['kernels']}. {found['device']}; {versions}."]
+
+
+def exports(found: dict[str, Any]) -> list[str]:
+    """A row for each export by PyTorch's dynamo exporter."""
+    rows = (row for row in found["rows"] if not row["case"].startswith(TRAINED))
+    return _table([row for row in rows if not row["case"].endswith("_torchscript")])
+
+
+def torchscript(found: dict[str, Any]) -> list[str]:
+    """A row for each export by PyTorch's TorchScript exporter."""
+    return _table([row for row in found["rows"] if row["case"].endswith("_torchscript")])
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """A row for each model; for models timed beside peers, those times."""
+    heads = ["model, ms", "ended", "outputs right", "s of the budget", "MB of the model's", "ours", *REAL.values()]
+    heads += ["ratio (quartiles)", "best peer", "ours over the best"]
+    return [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 4)}---|---:|", *map(_real, rows)]
 
 
 def _real(row: dict[str, Any]) -> str:

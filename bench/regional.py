@@ -1,6 +1,6 @@
 """Wrong rewrites deep in large models, found without a float64 evaluation of the whole: the mutants
-of `tests/deep_mutants.py` and `tests/deep_convolutions.py` at three depths of models of real size,
-and the cost of the check.
+of `deep_mutants.py` and `deep_convolutions.py` (in `tests/harness`) at three depths of models of
+real size, and the cost of the check.
 
     python bench/regional.py [NAME ...] [-o FILE]
 
@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests" / "harness")]
 
 from deep_convolutions import Convolutional, ImageSizes, image_mutants  # noqa: E402
 from deep_mutants import Change, Sizes, Transformer, mutants, planted, right_ones  # noqa: E402
 from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import CheckCase, compare  # noqa: E402
 from taso_mirage.measure.reference import FloatReference  # noqa: E402
@@ -35,7 +36,6 @@ from taso_mirage.measure.regional import ClaimedModel, RegionalCheck  # noqa: E4
 from taso_mirage.measure.session import open_in_child  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.whole import cases_by_runs  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 MODELS = {
     "12 layers of 256": Sizes(batch=2, tokens=64, heads=4, inner=64, layers=12),

@@ -32,12 +32,12 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 NAMES = ("light_squeezenet", "light_vgg19", "bert", "resnet50", "vit", "llama_decode", "inception_v3")
 RUNS = ("cold", "second", "third")

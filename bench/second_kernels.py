@@ -27,13 +27,13 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
+from taso_mirage.emit import tune  # noqa: E402
+from taso_mirage.emit.gpu.buffers import kernel_terms  # noqa: E402
+from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
-from taso_mirage.kernels.codegen import tune  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.buffers import kernel_terms  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
-from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
-from taso_mirage.kernels.tiles import Tiled, tiled  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
+from taso_mirage.mugraph.search import Search, SearchOptions, TiledPlan  # noqa: E402
+from taso_mirage.mugraph.tilings import Tiled, tiled  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 WIDTH = 2

@@ -30,11 +30,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from kernels_h100 import searched  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
+from taso_mirage.emit import tune  # noqa: E402
+from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable  # noqa: E402
-from taso_mirage.kernels.codegen import tune  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 NEAR, ERRORS = 2.0, "error over eager's"
 """Results may be so many times as far from float64 as eager PyTorch's."""

@@ -30,6 +30,9 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.certificates.follow import follow  # noqa: E402
+from taso_mirage.certificates.judge import CaseJudge  # noqa: E402
+from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.ir.model import Model  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.cost_cache import proofs_path  # noqa: E402
@@ -37,12 +40,9 @@ from taso_mirage.onnx_io import from_ir, load, save  # noqa: E402
 from taso_mirage.pipeline import optimize_model, problem  # noqa: E402
 from taso_mirage.prove.rules.proofs import Proofs  # noqa: E402
 from taso_mirage.report import certificate  # noqa: E402
-from taso_mirage.report.follow import follow  # noqa: E402
-from taso_mirage.report.judge import CaseJudge  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.targets.machine import cores  # noqa: E402
 
 
 class Trusting(Proofs):

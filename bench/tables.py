@@ -32,7 +32,7 @@ from kernel_tables import (  # noqa: E402
 from kernelbench_table import kernelbench  # noqa: E402
 from minute_table import curve, minute, quick, spent  # noqa: E402
 from quantized_table import quantized  # noqa: E402
-from real_table import real  # noqa: E402
+from real_table import exports, real, torchscript  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
 
@@ -345,6 +345,8 @@ TABLES = {
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,
     "real-cpu2": real,
+    "real-cpu2 exports": exports,
+    "real-cpu2 torchscript": torchscript,
     "quantized-cpu2": quantized,
     "quick-cpu2": quick,
     "torch-cpu2": from_torch,

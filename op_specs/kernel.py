@@ -72,7 +72,7 @@ def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: 
 
     Free sizes: `n_by_8` is the size of a tile of `n` elements of which all but the last have 8, in
     (n + 7) // 8 blocks or iterations (`mugraph.part`). Such a kernel has types, and code; its value
-    is that of the same kernel at sizes (`kernels.free.at_sizes`).
+    is that of the same kernel at sizes (`mugraph.free.at_sizes`).
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap, cluster)

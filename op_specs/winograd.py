@@ -21,7 +21,7 @@ HALVES = {0: "", 3: "1", 5: "2/3 3/2", 9: "2/5 4/5 5/4 5/2"}
 POINTS = {n: [Fraction(p) * s for p in own.split() for s in (1, -1)] for n, own in HALVES.items()}
 """Where the polynomials of a tile with a kernel are evaluated, by tile + kernel - 2, which is how
 many points there are with 0, where there is any; and at infinity. With 2/3 and 3/2 in place of 1
-and 2 the error is less than a third (tests/kernels/test_convolutions.py); that the points decide
+and 2 the error is less than a third (tests/forms/test_convolutions.py); that the points decide
 it: Barabasz et al., TOMS 2020."""
 
 

@@ -9,21 +9,21 @@ from taso_mirage.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from taso_mirage.dispatch import optimize
-    from taso_mirage.kernels.graph import new_graph
-    from taso_mirage.kernels.packaging.register import register
-    from taso_mirage.kernels.search import superoptimize
+    from taso_mirage.mugraph.graph import new_graph
+    from taso_mirage.mugraph.search import superoptimize
+    from taso_mirage.runtime.register import register
     from taso_mirage.targets.packaging import session
 
 __all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "session", "superoptimize"]
 
 _PLACES = {
     "RuleSet": "search.rulesets",
-    "new_graph": "kernels.graph",
+    "new_graph": "mugraph.graph",
     "optimize": "dispatch",
-    "register": "kernels.packaging.register",
+    "register": "runtime.register",
     "rules": "search.rulesets",
     "session": "targets.packaging",
-    "superoptimize": "kernels.search",
+    "superoptimize": "mugraph.search",
 }
 
 

@@ -1,4 +1,4 @@
-"""The Python API for ONNX models: `taso_mirage.optimize`, which the command line calls too."""
+"""The Python API for ONNX models: `taso_mirage.optimize`, which the command line also calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import one_line
 
 Given = TypeVar("Given")
-"""A model as a user has it: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
+"""The type of a user's model: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
 _Inputs = str | Path | Mapping[str, Any]
 
 
@@ -50,11 +50,11 @@ def optimize(model: Given, *, return_result: Literal[False] = False, **options: 
 @overload
 def optimize(model: Given, *, return_result: Literal[True], **options: Any) -> tuple[Given, Result]: ...
 def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
-    """A model that computes the same and is no slower, of the kind that was given.
+    """Return a model of the same type that computes the same results and is no slower.
 
-    `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is
-    written to `output` (`MODEL.optimized.onnx` if left out), and its path is returned. The options
-    have the names of the command line's:
+    `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. For a path, the optimized model
+    is written to `output` (default: `MODEL.optimized.onnx`), and its path is returned. The options
+    have the names of the command-line options:
 
     effort ("quick", "default" or "thorough": it sets those of the others that are not given),
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first", "saturate" or
@@ -68,12 +68,12 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
     rules one may stand without a list around it.
 
-    With effort="quick" an exporter may call it on every model: it takes seconds, gives the same
-    bytes every time, prints nothing, and writes no file of a model in memory.
+    With effort="quick" an exporter may call this function on every model: it takes seconds, gives
+    the same bytes every time, prints nothing, and writes no file for a model in memory.
 
-    With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
-    evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
-    which, and without `return_result` a warning does. Raises TasoMirageError.
+    With `return_result` the result is a pair: the model, and a `Result` with its changes, times,
+    evidence and notes. A rewrite that fails the check is left out; `result.failure` names it, or a
+    warning if `return_result` is false. Raises TasoMirageError.
     """
     began = time.monotonic()
     asked = options_of(options)
@@ -91,14 +91,15 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
 FILE = 0.04
-"""Share of the budget for the report, and for the certificate."""
+"""The shares of the budget for the report and for the certificate."""
 NO_KERNELS = (
     "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
 )
 TARGET = str | Target
-"""A protocol, which no class is an instance of."""
+"""A protocol, of which no value is an instance."""
 HUGE = 1e300
-"""Numbers from which on sums with others are infinite; infinity itself is one."""
+"""The bound from which on numbers are too large to be added to others; only infinity itself is
+accepted."""
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("shape", (), "texts like 'batch:8'"),
     ("inputs", (), "paths of .npz files, or mappings of arrays by input name"),
@@ -118,7 +119,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("command", Sequence, "a list of texts"),
     ("began", float | None, "a time of time.monotonic"),
 )
-"""The type of each option that is no list, and its name in an error."""
+"""The type of each option that is not a list, and its description in errors."""
 LISTS: Mapping[str, Any] = {"shape": str, "inputs": str | Path | Mapping, "rules": str | Path}
 """The types of the elements of list options; one element may also stand without a list."""
 
@@ -180,13 +181,15 @@ class Options:
 
     @property
     def place(self) -> Target:
-        """The target itself. Raises InvalidOption where there is none of its name."""
+        """Return the target of this name. Raises InvalidOption if there is none."""
         return named(self.target) if isinstance(self.target, str) else self.target
 
     def config(self, model: Model | None = None) -> Config:
-        """The options of the pipeline for a model; without one, those that depend on none.
+        """Return the options of the pipeline for a model; without a model, the options that do not
+        depend on it.
 
-        Raises InvalidOption, and RuntimeUnavailable where this machine has no such kernels.
+        Raises InvalidOption, and RuntimeUnavailable if this machine does not support the requested
+        kernels.
         """
         target = self.place
         if self.kernels is not None:
@@ -217,8 +220,8 @@ class Options:
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """The options of `optimize` by their names, with the values that their effort sets for those
-    that are not given. InvalidOption where one is not known, or of a wrong kind."""
+    """The options of `optimize` by name, with the values of the effort for options that are not
+    given. Raises InvalidOption for an unknown option or a value of a wrong type."""
     if unknown := given.keys() - Options.__dataclass_fields__.keys():
         name = min(unknown)
         near = get_close_matches(name, Options.__dataclass_fields__, 1)
@@ -234,14 +237,14 @@ def _is_number(value: Any, least: float) -> bool:
 
 
 def _is(value: Any, kinds: Any) -> bool:
-    """Whether a value is of these kinds; no text with a zero byte is a path."""
+    """Whether a value has one of these types; a string with a zero byte is not a path."""
     if kinds is TARGET:
         return isinstance(value, str) or hasattr(value, "machine")
     return isinstance(value, kinds) and "\0" not in (str(value) if isinstance(value, str | Path) else "")
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, whatever its class does."""
+    """A value as text for a message, for any class."""
     try:
         return one_line(repr(value))[:80]
     except Exception:
@@ -249,14 +252,14 @@ def _shown(value: Any) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """The argument as a list: a value that is no list is a list of one; the letters of a text or
-    the keys of a mapping are never meant."""
+    """The argument as a list. A value that is not a list becomes a list of one; strings and
+    mappings are not iterated."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
 def _to_be_proved(given: RuleSet | str | Path | Sequence[str | Path]) -> RuleSet:
-    """The set, or all rules with those of some files; none is taken on trust, whatever it says of
-    its evidence."""
+    """The given set, or all rules and the rules of some files. No rule is trusted, independent of
+    the evidence in its file."""
     files = () if isinstance(given, RuleSet) else [rules_of(Path(file)) for file in _several(given)]
     asked = given if isinstance(given, RuleSet) else reduce(RuleSet.__add__, files, all_rules())
     return RuleSet(tuple(e if e.evidence in PROVED_WHERE_APPLIED else replace(e, evidence="law") for e in asked))
@@ -267,8 +270,7 @@ def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, An
 
 
 def _run(given: Any, options: Options, deadline: Deadline) -> Result:
-    """The result of a model as the user has it, with all files that were asked for, and the account
-    of all seconds."""
+    """The result in the user's type, with all requested files and the account of all seconds."""
     with accounting() as account:
         result = _with_files(given, options, deadline)
         return replace(result, spending=account.spending())
@@ -315,7 +317,8 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
 
 
 def _output(path: Path, options: Options) -> Path:
-    """Where the model of a path goes; in place where it really lies, so that a link stays one."""
+    """The output path for a model from a path. With `in_place` it is the file that a link points
+    to, so the link stays."""
     if options.in_place:
         if options.output is not None and not same_file(Path(options.output), path):
             raise InvalidOption(f"in_place writes onto the model {path}; leave output out")

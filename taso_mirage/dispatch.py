@@ -23,16 +23,16 @@ def optimize(
 @overload
 def optimize(model: Any, example_inputs: Any, **options: Any) -> Any: ...
 def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
-    """A model that computes the same and is no slower, of the kind that was given: see
-    `taso_mirage.api.optimize` for those of ONNX and for the options.
+    """Return a model of the same type that computes the same results and is no slower.
 
-    Of a `torch.nn.Module` a module for inference comes back. `example_inputs` are a tensor, a tuple
-    of arguments, or a mapping of named ones, on the device on which the module is to run. Sizes may
-    differ later, and weights may change: then it compiles again. `dynamic=True` takes all sizes to
-    be free at once. `fallback="inductor"` or `"eager"` names the way beside which graphs are
-    measured, and by which they run where it is faster; `.ways` of the module lists the ways. With
-    `return_result` a pair: the module, and a tuple of a `Result` for each graph that PyTorch
-    captured in it.
+    `taso_mirage.api.optimize` describes ONNX models and the options. For a `torch.nn.Module`, the
+    result is a module for inference. `example_inputs` are a tensor, a tuple of arguments, or a
+    mapping of named arguments, on the device on which the module will run. Sizes and weights may
+    change later; the module is then compiled again. `dynamic=True` treats all sizes as free from
+    the start. `fallback="inductor"` or `"eager"` selects the alternatives with which graphs are
+    compared and by which they run if that is faster; `.ways` of the module lists the choices. With
+    `return_result` the result is a pair: the module, and a tuple with a `Result` for each graph
+    that PyTorch captured.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):

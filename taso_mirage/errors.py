@@ -17,17 +17,17 @@ class InvalidModel(TasoMirageError):
 
 
 class InvalidOption(TasoMirageError):
-    """An option, or a file that an option names, does not fit."""
+    """An option, or a file that an option names, is not valid."""
 
     exit_code = 2
 
 
 class InputsRefused(InvalidOption):
-    """The model does not run on the inputs that an option gives, or on those of the sizes given."""
+    """The model does not run on the given inputs, or on inputs of the given sizes."""
 
 
 class OutputError(TasoMirageError):
-    """The result could not be written; nothing half-written is left."""
+    """The result could not be written; no partial file is left."""
 
     exit_code = 4
 
@@ -39,7 +39,7 @@ class CheckFailed(TasoMirageError):
 
 
 class RuntimeUnavailable(TasoMirageError):
-    """A runtime, provider or package that was asked for is not there."""
+    """A requested runtime, provider or package is not available."""
 
     exit_code = 6
 
@@ -57,11 +57,11 @@ class RuntimeCrashed(RunFailed):
 
 
 class OutOfTime(TasoMirageError):
-    """The command's time ended before something was done; earlier results hold."""
+    """The time limit was reached before a step was done; earlier results remain valid."""
 
 
 class IllTyped(TasoMirageError):
-    """Operands that do not fit an operator."""
+    """Operands are not valid for an operator."""
 
 
 class Undecidable(TasoMirageError):
@@ -74,6 +74,6 @@ class Unsupported(TasoMirageError):
 
 
 class SyntaxProblem(TasoMirageError):
-    """A text that cannot be read as a term, graph, law or substitution."""
+    """A text is not a valid term, graph, law or substitution."""
 
     exit_code = 2

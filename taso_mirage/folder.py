@@ -1,7 +1,7 @@
-"""A folder of models: each is optimized by itself, and one report has a row for each.
+"""A folder of models: each is optimized separately, and one report has a row for each.
 
-The report's data of a model also tell whether it is up to date: they have the digests of all files
-that were read and written.
+The report's data of a model contain the digests of all files that were read and written, so they
+show whether the result is up to date.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from taso_mirage.version import __version__
 
 PAGE, DATA = "index.html", "index.json"
 MINUTES = 120
-"""Seconds from which on minutes are said."""
+"""The number of seconds from which times are given in minutes."""
 APART = {"output", "report", "certificate", "trace", "progress", "candidates", "stop", "command", "began"}
-"""Options that change nothing of a result, or that a folder has for each model."""
+"""Options that do not affect a result, or that a folder sets for each model."""
 
 ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]
 
@@ -119,7 +119,7 @@ class Folder:
                 self._look()
 
     def _asked(self) -> api.Options:
-        """The options, if they are right whatever the model; else InvalidOption."""
+        """Check the options as far as they do not depend on a model. Raises InvalidOption."""
         asked = api.options_of(self.options)
         asked.config()
         return asked
@@ -135,8 +135,8 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other run writes into the folder of the results meanwhile; its earlier results count.
-        OutputError where one does, or where the folder cannot be made."""
+        """Lock the folder of the results against other runs and read its earlier results. Raises
+        OutputError if another run has the lock, or if the folder cannot be created."""
         _make(self.output)
         with locked(self.output):
             if self._known() != self._earlier:
@@ -144,7 +144,7 @@ class Folder:
             yield
 
     def _found(self) -> Iterator[str]:
-        """The paths of all models, those of results not among them."""
+        """The paths of all models, without results."""
         inside = self.output.resolve()
         for path in sorted(self.source.rglob("*.onnx")):
             if not path.is_dir() and not path.resolve().is_relative_to(inside):
@@ -170,8 +170,8 @@ class Folder:
         return row | {"read": _said(known, "read"), "written": _said(known, "written")}
 
     def _refuse_foreign(self) -> None:
-        """InvalidOption where a result would be written over a file that no earlier run wrote, or
-        that somebody changed since."""
+        """Raise InvalidOption if a result would overwrite a file that no earlier run wrote, or that
+        was changed since."""
         for name in self.waiting:
             try:
                 there = self._there(name)
@@ -206,8 +206,8 @@ class Folder:
         return file_digests(self.source, files_of(self.source / name))
 
     def _readable(self, name: str) -> dict[str, str]:
-        """The digests of a model's files; where it is no model, or lacks files, that of its own
-        file alone: the reader says what is wrong."""
+        """The digests of a model's files; for a file that is no model, or lacks files, only its own
+        digest, because the reader reports the problem."""
         with suppress(InvalidModel, OSError, ValueError):
             return self._read(name)
         with suppress(OSError):
@@ -224,9 +224,9 @@ class Folder:
     def optimize(
         self, name: str, progress: Progress = quiet, stop: Stop | None = None, candidates: Candidates = unseen
     ) -> tuple[ModelRow, Result | None]:
-        """Do one model; an error with it is in its row.
+        """Optimize one model; its row contains an error.
 
-        The report is written anew. OutputError where that fails.
+        The report is written again. Raises OutputError if that fails.
         """
         begun, result, read = self.clock(), None, dict[str, str]()
         heard: dict[str, Any] = {"progress": progress, "stop": stop, "candidates": candidates}
@@ -243,8 +243,8 @@ class Folder:
         return row, result
 
     def _share(self, now: float) -> float:
-        """Seconds for the next model: the budget, or less where those before it were late, so that
-        all together take no longer than was said."""
+        """Seconds for the next model: the budget, or less if earlier models were late, so that all
+        together take no longer than announced."""
         left = max(len(self.waiting), 1)
         if self._ending is None:
             self._ending = (now if self._began is None else self._began) + left * self.budget
@@ -252,11 +252,11 @@ class Folder:
         return min(self.budget, share if math.isinf(share) else int(share * 10) / 10)
 
     def _failed(self, name: str, read: Mapping[str, str], error: Exception) -> ModelRow:
-        """The row of a model that fails.
+        """The row of a failed model.
 
-        The earlier result of other files is removed. An earlier result of the same files stays, and
-        so does any where the model may be right: the error is in an option, the machine, or this
-        program.
+        An earlier result of other files is removed. An earlier result of the same files stays, and
+        so does any result if the model may be valid: the error is in an option, the machine, or
+        this program.
         """
         said, code = f"internal error: {type(error).__name__}: {error} (please report it)"[:400], 1
         if isinstance(error, TasoMirageError):
@@ -304,13 +304,14 @@ class Folder:
 
     @property
     def exit_code(self) -> int:
-        """0 where all went well, that of the models that did not, or 1 where they have several."""
+        """The exit code: 0 if all models succeeded, otherwise that of the failed models, or 1 if
+        these differ."""
         codes = {row["exit_code"] for row in self.rows.values()} - {0}
         return codes.pop() if len(codes) == 1 else int(bool(codes))
 
     @property
     def gain(self) -> float:
-        """How many times as fast the models became, as a geometric mean of all that are written."""
+        """The geometric mean of the speed-ups of all written models."""
         ratios = [row["ratio"] for row in self.rows.values() if row["ratio"]]
         return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
 
@@ -326,7 +327,7 @@ class Folder:
 
     @property
     def plan(self) -> str:
-        """One line on the models that are left to do, and the time that they may take."""
+        """One line about the remaining models and the time that they may take."""
         count, left = len(self.rows), len(self.waiting)
         said = f"{plural(count, 'model')}: {count - left} done before, {left} to do, "
         if math.isinf(self.budget):
@@ -351,7 +352,7 @@ class Folder:
         }
 
     def write(self) -> None:
-        """Write both forms of the report, each whole or not at all."""
+        """Write both forms of the report, each completely or not at all."""
         write_file(self.output / DATA, json.dumps(self.as_data(), indent=2, allow_nan=False) + "\n")
         rows = [{**row, **_shown(row)} for row in self.rows.values()]
         said = ", ".join(f"{count} {state}" for state, count in self.counts().items())
@@ -421,7 +422,7 @@ def _make(folder: Path) -> None:
 
 
 def _beside(source: Path) -> Path:
-    """Where the results go if it is not said."""
+    """The default folder of the results."""
     given = source.resolve() if source.name in ("", "..") else source
     if not given.name:
         raise InvalidOption(f"{source} has no name to put the results beside it; name a folder with --output")

@@ -1,5 +1,5 @@
-"""Packages of others that bring operators, rules, targets or forms, by Python's entry points
-(docs/plugins.md): imported where they are first needed."""
+"""Plug-ins: other packages that add operators, rules, targets or forms by Python's entry points
+(docs/plugins.md). They are imported when they are first needed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, FORM_GROUP = GROUPS = (
     "taso_mirage.forms",
 )
 CHOSEN = "TASO_MIRAGE_PLUGINS"
-"""The environment variable with the names of those that are used, between commas; without it all
-are."""
+"""The environment variable with the names of the selected plug-ins, separated by commas; without it
+all are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,7 @@ class Plugin:
     def load(self) -> Any:
         """Import the object that the entry point names: a module, or an object of one.
 
-        Raises InvalidOption where that cannot be imported: it is a stranger's code, so with
-        whatever it raises.
+        Raises InvalidOption if the import fails with any error, because the code is foreign.
         """
         try:
             return self.point.load()
@@ -48,7 +47,7 @@ class Plugin:
             raise self.refused(f"cannot be imported: {type(error).__name__}: {error}") from error
 
     def folder(self) -> Path:
-        """Where the package lies that it names."""
+        """The folder of the package that the entry point names."""
         return self._file().parent
 
     def _file(self) -> Path:
@@ -63,10 +62,10 @@ class Plugin:
         return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
     def refused(self, why: str) -> InvalidOption:
-        """An error with the next step."""
+        """The error for this plug-in with a reason and the next step."""
         return InvalidOption(
-            f"{self} {why}\nMend it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
-            "(none where that is empty)"
+            f"{self} {why}\nFix it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
+            "(an empty value selects none)"
         )
 
 
@@ -77,9 +76,9 @@ def plugins(group: str) -> tuple[Plugin, ...]:
 
 
 def plugin_named(group: str, name: str) -> Plugin | None:
-    """The one of that name.
+    """The plug-in of that name; None if there is none.
 
-    Raises InvalidOption where several have it.
+    Raises InvalidOption if several have it.
     """
     found = [each for each in plugins(group) if each.name == name]
     if len(found) > 1:

@@ -1,5 +1,5 @@
 """The answers of provers and checks: a value, which is true, or a `Failure`, which is false and
-says why."""
+gives the reason."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ class FailureKind(Enum):
     """The statement of a failure about the two programs, or the equation, that were compared."""
 
     NO_MATCH = "no match"
-    """An equation does not apply there, or operands and types differ."""
+    """An equation does not apply, or operands and types differ."""
     REFUTED = "refuted"
     """The two sides differ: in numbers, or in a finite field."""
     INACCURATE = "inaccurate"
-    """The two sides are equal over the reals at most: on a machine one overflows or is too far
-    off."""
+    """The two sides may be equal over the reals, but in floats one overflows or is too
+    inaccurate."""
     UNDECIDED = "undecided"
-    """The trials show nothing: each divides by zero, for example."""
+    """The trials decide nothing; for example, each divides by zero."""
     UNPROVED = "unproved"
     """No proof was found."""
     EXCLUDED = "excluded"
-    """The question is outside of the judge's domain (a division of integers, say), or is not worth
-    it."""
+    """The question is outside of the judge's domain (a division of integers, for instance), or its
+    answer is not worth the effort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Where two sides differ: the output, the sides as text, inputs as nested lists, and the first
-    element that differs.
+    """A difference of two sides: the output, the sides as text, inputs as nested lists, and the
+    first element that differs.
 
-    `note` says why there are no values: only the field tells the sides apart.
+    `note` gives the reason if there are no values: only the field distinguishes the sides.
     """
 
     output: int
@@ -62,11 +62,10 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer, with a counterexample where one is known; false, where answers are
-    true.
+    """The reason why there is no answer, with a counterexample if one is known.
 
-    `equation`: the text of the rule that failed, with the guards that it had by then. `steps`: the
-    work that a prover spent.
+    Its truth value is false; answers are true. `equation`: the text of the rule that failed, with
+    its guards at that time. `steps`: the work of the prover.
     """
 
     kind: FailureKind
@@ -112,13 +111,13 @@ class MeasuredError:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How it is known that a rule holds, or that two programs are equal: by proofs, by tests in a
-    finite field, by runs in floats.
+    """The evidence that a rule holds, or that two programs are equal: proofs, tests in a finite
+    field, runs in floats.
 
-    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and the range
-    of the `proof`. `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases
-    that the guard admits and that are not proved, so that the rule does not apply in them; no
-    readable guard was found that says so.
+    Proofs: the number of proved `cases`, the number of `typings` that were drawn, and the range of
+    the `proof`. `bounded`: the number of these cases that are proved only at their own sizes.
+    `excluded`: the number of cases that the guard admits and that are not proved, so that the rule
+    does not apply in them; no readable guard excludes them.
 
     Tests: `tests` passed, with all elements equal, and `undecided` others did not decide. A wrong
     program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's Theorem

@@ -24,6 +24,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another proc
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for 10 s, in each process, to ask
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for `models`, which is not part of the package
+sys.path.insert(1, str(ROOT / "tests" / "harness"))
 sys.path += [str(file.parent) for file in sorted({f.parent: f for f in ROOT.glob("tests/*/test_*.py")}.values())]
 
 # Workers, and the processes that tests start, read what the first of them has compiled, whatever
@@ -54,8 +55,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterato
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_sessions() -> Iterator[None]:
-    """No test asks how fast a model is: threads do not spin, comparisons have few rounds, and a
-    look at the load finds a quiet machine."""
+    """No test asks how fast a model is: threads do not spin and no run waits for them, comparisons
+    have few rounds, and a look at the load finds a quiet machine."""
     import quiet
 
     from taso_mirage.measure import native, session
@@ -63,6 +64,7 @@ def quiet_sessions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
         patch.setattr(native, "cores_got", quiet.cores_got)
+        patch.setattr(session, "SPINNING", 0.0)
         patch.setattr(session, "MOST", 2 * session.ROUNDS)
         yield
 

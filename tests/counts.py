@@ -37,11 +37,13 @@ class Tree:
     root: Path
     trees: dict[str, ast.Module] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    packages: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for file in sorted((self.root / PACKAGE).rglob("*.py")):
             parts = file.relative_to(self.root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            self.packages |= {name} if parts[-1] == "__init__" else set()
             text = file.read_text()
             self.trees[name], self.lines[name] = ast.parse(text), text.count("\n")
 
@@ -55,10 +57,14 @@ class Tree:
                 yield from (each if each in self.trees else node.module for each in inner)
 
 
-def folder(module: str) -> str:
-    """The folder of the package that has a module."""
+TOP = "(top)"
+"""Modules of the package that are in no folder."""
+
+
+def folder(tree: Tree, module: str) -> str:
+    """The folder of the package that has a module; an `__init__.py` is its folder's."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 2 else "(top)"
+    return parts[1] if len(parts) > 2 or module in tree.packages - {PACKAGE} else TOP
 
 
 def functions(tree: Tree) -> list[int]:
@@ -77,8 +83,8 @@ def leaning(tree: Tree) -> int:
 
 def mutual(tree: Tree) -> int:
     """How many pairs of folders import each other."""
-    arrows = {(folder(name), folder(other)) for name in tree.trees for other in tree.imports(name)}
-    return sum((b, a) in arrows for a, b in arrows if a < b)
+    arrows = {(folder(tree, name), folder(tree, other)) for name in tree.trees for other in tree.imports(name)}
+    return sum((b, a) in arrows for a, b in arrows if a < b and TOP not in (a, b))
 
 
 def counts(root: Path) -> Mapping[str, object]:
@@ -86,7 +92,7 @@ def counts(root: Path) -> Mapping[str, object]:
     tree, found = Tree(root), dict[str, object]()
     by_folder: dict[str, int] = defaultdict(int)
     for name, lines in tree.lines.items():
-        by_folder[folder(name)] += lines
+        by_folder[folder(tree, name)] += lines
     names = Counter(name.split(".")[-1] for name in tree.trees if name.count(".") > 1)
     long = functions(tree)
     pages = [len(page.read_text().split()) for page in (root / "docs").rglob("*.md")]

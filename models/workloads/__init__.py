@@ -10,7 +10,7 @@ from models.workloads.lora import lora
 from models.workloads.ntrans import ntrans
 from models.workloads.qknorm import qknorm
 from models.workloads.rmsnorm_linear import rmsnorm_linear
-from taso_mirage.kernels.graph import KernelGraph
+from taso_mirage.mugraph.graph import KernelGraph
 
 PAPER: dict[str, Callable[..., KernelGraph]] = {
     each.__name__: each for each in (rmsnorm_linear, gated_mlp, lora, gqa, qknorm, ntrans)

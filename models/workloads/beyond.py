@@ -5,7 +5,7 @@ values.
     python models/workloads/beyond.py NAME [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, float8, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, float8, new_graph
 
 
 def rmsnorm_gamma_linear(batch: int = 16, width: int = 4096, hidden: int = 6144) -> KernelGraph:

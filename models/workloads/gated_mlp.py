@@ -3,7 +3,7 @@
 python models/workloads/gated_mlp.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def gated_mlp(batch: int = 8, width: int = 4096, hidden: int = 4096) -> KernelGraph:

@@ -3,7 +3,7 @@
 python models/workloads/gqa.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def gqa(batch: int = 1, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:

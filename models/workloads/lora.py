@@ -3,7 +3,7 @@
 python models/workloads/lora.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def lora(batch: int = 16, width: int = 256, hidden: int = 4096, rank: int = 16) -> KernelGraph:

@@ -3,7 +3,7 @@
 python models/workloads/ntrans.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def ntrans(batch: int = 1, width: int = 4096) -> KernelGraph:

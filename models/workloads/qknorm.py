@@ -3,7 +3,7 @@
 python models/workloads/qknorm.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def qknorm(batch: int = 1, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:

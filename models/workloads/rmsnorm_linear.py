@@ -3,7 +3,7 @@
 python models/workloads/rmsnorm_linear.py [--help]
 """
 
-from taso_mirage.kernels.graph import KernelGraph, new_graph
+from taso_mirage.mugraph.graph import KernelGraph, new_graph
 
 
 def rmsnorm_linear(batch: int = 1, width: int = 4096, hidden: int = 6144) -> KernelGraph:

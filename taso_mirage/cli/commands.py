@@ -65,7 +65,7 @@ def inspect(
         bool,
         typer.Option(
             "--profile",
-            help="Run the model too: which nodes of a quantized model run in integers, which fall back to floats and why, and the "
+            help="Run the model, and show which nodes of a quantized model run in integers, which run in floats and why, and the "
             "time of conversions.",
         ),
     ] = False,
@@ -165,7 +165,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def main(began: float | None = None) -> None:
-    """Run the command line; every expected error is one line on stderr and its exit code. `began`:
+    """Run the command line. Every expected error is one line on stderr and an exit code. `began`:
     the start of the command, by `time.monotonic` (now, if left out)."""
     steady()
     signal.signal(signal.SIGINT, interrupt.give_up)

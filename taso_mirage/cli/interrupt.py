@@ -1,5 +1,5 @@
-"""Signals. Of Ctrl-C the first one keeps the best found so far, the next one gives up; SIGTERM and
-SIGHUP end the program, which leaves nothing half-done behind."""
+"""Signals. The first Ctrl-C keeps the best result so far, the next one ends the program without a
+result. SIGTERM and SIGHUP end the program, which removes partial files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE = 5.0
-"""Seconds in which a program that is to end completes its current step."""
+"""Seconds within which an ending program completes its current step."""
 
 
 class Ended(BaseException):
-    """A signal that ends the program; no Exception for the same reason as CtrlC."""
+    """Raised for a signal that ends the program; not an Exception for the same reason as CtrlC."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,15 +33,15 @@ class Ended(BaseException):
 
 
 class CtrlC(BaseException):
-    """Ctrl-C, and its message where that is more than usual.
+    """Raised for Ctrl-C, with an optional message.
 
     Not an Exception, so that no fallback swallows it.
     """
 
 
 _WHOLE = frozenset({"<frozen importlib._bootstrap>", locks.__file__, streams.__file__})
-"""Files of code that no signal cuts in two. In an import a module in C++ would make an ImportError
-of it, or end the process; a lock would stay; a line would be printed twice."""
+"""Files whose code a signal must not interrupt: a module in C++ would turn it into an ImportError
+or end the process during an import, a lock would stay, or a line would be printed twice."""
 
 
 def _cuts(frame: FrameType | None) -> bool:
@@ -51,7 +51,7 @@ def _cuts(frame: FrameType | None) -> bool:
 
 
 def give_up(number: int, frame: FrameType | None) -> None:
-    """Raises CtrlC, a moment later where this one would cut something in two."""
+    """Raise CtrlC; later if it would interrupt code that must not be interrupted."""
     if _cuts(frame):
         _postponed.set()
         return _again(number)
@@ -59,15 +59,15 @@ def give_up(number: int, frame: FrameType | None) -> None:
 
 
 def end_cleanly() -> None:
-    """From here on SIGTERM and SIGHUP raise Ended; one that the caller has ignored (`nohup`) stays
-    so."""
+    """Make SIGTERM and SIGHUP raise Ended; a signal that the caller ignores (`nohup`) stays
+    ignored."""
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)
 
 
 def end_at_once() -> None:
-    """From here on they end the program as ever: nothing is left to put away."""
+    """Restore the default effect of the signals, because there is nothing left to remove."""
     for number in ENDING:
         if signal.getsignal(number) in (_end, _wait):
             signal.signal(number, signal.SIG_DFL)
@@ -103,7 +103,8 @@ def die(number: int) -> None:
 
 FOUND = "the results so far"
 _postponed = threading.Event()
-"""Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
+"""Whether a Ctrl-C that ends the program is sent again; this is still necessary after the search
+began."""
 
 
 def _again(number: int) -> None:
@@ -154,5 +155,5 @@ def interruptible(keeping: str = "the best result so far, measured and checked",
 
 
 def stop_later(stop: Stop) -> None:
-    """From here on a Ctrl-C is only noted: a file in progress is written."""
+    """Only record a Ctrl-C from now on, so that a file in progress is written."""
     signal.signal(signal.SIGINT, lambda number, frame: stop())

@@ -20,7 +20,7 @@ from taso_mirage.system.terminal import plural, say, say_lines
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
     from taso_mirage.ir.terms import Graph
-    from taso_mirage.kernels.survey import Surveyed
+    from taso_mirage.regions.survey import Surveyed
     from taso_mirage.rewriting.equation import Equation
 
 PLACES = 3
@@ -53,8 +53,8 @@ def kernels_command(
             min=1,
             max=LARGEST_COUNT,
             metavar="N",
-            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the predicted seconds and "
-            "the program.",
+            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the tuner's estimate "
+            "and the program.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -96,8 +96,8 @@ def _surveyed(
 ) -> list[Surveyed]:
     """The regions of a model with the best muGraph of each, or of the one with the number `show`
     alone; the checkpoint is read before, and written after each."""
-    from taso_mirage.kernels.regions import kernel_regions
-    from taso_mirage.kernels.survey import Surveyed, survey
+    from taso_mirage.regions.fragments import kernel_regions
+    from taso_mirage.regions.survey import Surveyed, survey
     from taso_mirage.report.summary import Stages
     from taso_mirage.system.locks import locked
 
@@ -152,7 +152,7 @@ def _details(each: Surveyed) -> dict[str, Any]:
 def _say_json(
     model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str], show: int | None
 ) -> None:
-    from taso_mirage.kernels.survey import survey_data
+    from taso_mirage.regions.survey import survey_data
 
     rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
     if show is not None:
@@ -191,8 +191,8 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
 
 
 def _removes(law: Equation) -> bool:
-    """Whether a law only removes operators: a region gains more from operators that a law would
-    fuse into another one."""
+    """Whether a law only removes operators. Laws that fuse operators are excluded, because a region
+    gains more from the separate operators."""
     before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
     return after <= before
 
@@ -202,7 +202,7 @@ def _removes(law: Equation) -> bool:
 
 def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
     """Regions that an earlier run kept in a file; nothing if there is no such file yet."""
-    from taso_mirage.kernels.survey import VERSION, known_regions
+    from taso_mirage.regions.survey import VERSION, known_regions
     from taso_mirage.system.toml import read_json
 
     if not path.exists():
@@ -218,7 +218,7 @@ def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
 
 def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[Surveyed]) -> None:
     """Write the regions of any model: those found now, and those of earlier runs."""
-    from taso_mirage.kernels.survey import VERSION, survey_data
+    from taso_mirage.regions.survey import VERSION, survey_data
     from taso_mirage.system.files import write_file
 
     rows = {**known, **{each.region.graph: survey_data(each) for each in found if each.found is not None}}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
-from taso_mirage.cli.options import FIXES, JsonOption, TrustKernels
+from taso_mirage.cli.options import FIXES, TrustKernels
 from taso_mirage.errors import InvalidOption
 from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
@@ -208,7 +208,7 @@ def optimize(
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
     timing: _ShowTiming = False,
-    as_json: JsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")] = False,
 ) -> None:
     """Optimize MODEL.onnx, or every model below a folder.
 
@@ -264,8 +264,8 @@ def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Resu
 
 
 def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
-    """Optimize one model after the other. Finished models are kept and not optimized again, however
-    the command ends."""
+    """Optimize one model after the other. Finished models are kept and not optimized again,
+    whatever ends the command."""
     from taso_mirage.folder import PAGE, Folder
 
     for name in ("report", "certificate", "trace"):
@@ -319,7 +319,7 @@ def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
 
 def _heard(stages: Stages, log: Log | None, writing: Callable[[], object]) -> dict[str, Any]:
     """The options of `api.optimize` that report progress. `writing` is called before a file is
-    written: afterwards an interrupt could not say that nothing was."""
+    written, because an interrupt afterwards may not report that nothing was written."""
     show = stages if log is None else log.progress
 
     def progress(stage: str, done: int, total: int) -> None:

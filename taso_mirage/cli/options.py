@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 LARGEST_COUNT = 1_000_000_000
-"""The largest integer that an option takes: what is counted or shared with processes has to be an
-integer of the machine."""
+"""The largest integer of an option. Counts and numbers of processes must be machine integers."""
 FIXES = "Fix dynamic dimensions, by input (x:1,128) or by name (batch:4); repeatable."
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taso_mirage.cli.options import LARGEST_COUNT
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.system.terminal import say
-from taso_mirage.targets.machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

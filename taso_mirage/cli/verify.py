@@ -49,12 +49,12 @@ def verify(
 
     Exit code 5 if a step does not hold.
     """
+    from taso_mirage.certificates.follow import follow
+    from taso_mirage.certificates.judge import CaseJudge
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.defaults import with_fixed_defaults
     from taso_mirage.onnx_io.inlining import without_functions
     from taso_mirage.onnx_io.kernels import dropped
-    from taso_mirage.report.follow import follow
-    from taso_mirage.report.judge import CaseJudge
     from taso_mirage.report.run_alike import run_alike
 
     models = [load(path) for path in (original, optimized)]

@@ -37,7 +37,7 @@ LETTERS = {
         "extra": "r",
     },
 }
-"""The names that attributes get, those first that no variable has."""
+"""The names for attributes, names of no variable first."""
 CHANNELS = 4
 """The value of a letter that counts groups in the rule's own typing."""
 TOGETHER = 3

@@ -2,9 +2,9 @@
 (TASO, SOSP'19, section 2).
 
 A *term* is a directed graph over inputs with one output; its size counts distinct operator nodes
-(both halves of a split are one). Terms whose size is the least of their class are *kept*: all of
-them are extended, in all namings of the inputs. The others are *candidates* only. The last level
-keeps nothing, and looks only at terms whose inputs are a prefix of every group.
+(both halves of a split are one). Terms of the smallest size of their class are *kept*: all of them
+are extended, in all namings of the inputs. The others are only *candidates*. The last level keeps
+no terms and contains only terms whose inputs are a prefix of every group.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Table:
         return term, self.kind(replace(kind, full=full))
 
     def sources(self, operator: int, kinds: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-        """For every axis of the result the (operand, axis) pairs whose dim it takes over, found by
-        typing with a strange dim."""
+        """For every axis of the result, the (operand, axis) pairs from which its dim comes, found
+        by typing the term with an unusual dim."""
         key = (operator, kinds)
         if key not in self._sources:
             self._sources[key] = _sources(self.family.operators[operator], [self.kinds[k] for k in kinds])

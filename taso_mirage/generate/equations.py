@@ -62,8 +62,9 @@ class Classes:
         return np.diff(self.starts, append=len(self.members))
 
     def equations(self) -> tuple[EquationPairs, int]:
-        """Every member with the first one of its class that shares no node with it; and how many
-        had none: a common subgraph, replaced by a variable, makes them a smaller equation."""
+        """Every member with the first member of its class that shares no node with it, and the
+        number of members without one. With a common subgraph, replaced by a variable, they would be
+        a smaller equation."""
         lengths = self.lengths
         first = np.repeat(self.starts, lengths)
         place = np.arange(len(self.members))
@@ -112,8 +113,8 @@ def common_supergraph(table: Table, pairs: EquationPairs) -> NDArray[np.bool_]:
 def recheck_equations(
     table: Table, pairs: EquationPairs, assignments: Sequence[Assignment], seed: int
 ) -> NDArray[np.bool_]:
-    """For each equation, whether it holds at other sizes and other values: order statistics agree
-    by chance (max_pool of relu) in eight trials."""
+    """For each equation, whether it holds at other sizes and values. In eight trials, order
+    statistics can agree by chance (max_pool of relu)."""
     ok = np.ones(len(pairs), bool)
     for i, assignment in enumerate(assignments):
         again = _Again(table, TermValues(table.family, assignment, seed + i))
@@ -318,8 +319,8 @@ def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int
 
 
 def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]:
-    """Variables in groups that only trying can distinguish: where they occur does not depend on
-    their names."""
+    """Groups of variables whose occurrences do not distinguish them, so that all orders must be
+    tried."""
     places: dict[int, list[str]] = {}
 
     def visit(tree: Tree, path: str) -> None:

@@ -22,16 +22,16 @@ from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 DRAWN, QUICK = 800, 24
-"""The draws that decide whether a more general form is worth settling, and the typings of them that
-are tested."""
+"""The number of draws that decide whether a more general form is worth examining, and the number of
+their typings that are tested."""
 VARIED = 3
-"""The least number of tested typings with another value of the attribute than the given one: with
-fewer the form is no more general."""
+"""The smallest number of tested typings with another value of the attribute than the given one.
+With fewer, the form is not more general."""
 
 
 class Reach(NamedTuple):
-    """How far a form reaches, to be compared: without a guard, how many typings it has, how many of
-    those tested passed."""
+    """The generality of a form, for comparison: whether it has no guard, the number of its typings,
+    and the number of tested typings that passed."""
 
     unguarded: bool
     typings: int
@@ -87,8 +87,8 @@ class _Search:
         self.work, self.seed = work, seed
 
     def most_general(self) -> Forms:
-        """Slot by slot the first form, from general to fixed, that holds (with a guard, if need be)
-        and says more."""
+        """For each slot, the first form from general to fixed that holds (with a guard, if
+        necessary) and is more general."""
         forms = dict(self.work.fixed)
         slots = self.work.slots()
         for slot in slots:

@@ -1,4 +1,4 @@
-"""Pairs of terms whose operator nodes unite to a given number: the possible operands of a new
+"""Pairs of terms whose operator nodes together have a given number: the possible operands of a new
 operator."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The page of the library, its counts and its timings: all that stands beside the rules in
-`substitutions/`."""
+"""The page of the library, its counts, the cases of the laws, and its timings: all files in
+`substitutions/` except the rules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from taso_mirage.system.files import write_file
 _Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""
 MEANING = {
-    "symbolic": "every case that was met is proved for every size",
-    "bounded": "some cases are proved at their own sizes alone, or only compared in numbers",
+    "symbolic": "every case that was examined is proved for every size",
+    "bounded": "some cases are proved only at their own sizes, or only compared in numbers",
 }
 
 
@@ -34,21 +34,22 @@ def refresh(folder: Path, counts: _Counts | None = None) -> None:
 
 
 def recorded_laws(folder: Path) -> dict[str, Mapping[str, int]]:
-    """The cases of each law by verdict, as laws.json has them; none where there is no such file."""
+    """Return the cases of each law by verdict from laws.json; none if the file does not exist."""
     path = folder / "laws.json"
     found: dict[str, Mapping[str, int]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
 def write_laws(folder: Path, cases: _Counts) -> None:
-    """Write laws.json, which has the cases of each law by verdict, and the page anew."""
+    """Write laws.json, which contains the cases of each law by verdict, and the page."""
     rows = [f"  {json.dumps(name)}: {json.dumps(dict(found), sort_keys=True)}" for name, found in cases.items()]
     write_file(folder / "laws.json", "{\n" + ",\n".join(rows) + "\n}\n")
     refresh(folder)
 
 
 def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
-    """Seconds that the proof of every rule took: the one file that differs from run to run."""
+    """Write timings.json: the seconds of the proof of each rule. Only this file differs from run to
+    run."""
     rounded = {name: round(seconds[name], 3) for name in sorted(seconds)}
     write_file(folder / "timings.json", json.dumps(rounded, indent=1) + "\n")
 
@@ -63,14 +64,14 @@ def readme(rules: Sequence[Rule], rejected: Sequence[RejectedRule], counts: _Cou
     lines = [
         "# Substitutions",
         "",
-        "This page is written by `taso-mirage substitutions generate`; the rules lie beside it, one file a family.",
+        "`taso-mirage substitutions generate` writes this page. The rules are in the same folder, in one file for each family.",
         "",
-        f"{len(rules)} rules: {len(rules) - joint} replace one value, {joint} several at once.",
-        f"{len(rejected)} candidates were refuted; `rejected.toml` has each with its counterexample.",
+        f"{len(rules)} rules: {len(rules) - joint} replace one value, {joint} replace several values at once.",
+        f"{len(rejected)} candidates were refuted; `rejected.toml` contains each with its counterexample.",
         "",
         "## By family and size",
         "",
-        "The size is the number of operators of the larger side.",
+        "The size of a rule is the number of operators of its larger side.",
         "",
         *_by_size(rules, families),
         "",
@@ -82,8 +83,8 @@ def readme(rules: Sequence[Rule], rejected: Sequence[RejectedRule], counts: _Cou
         "",
         "## By family and case",
         "",
-        "A case has everything of an application but its sizes. A rule applies in its proved cases alone: those that are excluded here,",
-        "and those that no draw met, are judged where they match.",
+        "A case is an application without its sizes. A rule applies only in its proved cases. The optimizer judges excluded cases,",
+        "and cases that were not examined here, when they match.",
         "",
         *_by_case(rules, families),
         "",
@@ -91,8 +92,9 @@ def readme(rules: Sequence[Rule], rejected: Sequence[RejectedRule], counts: _Cou
         *_stages(counts),
         "## Reading a rule",
         "",
-        "`given` is one typing of the operands (dims are letters; float32 unless it is said) and `attributes` the values of the",
-        "attribute names there. The equation holds wherever its left side matches and `where` is true, over the reals.",
+        "`given` is one typing of the operands; dims are letters, and the dtype is float32 if none is given. `attributes` are the",
+        "values of the attribute names in that typing. The equation holds over the reals wherever its left side matches and `where`",
+        "is true.",
         "",
         "## Commands",
         "",
@@ -120,7 +122,7 @@ def _by_proof(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
 
 
 def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
-    """How many cases of the rules were met and judged."""
+    """The number of judged cases of the rules of each family, by verdict."""
     evidence = [(r.family, r.evidence) for r in rules]
 
     def row(f: str) -> list[int]:
@@ -131,7 +133,7 @@ def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
 
 
 def _of_laws(laws: _Counts) -> list[str]:
-    """The cases of the laws in all, and which laws have some that are excluded."""
+    """The number of cases of all laws by verdict, and the laws that have excluded cases."""
     if not laws:
         return []
     proved, bounded = (sum(found.get(status, 0) for found in laws.values()) for status in ("proved", "bounded"))
@@ -141,8 +143,8 @@ def _of_laws(laws: _Counts) -> list[str]:
     return [
         "## Laws by case",
         "",
-        f"{len(laws)} laws are stated beside the operators in `op_specs/`; `laws.json` has the cases of each. In a case that",
-        "is excluded a law does not apply: the optimizer computes that, and no guard says it.",
+        f"{len(laws)} laws are stated beside the operators in `op_specs/`; `laws.json` contains the cases of each. A law does not",
+        "apply in an excluded case. The optimizer determines this; no guard states it.",
         "",
         _line(["laws", "proved for every size", "bounded", "excluded", "all"]),
         _line(["---", *["---:"] * 4]),
@@ -168,7 +170,9 @@ def _stages(counts: _Counts) -> list[str]:
     stages = list(dict.fromkeys(stage for each in counts.values() for stage in each))
     rows = [_line([stage, *(each.get(stage, "") for each in counts.values())]) for stage in stages]
     head = [_line(["stage", *counts]), _line(["---", *["---:"] * len(counts)])]
-    return ["## Stages of the generator", "", *head, *rows, ""]
+    said = "The number of terms, classes or equations after each stage. `minimise.py` keeps an equation only if smaller ones do not"
+    intro = [said, 'derive it; "steps a side" is the number of rewrites of each side in that test.', ""]
+    return ["## Stages of the generator", "", *intro, *head, *rows, ""]
 
 
 def _line(cells: Iterable[object]) -> str:

@@ -58,8 +58,8 @@ def settle_candidate(candidate: RuleCandidate, family: str, seed: int, typings: 
 
 
 class TooLong(BaseException):
-    """A candidate took longer than any that is ever proved: a proof is found in seconds or not at
-    all."""
+    """Raised for a candidate that takes longer than any successful proof; a proof is found within
+    seconds or not at all."""
 
 
 SECONDS = 240
@@ -88,8 +88,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> Rule | Failure:
-    """A form that passes the fuzz of its own making may still fail on new typings: then other ones
-    are drawn from the start."""
+    """Settle a candidate in several attempts: a form that passed the typings with which it was made
+    may fail on new ones; then new typings are drawn."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
     rejected = Failure(FailureKind.EXCLUDED, "not tried", equation=candidate.text)
     for attempt in range(ATTEMPTS):
@@ -167,7 +167,8 @@ class Needed:
 
 
 def _derives(rules: Rules, left: State, right: State, depth: int, width: int) -> bool:
-    """Whether rewriting from the left, and for more than one step from the right too, meets."""
+    """Whether rewriting from the left meets the right side; for more than one step, the right side
+    is rewritten as well."""
     seen: list[dict[State, None]] = [{left: None}, {right: None}]
     front = [[left], [right]]
     if left == right:

@@ -18,8 +18,8 @@ from taso_mirage.operators.interpret import interpret
 
 _Array = NDArray[np.integer]
 CHUNK = 1 << 21
-"""How many residues of one result are computed at a time; temporaries take some ten times their
-bytes."""
+"""The number of residues of one result that are computed at a time; temporaries take about ten
+times their bytes."""
 
 
 class TermValues:
@@ -39,9 +39,9 @@ class TermValues:
     def fresh(self, kind: TermKind) -> _Array:
         """Random residues of an input.
 
-        In half of the trials all of one sign (residues above p/2 are negative): the largest of many
-        numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) =
-        max_pool(max_pool(relu(x))) would pass.
+        In half of the trials all residues have one sign (residues above p/2 are negative).
+        Otherwise the largest of many numbers would hardly ever be negative, and
+        max_pool(max_pool(x)) = max_pool(max_pool(relu(x))) would pass.
         """
         data = self.field.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor))).data.reshape(2, self.trials, -1)
         if not is_float(kind.tensor.dtype):

@@ -1,5 +1,5 @@
-"""The behaviour of an ONNX node without a definition, as a value that is equal for nodes of two
-files."""
+"""The behaviour of an ONNX node without a definition, as a value that is equal for equal nodes of
+two files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A node that draws: the way to its body, its operator, and the name of its first result."""
+    """A node that draws random numbers: the path to its body, its operator, and the name of its
+    first result."""
 
     path: tuple[tuple[str, str], ...]
     domain: str
@@ -18,8 +19,8 @@ class Draw:
 
     @property
     def kind(self) -> Any:
-        """Equal for draws that may stand for each other, as their numbers have one distribution
-        where their operands are equal."""
+        """A key that is equal for interchangeable draws, whose numbers have the same distribution
+        for equal operands."""
         return tuple(attribute for _, attribute in self.path), self.domain, self.operator
 
 

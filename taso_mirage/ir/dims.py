@@ -16,8 +16,7 @@ from taso_mirage.errors import Undecidable, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The atom `numerator // denominator`, where the division does not come out even for every
-    size."""
+    """The atom `numerator // denominator`, for a division that is not exact for every size."""
 
     numerator: Symbolic
     denominator: Dim
@@ -123,8 +122,7 @@ def _terms(dim: Dim) -> _Terms:
 
 
 TERMS = 1024
-"""Products that a size may be the sum of: sums multiplied with sums would have exponentially
-many."""
+"""The largest number of products in a size; products of sums could have exponentially many."""
 
 
 @lru_cache(maxsize=1 << 15)
@@ -239,8 +237,8 @@ def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
 
 
 def _divide_by_number(a: Symbolic, b: int) -> Dim:
-    """Whole multiples of `b` come out of every term, a common factor cancels, and floors of floors
-    are one floor."""
+    """Integer multiples of `b` are separated from every term, a common factor cancels, and nested
+    floors become one floor."""
     quotient = summed_terms([(m, c // b) for m, c in a.terms])
     rest = _lift(summed_terms([(m, c % b) for m, c in a.terms]))
     factor = gcd(b, *(c for m, c in rest.terms if m))
@@ -354,7 +352,7 @@ def fixed(value: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> None:
-    """Read the sizes of symbols off an actual shape."""
+    """Read the sizes of symbols from an actual shape."""
     for dim, n in zip(shape or (), actual, strict=False):
         if isinstance(dim, Symbolic) and len(dim.terms) == 1 and dim.terms[0][1] == 1:
             ((monomial, _),) = dim.terms
@@ -363,8 +361,8 @@ def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> 
 
 
 def refuse_free(attrs: Mapping[str, object]) -> None:
-    """Raises Unsupported where an attribute depends on a size that a run gives: it has no place in
-    a model."""
+    """Raise Unsupported if an attribute depends on a size that is known only at run time, which a
+    model cannot express."""
     for name, value in attrs.items():
         if any(isinstance(each, Symbolic) for each in (value if isinstance(value, tuple) else (value,))):
             raise Unsupported(f"the attribute {name} is {value}, which a run gives")
@@ -381,7 +379,7 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
 def broadcast_dims(a: Dim, b: Dim) -> Dim:
     """The broadcast of two dims.
 
-    A symbol against n > 1 is n: whatever the symbol is, a legal run gives n.
+    A symbol with n > 1 gives n, because every legal run gives n.
     """
     if a == b or (isinstance(b, int) and b == 1):
         return a
@@ -419,9 +417,9 @@ def show_shape(shape: Iterable[Dim]) -> str:
 
 
 def gathered(parts: Sequence[Dim], wholes: Sequence[Dim]) -> list[range] | None:
-    """For each of `wholes`, the range of `parts` whose sizes multiply to it, row by row; sizes of 1
-    between them belong to none. None where a whole is cut otherwise, or where the answer depends on
-    the value of a size."""
+    """For each of `wholes`, the range of consecutive `parts` whose product is its size; sizes of 1
+    between ranges belong to none. None if there is no such range, or if the answer depends on the
+    value of a size."""
     found: list[range] = []
     i = 0
     for n in wholes:

@@ -21,15 +21,15 @@ of a decoder's cache takes as long as many runs. A prime number, so that no two 
 
 
 class Weight(Protocol):
-    """A tensor that may still lie in a file."""
+    """A tensor that may still be stored in a file."""
 
     def numpy(self) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredWeight:
-    """A weight that was computed here, from a term of other weights where `of` says so; equal to
-    itself alone."""
+    """A weight that was computed here, from the term `of` over other weights if given; equal only
+    to itself."""
 
     array: NDArray[Any]
     of: Node | None = None
@@ -39,8 +39,8 @@ class StoredWeight:
 
 
 class TurnedWeight:
-    """A view of a weight's array, whose copy in the order of its own axes is made when it is first
-    read: most forms of a large model's weights are never used. Equal to itself alone."""
+    """A view of a weight's array that is copied in the order of its own axes when it is first read,
+    because most forms of a large model's weights are never used. Equal only to itself."""
 
     __slots__ = ("__weakref__", "_array")
 
@@ -95,11 +95,11 @@ class Model:
         return tuple(n.attr("name") for n in self.graph.inputs)
 
     def default_inputs(self) -> dict[str, NDArray[Any]]:
-        """The inputs that a caller may leave out, as they then are."""
+        """The values of inputs that a caller may leave out."""
         return {name: np.asarray(each.numpy()) for name, each in self.defaults.items()}
 
     def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
-        """This model with other outputs; names of terms that persist persist."""
+        """This model with other outputs; existing terms keep their names."""
         return replace(
             self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
         )
@@ -133,7 +133,7 @@ def random_inputs(
     """Inputs by name: normal floats, or shares, rows of the table that integers index, other
     integers 0 or 1 (masks), fair booleans, the model's own `integers`.
 
-    `sizes` fixes symbols. Inputs that have a default are that.
+    `sizes` fixes symbols. Inputs with a default have its value.
 
     With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that
     `extreme` names are the least and the greatest of their type, -1 and 0. Those in `kept` are as

@@ -17,7 +17,7 @@ _Maps = tuple[_Ints, ...]
 
 
 class Lowering(Enum):
-    """Facts that code generators need of an operator besides its definition, which they compile."""
+    """Facts about an operator that code generators need in addition to its definition."""
 
     KERNEL = "the blocks of a grid; in a body, the thread level"
     ACCUMULATE = "what a value is over all iterations"
@@ -41,22 +41,22 @@ SIGN = 128
 
 
 class LoopPhase(IntEnum):
-    """When a term of a body is known, relative to the for-loop."""
+    """The phase, relative to the for-loop, in which a term of a body is known."""
 
     INVARIANT = 0
     """The term depends on no operand that the loop cuts (Mirage wants every path through the loop;
     this is wider)."""
     LOOP = 1
-    """Another value in every iteration."""
+    """The term has another value in every iteration."""
     AFTER = 2
     """The term depends on an accumulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A muGraph of one sample, run for as many as a run has: the first `dims` dims, of size 1 in
-    the muGraph, are free in the inputs that `inputs` tells, and in every result; of the other
-    inputs all samples share one."""
+    """A muGraph of one sample that is run once for each sample of a run. The first `dims` dims, of
+    size 1 in the muGraph, are free in the inputs given by `inputs` and in every result; all samples
+    share the other inputs."""
 
     dims: int
     inputs: tuple[bool, ...]
@@ -128,8 +128,8 @@ _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
 def tile_part(whole: str, most: int, number: int = 1) -> Dim:
     """The size of a part of a free size, at most `most`: the last part is the rest.
 
-    `number` distinguishes labels that a kernel cuts alike, twice: at the end of the one, the other
-    may still be whole.
+    `number` distinguishes two labels that a kernel cuts into equal tiles, because one may be at its
+    end where the other is not.
     """
     return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
 
@@ -160,7 +160,7 @@ def largest_size(dim: Dim) -> Dim:
 
 
 def usual_size(dim: Dim) -> int:
-    """A size in place of one that only a run knows, where code is chosen by it."""
+    """A size that replaces one known only at run time, for the choice of code."""
     largest = largest_size(dim)
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
 
@@ -177,17 +177,17 @@ def product_factor(dim: Dim) -> str:
 
 
 def size_names(shapes: Iterable[Shape]) -> list[str]:
-    """The names that some dims are, in the order in which they come: so a program is given them."""
+    """The names of some dims in order, as the arguments of a program."""
     return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
 
 
 def has_free_sizes(graph: Graph) -> bool:
-    """Whether a muGraph has sizes that only a run knows."""
+    """Whether a muGraph has sizes that are known only at run time."""
     return any(isinstance(dim, Symbolic) for x in graph.inputs for dim in x.shape)
 
 
 def is_free_kernel(body: Graph, grid: Shape, loop: Dim) -> bool:
-    """Whether a kernel has blocks, iterations or tiles that only a run counts."""
+    """Whether the number of a kernel's blocks, iterations or tiles is known only at run time."""
     dims = [*grid, loop, *[n for x in body.inputs for n in x.shape]]
     return not all(isinstance(n, int) for n in dims)
 
@@ -263,7 +263,7 @@ def check(
 def _check_overlaps(
     who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: _Ints
 ) -> None:
-    """All that a grid dim cuts has the same tiles, if they overlap.
+    """Test that everything that a grid dim cuts has the same tiles, if they overlap.
 
     The size of an output follows.
     """
@@ -312,7 +312,7 @@ def _check_output(o: int, output: Node, grid: Shape, omap: _Ints) -> None:
 
 
 def _parts(rank: int, grid: Shape, imap: _Ints, fmap: int, loop: Dim) -> list[Dim]:
-    """Into how many parts the grid and the loop cut each dim."""
+    """The number of parts into which the grid and the loop cut each dim."""
     if len(imap) != len(grid):
         raise IllTyped(f"imap {imap} for the grid {grid}")
     counts: list[Dim] = [1] * rank

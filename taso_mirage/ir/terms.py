@@ -67,7 +67,7 @@ class Node:
     attrs: Attributes
     type: Type
     is_weight: bool
-    """The memo of `expressions.is_weight`: not set until that is asked."""
+    """The memo of `expressions.is_weight`; not set before its first call."""
     _pool: ClassVar[WeakValueDictionary[Any, Node]] = WeakValueDictionary()
 
     def __new__(
@@ -79,8 +79,8 @@ class Node:
     ) -> Node:
         """Intern a term.
 
-        A callable `type` is asked only when the term is new; named leaves have their type in the
-        key.
+        A callable `type` is called only if the term is new; the key of a named leaf contains its
+        type.
         """
         key = (op, args, attrs, type if op in LEAVES else None)
         node = cls._pool.get(key)
@@ -153,7 +153,7 @@ def constant(array: NDArray[Any] | float | int | bool, dtype: str | None = None)
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a term is an array that it holds itself."""
+    """Whether a term is a constant that contains its array."""
     return node.op == "constant"
 
 
@@ -163,7 +163,7 @@ def is_part(node: Node) -> bool:
 
 
 ABSENT = Node("absent", (), (), Tensor("absent", ()))
-"""Stands for an optional operand that is left out."""
+"""The term for an optional operand that is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Nod
 
 
 def _all_below(outputs: Iterable[Node]) -> list[Node]:
-    """`topological` where nothing stops it, which most of a search's time went to."""
+    """`topological` without `stop`, optimized because a search calls it most often."""
     seen: dict[Node, None] = {}
     stack = list(outputs)[::-1]
     while stack:
@@ -269,8 +269,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_array(type: Tensor) -> bool:
-    """Whether a value of the type is an array: the reader writes the components of a sequence, a
-    map or an optional value in the place of a dtype."""
+    """Whether a value of the type is an array. For a sequence, a map or an optional value, the
+    reader writes the component types in place of a dtype."""
     if type.dtype == "string":
         return True
     try:
@@ -289,13 +289,13 @@ def integer_limits(name: str) -> tuple[int, int]:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype's values stand for real numbers."""
+    """Whether a dtype's values represent real numbers."""
     return "float" in dtype
 
 
 def is_stored(dtype: str) -> bool:
-    """Whether a dtype's values stand for real numbers, but no operator computes with them: floats
-    of 8 bits and fewer, which are converted, moved and compared."""
+    """Whether a dtype's values represent real numbers with which no operator computes: floats of at
+    most 8 bits, which are only converted, moved and compared."""
     return dtype.startswith(("float8_", "float6_", "float4_"))
 
 

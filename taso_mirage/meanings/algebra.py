@@ -1,8 +1,8 @@
-"""The protocol by which rules of normal forms call one another: the algebra that `scalars` makes of
-them all.
+"""The protocol by which the rules of normal forms call one another: the algebra that `scalars`
+combines from all of them.
 
-A sum may have a maximum in it, whose bounds depend on a logarithm, and so on. So every module of
-rules is given the whole algebra, and asks it for the functions of other modules.
+A sum may contain a maximum whose bounds depend on a logarithm, and so on. Therefore every module of
+rules receives the whole algebra and calls the functions of other modules through it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Functions that the meanings over numpy arrays share: structure is numpy's, below `lead` leading
-axes (trials) that do not belong to the program."""
+"""Functions that the meanings over numpy arrays share. The structure is that of numpy, after `lead`
+leading axes (trials) that do not belong to the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array: TypeAlias = NDArray[Any]
 Contraction: TypeAlias = Callable[[Array, Array, str, str, str], Array]
 """The einsum of two operands, by their letters and those of the result."""
 PART = 1 << 26
-"""Bytes of an operand of a product that are copied at once."""
+"""The largest number of bytes of an operand of a product that are copied at once."""
 
 
 def aligned(xs: Sequence[Array], lead: int) -> list[Array]:
@@ -98,8 +98,8 @@ def pairwise_in_parts(
 
 @dataclass
 class Contractions:
-    """The function that contracts two operands of float64: numpy's, or for a while one that is as
-    exact and faster at large operands."""
+    """The function that contracts two float64 operands: numpy's, or temporarily another one that is
+    as exact and faster for large operands."""
 
     by: Contraction = pairwise_in_parts
 

@@ -26,8 +26,8 @@ class Meaning(Generic[V]):
     """
 
     own: ClassVar[Mapping[str, Callable[..., Any]]] = MappingProxyType({})
-    """Operators that the meaning computes in its own way, by ONNX's name: called like the
-    operator's definition, in its place; the definition counts where this gives NotImplemented."""
+    """Operators that the meaning computes in its own way, by ONNX name. The function is called in
+    place of the operator's definition; if it returns NotImplemented, the definition is used."""
 
     def shape(self, a: V) -> Shape:
         raise NotImplementedError
@@ -108,12 +108,13 @@ class Meaning(Generic[V]):
         raise NotImplementedError
 
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
-        """fn(0), ..., fn(n-1), which are of one type; a meaning of types asks for the first
-        alone."""
+        """The values fn(0), ..., fn(n-1) of one type; a meaning of types computes only the
+        first."""
         return [fn(i) for i in range(n)]
 
     def decided(self, fn: Callable[..., Any], operands: Sequence[V | None], dtypes: Sequence[str]) -> Any:
-        """`fn` of this meaning and of operands of declared dtypes, which decides how to round."""
+        """Call `fn` with this meaning and with operands of declared dtypes; `fn` decides how to
+        round."""
         return fn(self, *operands)
 
     # What follows is sugar; a meaning overrides it only where it counts or rounds otherwise.
@@ -158,7 +159,7 @@ class Meaning(Generic[V]):
         return self.div(self.sum(a, axes, keepdims), self.count(a, axes))
 
     def count(self, a: V, axes: Sequence[int]) -> V:
-        """How many elements a fold over `axes` meets, as a scalar of the dtype of `a`."""
+        """The number of elements of a fold over `axes`, as a scalar of the dtype of `a`."""
         from taso_mirage.ir.dims import dim_product
 
         return self.cast(self.extents([dim_product(self.shape(a)[i] for i in axes)], scalar=True), self.dtype(a))

@@ -1,4 +1,4 @@
-"""The meaning `boxes`: where the elements of a tensor begin to be computed in another way (PET,
+"""The meaning `boxes`: the positions at which the computation of a tensor's elements changes (PET,
 OSDI'21, section 4).
 
 In a multi-linear program an element at v is a sum over r of products of input elements at positions
@@ -47,9 +47,9 @@ class Cut:
 
 
 class Boxes(Meaning[Cut]):
-    """Sizes are integers.
+    """The meaning `boxes` for fixed sizes.
 
-    Operators that are not linear in the operands that depend on an input raise Unsupported: they
+    Operators that are not linear in the operands that depend on an input raise Unsupported; they
     end a region.
     """
 
@@ -110,7 +110,7 @@ class Boxes(Meaning[Cut]):
         return Cut(result, tuple(kept), a.known)
 
     def cumulate(self, fn: np.ufunc, a: Cut, axis: int) -> Cut:
-        """Every element along the axis has a range of its own."""
+        """The result of an operator for which every element along the axis has its own range."""
         if function_of(fn) is not ADD and not a.known:
             raise Unsupported(f"a running fold of {function_of(fn).name} is not linear")
         splits = [_every(n) if i == axis else s for i, (n, s) in enumerate(zip(a.sizes, a.splits, strict=True))]
@@ -155,7 +155,8 @@ class Boxes(Meaning[Cut]):
     def pad(
         self, a: Cut, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
     ) -> Cut:
-        """The border is another box; between copies of a value every position is one of its own."""
+        """Pad a tensor: the border is another box, and with copies of a value between elements
+        every position is a box."""
         result = SHAPES.pad(a.type, low, high, value, interior)
         sizes = tuple(int(n) for n in result.shape or ())
         splits = []
@@ -225,7 +226,7 @@ def _seen(points: frozenset[int], positions: NDArray[Any]) -> frozenset[int]:
 
 
 def _changes(array: NDArray[Any]) -> Iterator[set[int]]:
-    """Along each axis the positions whose elements are not those before."""
+    """For each axis, the positions whose elements differ from the previous ones."""
     for axis in range(array.ndim):
         rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
         differ = [i for i in range(1, len(rows)) if not np.array_equal(rows[i], rows[i - 1])]

@@ -26,8 +26,8 @@ from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, 
 from taso_mirage.meanings.shapes import SHAPES
 
 SMALL = (-256, 256)
-"""Residues of these are whole numbers to rounding functions; another residue is seldom one of
-them."""
+"""The range of integers whose residues rounding functions recognise as integers; other residues
+rarely fall into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Field(Meaning[Residues]):
         return Residues(data, dtype, full, np.ones(self.trials, bool) if valid is None else valid)
 
     def load(self, array: Array) -> Residues:
-        """Numbers as residues: a float is the dyadic rational that it is; infinities are the ends
+        """Numbers as residues. A float is converted as a dyadic rational; infinities are the ends
         of the order."""
         array = np.asarray(array)
         if array.dtype.kind in "biu":

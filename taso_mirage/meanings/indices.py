@@ -23,9 +23,9 @@ class Indices:
     """Index variables and their ranges, for one proof.
 
     `steps` counts its work; `budget` bounds it. `volumes` are the numbers of elements that tensors
-    of the proof have, as powers by size. `second`: whether this is a second look, in which
-    sums are taken apart where a kernel reaches over a border of the data, and places in data that
-    is there several times are divided; `more`: whether one would find more than the first.
+    of the proof have, as powers by size. `second`: whether this is a second attempt, in which sums
+    are split where a kernel extends beyond the data, and positions in repeated data are divided.
+    `more`: whether a second attempt could find more.
     """
 
     def __init__(self, budget: int = 200_000) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of atoms in normal forms: one text for each, which is its key, and its content as a
+"""The kinds of atoms in normal forms: a text, which is the key of a kind, and its content as a
 record.
 
 Kinds with dtypes are calls of scalar functions: `name:float` of floats, `name:float:bool` where the

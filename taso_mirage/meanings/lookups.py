@@ -1,5 +1,5 @@
-"""The meaning `lookups`: which inputs' integers a value holds, and how many rows the tables have
-that they index."""
+"""The meaning `lookups`: the inputs whose integers a value contains, and the numbers of rows of the
+tables that they index."""
 
 from __future__ import annotations
 

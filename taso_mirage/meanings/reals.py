@@ -16,8 +16,9 @@ from taso_mirage.meanings.arrays import CONTRACTING, Array, padded_array, pairwi
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 WINDOW, MANY = 64, 1024
-"""Elements of a window, at most, and windows, at least, that are folded one element of all windows
-after the other: a fold along few elements costs numpy ten times as much."""
+"""The largest number of elements of a window, and the smallest number of windows, for a fold over
+all windows at once, element by element. numpy takes ten times as long for folds along few
+elements."""
 
 
 class Reals(Meaning[Array]):
@@ -28,7 +29,7 @@ class Reals(Meaning[Array]):
         self.exact = exact
 
     def load(self, array: Array) -> Array:
-        """An input or weight as this meaning computes with it."""
+        """An input or weight in the form in which this meaning computes."""
         return array.astype(np.float64) if self.exact and is_computed(array.dtype.name) else array
 
     def shape(self, a: Array) -> Shape:

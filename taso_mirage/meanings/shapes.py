@@ -1,4 +1,5 @@
-"""The meaning `shapes`: an operator's type rule, read off its definition, with symbolic dims."""
+"""The meaning `shapes`: an operator's type rule, derived from its definition, with symbolic
+dims."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from taso_mirage.meanings.functions import function_of
 
 
 class ShapesMeaning(Meaning[Tensor]):
-    """Values are types. Every misfit raises IllTyped with the dimension and both values."""
+    """A meaning whose values are types. Every mismatch raises IllTyped with the dimension and both
+    values."""
 
     def shape(self, a: Tensor) -> Shape:
         if a.shape is None:

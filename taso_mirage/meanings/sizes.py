@@ -15,13 +15,13 @@ from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.intervals import Interval
 
 LARGEST = 2**30 - 1
-"""No dim is larger."""
+"""The upper bound of a dim."""
 ELEMENTS = 2**48
-"""No tensor has more of them."""
+"""The upper bound of the number of elements of a tensor."""
 
 
 def within_bounds(shape: Iterable[Dim]) -> bool:
-    """Whether the dims that are numbers are as small as proofs assume."""
+    """Whether the fixed dims are within the bounds that proofs assume."""
     return all(not isinstance(d, int) or d <= LARGEST for d in shape)
 
 

@@ -1,5 +1,5 @@
-"""Sizes at which a model has no float64 reference: a tensor is too large to be made, or a window
-does not fit."""
+"""Sizes at which a model has no float64 reference: a tensor would be too large, or a window does
+not fit."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import Work, sized, work
 
 LARGEST_TENSOR = 4e9
-"""Bytes of one tensor in the float64 reference. Larger ones fill the memory, or come from a size
-that nobody meant: a slice to 1000000000 that was taken for a dim."""
+"""The largest number of bytes of one tensor in the float64 reference. A larger tensor fills the
+memory, or comes from a size that nobody intended, such as a slice to 1000000000 that was taken for
+a dim."""
 
 
 ROOM = 500_000_000
-"""Bytes that an evaluation may hold at once, beside the weights, where smaller sizes can be
-chosen."""
+"""The largest number of bytes that an evaluation may hold at once in addition to the weights, if
+smaller sizes can be chosen."""
 SMALL, HALVINGS = 16, 6
-"""Sizes below this are not halved, and how often the others are."""
+"""The size below which sizes are not halved, and the largest number of halvings."""
 
 
 def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
-    """Says which node makes a tensor that is too large at these sizes, with its dims and bytes;
-    None where none does. Types that depend on other sizes are not asked."""
+    """Describe the node that makes a tensor that is too large at these sizes, with its dims and
+    bytes; None if there is none. Types that depend on other sizes are ignored."""
     for node in model.nodes():
         for type in _types(node) if node.op != "weight" else ():
             if (count := _type_bytes(type, sizes)) > LARGEST_TENSOR and isinstance(type, Tensor):
@@ -46,8 +47,8 @@ def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """The memory of a float64 evaluation in bytes: of all results together, and of the most that
-    exist at once. Weights are read one at a time."""
+    """The memory of a float64 evaluation in bytes: the sum over all results, and the largest sum of
+    results that exist at once. Weights are read one at a time."""
 
     total: int = 0
     peak: int = 0
@@ -92,8 +93,8 @@ def _work(node: Node, sizes: Mapping[str, int]) -> Work:
 
 
 def smaller(model: Model, sizes: Mapping[str, int], held: Collection[str]) -> Iterator[dict[str, int]]:
-    """Sizes at which less is made, the largest first: batches of 1, then half of all that is large,
-    again and again, as far as sizes that have to agree do. Values that are `held` stay."""
+    """Smaller sizes, the largest first: batches of 1, then repeatedly half of every large size, as
+    far as sizes that must agree permit it. `held` values stay."""
     asked, now = relations(model), dict(sizes)
     inputs = [n for n in model.graph.inputs if n.tensor.shape is not None and len(n.shape) > 1]
     leading = {str(n.shape[0]) for n in inputs}
@@ -109,8 +110,8 @@ def smaller(model: Model, sizes: Mapping[str, int], held: Collection[str]) -> It
 
 
 def too_small(model: Model, sizes: Mapping[str, int]) -> str | None:
-    """Says which node has windows that do not fit at these sizes: the runtime may give something
-    there, without an error. None where all fit."""
+    """Describe the node whose windows do not fit at these sizes, where the runtime may give a
+    result without an error; None if all fit."""
     for node in model.nodes():
         if traits(node).windowed:
             try:

@@ -1,4 +1,4 @@
-"""Emptying the cache: the files of this program there, and nothing else."""
+"""Removal of this program's files from the cache, and of no others."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Cleared:
 def clear_cache(folder: Path | None = None, dry: bool = False) -> list[Cleared]:
     """Remove the entries of the cache, or with `dry` only count them.
 
-    Nothing is followed that is a link, and nothing goes that has another name than this program
-    gives. Tables are emptied in one transaction, so that an optimizer that runs meanwhile goes on
-    with an empty one; compiled files stay as long as a process uses them.
+    Links are not followed, and only files with names that this program gives are removed. Tables
+    are emptied in one transaction, so that an optimizer that runs at the same time continues with
+    an empty table. Compiled files stay while a process uses them.
     """
     place = folder or cache_path().parent
     if not place.is_dir():
@@ -88,7 +88,7 @@ def _removed(kind: str, folder: Path, pattern: re.Pattern[str], dry: bool) -> Cl
 
 
 def _own(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
-    """Files with names that this program gives, and folders of builds that were cut short."""
+    """Files with names that this program gives, and folders of interrupted builds."""
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
         builds = pattern is _BUILD and each.is_dir()
         named = (_BUILDING if builds else pattern).fullmatch(each.name) is not None

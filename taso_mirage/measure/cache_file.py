@@ -2,8 +2,8 @@
 of the same kind.
 
 A zip archive: `manifest.json`, the costs as lines of JSON, and the files of `kernels/` and
-`mutants/`. All is data with the device and the versions in its key, so that entries of another
-device lie there and are not used. Verdicts of the prover are no part of it: they are found anew.
+`mutants/`. All entries are data with the device and the versions in their keys, so entries of
+another device are stored but not used. Verdicts of the prover are not included.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MANIFEST, COSTS = "manifest.json", "costs.jsonl"
 FOLDERS = ("kernels", "mutants")
 _NAME = re.compile(rf"({'|'.join(FOLDERS)})/[0-9a-f]{{32}}\.json")
 LARGEST, LONGEST = 1 << 29, 1 << 16
-"""Bytes of all that an archive holds where that is more than it has itself, and characters of a
-key."""
+"""The largest number of bytes of an archive's contents (or the size of the archive, if larger), and
+the largest number of characters of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheContents:
-    """How many measurements there are of each device (with its runtime and versions), and files of
-    each folder; of an import `new` are those that were not there."""
+    """The number of measurements of each device (with its runtime and versions) and of files of
+    each folder. `new`: the number of imported entries that did not exist before."""
 
     devices: Mapping[str, int]
     files: Mapping[str, int]
@@ -56,9 +56,9 @@ def contents(folder: Path | None = None) -> CacheContents:
 
 
 def export_cache(target: Path, folder: Path | None = None) -> CacheContents:
-    """Write the archive; the file is written whole or not at all.
+    """Write the archive; the file is written completely or not at all.
 
-    Raises OutputError where it cannot be, InvalidOption where there is nothing to write.
+    Raises OutputError if it cannot be written, InvalidOption if the cache is empty.
     """
     place = folder or cache_path().parent
     found = contents(place)

@@ -74,15 +74,16 @@ FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 TURNED = 2.0
 UNEXPLAINED = "the original, which float64 does not explain"
-"""The other side of the comparison where there is no reference."""
+"""The name of the other side of a comparison without a reference."""
 NUDGES = (1, 2, 3, 4)
-"""Seeds of the roundings that may turn a decision."""
+"""The seeds of the roundings that may change a decision."""
 ROUGH = 2.0**-20, 2.0**-16
-"""Parts of a rounding by which intermediate results are off: so small that no decision turns. From
-the first to the second a movement must grow as they do, within SMOOTH, or it is no rounding."""
+"""The fractions of a rounding by which intermediate results are changed; they are so small that no
+decision changes. From the first to the second, the change of an output must grow in the same
+proportion, within SMOOTH, otherwise it is not the effect of rounding."""
 SMOOTH = 4.0
 FINE_CASE = ", no operands rounded"
-"""Behind the name of a case, in a comparison without `coarse` attributes."""
+"""The suffix of a case's name in a comparison without `coarse` attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class CheckCase:
     resolution: Callable[[], list[float]] | None = None
     fine: list[Any] | None = None
     allowed: Sequence[float] = ()
-    """Errors that are no fault, of every output."""
+    """For every output, the error that is permitted."""
     against: str = "float64"
     """The name of the reference."""
 
@@ -123,7 +124,7 @@ class Difference:
     against: str = "float64"
     moved: float = 0.0
     region: str = ""
-    """Where the output is a value inside of the model, of which region."""
+    """The region of the output, if it is a value inside of the model."""
 
     @property
     def passed(self) -> bool:
@@ -155,8 +156,8 @@ def check_cases(
     `seconds`, and those that every check needs twice as many; inputs that there was no time for are
     no case, and a line says so. There are `most` cases at most.
 
-    NoReference where the original runs on the first inputs and the reference does not; OutOfTime
-    where the references that every check needs take too long.
+    Raises NoReference if the original runs on the first inputs but the reference cannot be
+    computed, and OutOfTime if the references that every check needs take too long.
     """
     made_inputs = CheckInputs(model, session, base, given, others, fixed)
     taken = in_time(made_inputs, seconds, most)
@@ -204,13 +205,13 @@ def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) 
         there = witness().run(case.inputs)
     except TasoMirageError:
         return case
-    name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
+    name = f"{case.name} (by the CPU provider, because the original is inaccurate on {target.name})"
     witnessed = replace(case, name=name, original=there)
     return witnessed if plausible(there, case.reference) else case
 
 
 def plausible(outputs: Sequence[Any], reference: Sequence[Any]) -> bool:
-    """Whether every output in floats is as near the reference as rounding explains."""
+    """Whether the distance of every float output from the reference is explained by rounding."""
     for old, exact in zip(outputs, reference, strict=True):
         if rounds(old) and exact.shape == old.shape:
             most = magnitudes(old, old, exact)
@@ -225,14 +226,14 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moving(model: Model, inputs: Arrays, reference: Sequence[Any]) -> Callable[[int], list[float]]:
-    """How far outputs move in float64 when the inputs are rounded in a number of other ways."""
+    """The changes of the outputs in float64 when the inputs are rounded in several other ways."""
     one = cache(lambda seed: _apart(FloatReference(model, seed)(inputs, in_command), reference))
     return lambda ways: [max(each) for each in zip(*map(one, NUDGES[:ways]), strict=True)]
 
 
 def _resolution(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
-    """How far each output moves in float64, to first order, when all intermediate results are a
-    rounding off; 0 where it jumps."""
+    """The change of each output in float64, to first order, if all intermediate results are off by
+    a rounding; 0 if the output jumps."""
     near, far = (_largest_moves(model, inputs, reference, part) for part in ROUGH)
     steps = ROUGH[1] / ROUGH[0]
     smooth = [steps / SMOOTH * a <= b <= steps * SMOOTH * a for a, b in zip(near, far, strict=True)]
@@ -245,7 +246,7 @@ def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part:
 
 
 def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
-    """For every output in floats, the largest distance from the reference; 0 for other outputs."""
+    """For every float output, the largest distance from the reference; 0 for other outputs."""
     apart = []
     for near, exact in zip(found, reference, strict=True):
         same = isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape
@@ -300,7 +301,8 @@ def _finely(case: CheckCase, outputs: list[Any], share: float) -> CheckCase:
 
 
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
-    """The difference of an output; where it fails, with the part that roundings explain."""
+    """The difference of an output; if it fails, the bound includes the part that roundings
+    explain."""
     old, exact = case.original[i], case.reference[i]
     coarse = case.fine is not None
     found = difference(case.name, name, new, old, exact, coarse=coarse, against=case.against)
@@ -316,7 +318,8 @@ def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int
 
 
 def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
-    """A difference that failed, with the bound where rounding turned a decision of the original."""
+    """A failed difference, with the larger bound that holds if rounding changed a decision of the
+    original."""
     if found.against != UNEXPLAINED:
         return found
     dtype, turned = case.original[output].dtype, found
@@ -403,8 +406,8 @@ def _same_twice(a: Any, b: Any) -> bool:
 
 
 def first_bad(count: int, passes: Callable[[int], bool]) -> int:
-    """The least k in 1..count such that the first k steps fail, given that all of them do
-    (bisection)."""
+    """The smallest k in 1..count such that the first k steps fail, given that all of them together
+    fail (bisection)."""
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -419,7 +422,7 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
 
 
 def passes_checker(model: Model) -> bool:
-    """Whether onnx's checker takes the model as it was read, which the runtime does."""
+    """Whether onnx's checker accepts the model as it was read; the runtime accepts it."""
     try:
         check_source(model)
     except TasoMirageError:

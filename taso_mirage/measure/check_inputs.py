@@ -1,8 +1,8 @@
-"""The inputs of the check and of the timing: the user's, and those that are made up.
+"""The inputs of the check and of the timing: the user's inputs and generated ones.
 
-Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside
-their integers: a sampling rate, a length or an id cannot be made up. Elsewhere inputs are random at
-the sizes that were asked for (three seeds), and, as far as the original runs there, with wide and
+If the user's inputs have the requested sizes, only other floats are drawn to go with their
+integers, because a sampling rate, a length or an id cannot be generated. Otherwise inputs are
+random at the requested sizes (three seeds), and, as far as the original runs there, with wide and
 with extreme integers, with other values of scalars that choose a branch, and at further sizes of
 every dynamic dim.
 """
@@ -53,9 +53,9 @@ class CheckInput:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, the others at their base; and further
-    trials where neither runs: with other dims that have to agree, multiples, and all dims of that
-    size at once."""
+    """For every dynamic dim a larger and a smaller size, with the other dims at their base sizes;
+    and further trials if neither runs: with other dims that must agree, multiples, and all dims of
+    that size at once."""
     asked = relations(model)
     for name in model.symbols():
         size = base[name]
@@ -118,8 +118,8 @@ def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
 
 
 def _mixed(array: Any, rng: np.random.Generator) -> Any:
-    """The elements in another order; of large arrays, where one by one takes seconds, the slices
-    along each axis."""
+    """The elements in another order; for large arrays, whose elements would take seconds, the
+    slices along each axis."""
     if array.size <= LARGE:
         return rng.permutation(array.ravel()).reshape(array.shape)
     for axis, n in enumerate(array.shape):
@@ -129,8 +129,8 @@ def _mixed(array: Any, rng: np.random.Generator) -> Any:
 
 def _may_be_extreme(model: Model) -> list[str]:
     """The names of integer inputs that only reach operators whose time and memory depend on sizes
-    alone. An opaque node may loop that often, or make a tensor that large. None where integers are
-    divided: the least one by -1 ends the process (SIGFPE)."""
+    alone. An opaque node could loop that many times, or make a tensor of that size. None if
+    integers are divided, because the smallest integer divided by -1 ends the process (SIGFPE)."""
     nodes = model.nodes()
     if any(truncates(n) for n in nodes):
         return []
@@ -196,7 +196,9 @@ class CheckInputs:
         if self._skipped:
             found.append(f"the check left out {_listed(self._skipped)}: the original does not run there")
         if self._fixed_here:
-            found.append(f"no other size of {', '.join(self._fixed_here)} was checked: the original ran at none tried")
+            found.append(
+                f"no other size of {', '.join(self._fixed_here)} was checked: the original runs at none of the tried sizes"
+            )
         return found
 
     def left_out(self, drawn: CheckInput) -> None:
@@ -221,8 +223,8 @@ class CheckInputs:
     # ------------------------------------------------------------ needed
 
     def _only_tensors(self) -> None:
-        """Raise NoReference for an input that is a sequence, a map or an optional value: none can
-        be made up, and a file of inputs cannot hold it."""
+        """Raise NoReference for an input that is a sequence, a map or an optional value: such a
+        value cannot be generated, and a file of inputs cannot contain it."""
         for node in self.model.graph.inputs:
             if not is_array(node.tensor):
                 raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
@@ -288,9 +290,9 @@ class CheckInputs:
         return sizes
 
     def _choices(self, kept: Arrays) -> Iterator[CheckInput]:
-        """Each scalar that may choose a branch at every value that the model compares it with.
+        """Each scalar that may choose a branch, at every value with which the model compares it.
 
-        Where the original does not run so, at sizes that are found for that value.
+        If the original does not run so, sizes are searched for that value.
         """
         compared = compared_numbers(self.model)
         for name, values in choices(self.model).items():
@@ -328,8 +330,7 @@ class CheckInputs:
             yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes, sizes=said)
 
     def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[CheckInput]:
-        """All at once, or where the original does not take that (one of them is an id) each
-        alone."""
+        """All at once, or, if the original does not run so (one of them is an id), each alone."""
         alone = [[name] for name in names] if len(names) > 1 else []
         for group in ([list(names)] if names else []) + alone:
             inputs = random_inputs(self.model, SEEDS[-1] + 3, self.base, extreme=group, kept=kept)

@@ -1,5 +1,5 @@
-"""ONNX Runtime in a process of its own: a crash, full memory or an endless run ends that process,
-not this one.
+"""ONNX Runtime in a child process: a crash, full memory or an endless run ends that process, not
+this one.
 
 One process lives as long as this one and answers calls of functions in turn; after a crash or a
 time limit the next call starts another. Its objects (`native.py`) have numbers that hold for one
@@ -35,15 +35,15 @@ R = TypeVar("R")
 LIMIT = 300.0
 """Seconds that a call may take: loading a model, a run, or one measurement."""
 LOOK = 0.2
-"""Seconds between two looks whether the command's time is over; an interrupt ends it early."""
+"""Seconds between two tests whether the command's time is over; an interrupt ends it early."""
 PARENT_GONE = 3
 CONFIGURED = "ORT_LOAD_CONFIG_FROM_MODEL"
-"""Whether ONNX Runtime takes options of a session from the model, which then could have it write
-files."""
+"""The variable that makes ONNX Runtime read options of a session from the model, which could make
+it write files."""
 
 
 class Child:
-    """The process, and calls to it; threads take turns. `life` counts its ends.
+    """The child process and calls to it; threads take turns. `life` counts how often it has ended.
 
     No call lasts longer than `limit`, or beyond the last end of the `deadline`.
     """
@@ -62,8 +62,8 @@ class Child:
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Call a module's function in the child process and return its result.
 
-        Raises the function's errors; RuntimeCrashed where the process ended, RunFailed where it
-        took longer than `limit`, OutOfTime where the command's time is over.
+        Raises the function's errors, RuntimeCrashed if the process ended, RunFailed if the call
+        took longer than `limit`, and OutOfTime if the command's time is over.
         """
         with self._lock:
             connection = self._started()
@@ -87,19 +87,19 @@ class Child:
         return result
 
     def begin(self, function: Callable[..., object], *args: Any) -> None:
-        """Have the process, which starts where there is none, call a function while this one goes
-        on.
+        """Make the child process, which is started if necessary, call a function while this process
+        continues.
 
-        The next call waits until that is done; nobody gets its result or error. The arguments are
-        small: they wait in the connection.
+        The next call waits until that call is done; its result or error is discarded. The arguments
+        must be small, because they wait in the connection.
         """
         with self._lock, suppress(OSError):  # where the process ended, the next call says so
             send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
             self._owed += 1
 
     def _await_owed(self, connection: Connection[Any, Any]) -> None:
-        """Until a new process says that it has imported the runtime's modules, and the calls of
-        `begin` are done."""
+        """Wait until a new process reports that it has imported the runtime's modules, and the
+        calls of `begin` are done."""
         while self._owed:
             with spent(Purpose.STARTING):
                 self._wait(connection)
@@ -107,7 +107,7 @@ class Child:
                 self._owed -= 1
 
     def _wait(self, connection: Connection[Any, Any]) -> None:
-        """Until there is an answer, which may never come."""
+        """Wait for an answer, which may never come."""
         end = time.monotonic() + self.limit
         while not connection.poll(max(min(LOOK, end - time.monotonic()), 0.0)):
             late = time.monotonic() >= end
@@ -120,9 +120,9 @@ class Child:
                 raise OutOfTime("the time was over before ONNX Runtime had loaded or run a model")
 
     def drop(self, life: int, number: int) -> None:
-        """Let go of the object with this number, before the next call.
+        """Release the object with this number before the next call.
 
-        Any thread and any finalizer may say so.
+        Any thread and any finalizer may call this.
         """
         self._dropped.append((life, number))
 
@@ -175,7 +175,7 @@ _CHILD: dict[int, Child] = {}
 
 
 def child() -> Child:
-    """The child process of this process: another one after a fork."""
+    """The child process of this process; a forked process gets another one."""
     found = _CHILD.get(os.getpid())
     if found is None:
         found = _CHILD[os.getpid()] = Child()
@@ -227,7 +227,7 @@ def _answer(name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """The parent may end in any way, while this process is at work for it."""
+    """End this process when the parent ends in any way, also during a call."""
     poll = select.poll()
     poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
     poll.poll()
@@ -235,8 +235,8 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 def _limit_memory() -> None:
-    """A model that needs all memory gets an error, and where that is not enough, the system ends
-    this process before any other."""
+    """Limit the memory, so that a model that needs too much gets an error, and make this process
+    the first that the system ends when memory is short."""
     import resource
 
     with suppress(OSError, ValueError):

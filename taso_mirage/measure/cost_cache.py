@@ -1,4 +1,4 @@
-"""Measured times, kept on disk."""
+"""Measured times, stored on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from taso_mirage.system.store import Store
 
 
 class CostCache:
-    """Measured seconds by (target, signature); a cache that cannot be opened is kept in memory."""
+    """Measured seconds by (target, signature). If the file cannot be opened, they are kept in
+    memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -40,7 +41,7 @@ class CostCache:
         return [(str(target), str(signature), float(seconds)) for target, signature, seconds in self._store.rows()]
 
     def add(self, measurements: Sequence[tuple[str, str, float]]) -> int:
-        """Keep those of another file that this one has not; how many these are."""
+        """Add the measurements of another file that this one lacks. Returns their number."""
         return self._store.add(measurements)
 
     def close(self) -> None:
@@ -48,13 +49,13 @@ class CostCache:
 
 
 def cache_path() -> Path:
-    """Where measured costs are kept; TASO_MIRAGE_CACHE overrides the user's cache folder."""
+    """The folder of measured costs; TASO_MIRAGE_CACHE overrides the user's cache folder."""
     return cache_root() / "costs.sqlite"
 
 
 def proofs_path(cache: Path | None = None) -> Path | None:
-    """Where verdicts on cases are kept: nobody proves them again, so it is a folder beside the
-    measured costs that only this user writes to; None where there can be none."""
+    """The folder of verdicts on cases. Verdicts are not proved again, so only this user may write
+    to the folder; None if no such folder is possible."""
     with suppress(RuntimeUnavailable):
         return private_folder("proofs", (cache or cache_path()).parent) / "proofs.sqlite"
     return None

@@ -1,8 +1,8 @@
-"""Patches at smaller sizes: batches and rows along which they are independent are cut to few.
+"""Patches at smaller sizes: batches and rows along which a patch is independent are cut to a few.
 
 The sizes that may vary are those that a proof of the patch would have as letters (`lift`). A cut is
-taken where the original's terms have the same values on the rows that stay: then nothing that a
-row shows is read from another one.
+used if the original's terms have the same values on the remaining rows; then no row depends on
+another one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from taso_mirage.prove.rules.lift import lift, rebound
 ROWS = 8
 """The size to which a batch, or a number of rows, is cut."""
 LIFTING = 1e-3
-"""Seconds for each term that the sizes which may vary take to find: a side that is evaluated sooner
-is not cut."""
+"""The seconds per term that the search for variable sizes takes. A side that is evaluated in less
+time is not cut."""
 TOGETHER = 1 << 28
 """Bytes of weights and values of the sides that are joined."""
 LONG = 0.5
@@ -53,7 +53,7 @@ class Sides:
         return evaluation_seconds(topological(self.before), {})
 
     def pays(self) -> bool:
-        """Whether to look for a cut takes less than an evaluation of all rows."""
+        """Whether the search for a cut takes less time than an evaluation of all rows."""
         return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
 
 

@@ -1,10 +1,10 @@
-"""Values that a model computes from sizes and constants alone, where the runtime decides otherwise
-than float64 does.
+"""Values that a model computes from sizes and constants alone and for which the runtime decides
+differently from float64.
 
-Relative positions fall into buckets by a rounded logarithm. At the edge of a bucket single
-precision may go to one side and float64 to the other: both are right, and all that follows is
-computed from other numbers. So the float64 reference takes such a result from the runtime. A value
-that depends on inputs is never taken.
+Relative positions fall into buckets by a rounded logarithm. At the edge of a bucket, single
+precision and float64 may round to different sides. Both are right, but all later results are
+computed from different numbers. Therefore the float64 reference uses the runtime's result. It never
+uses a result that depends on inputs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
 
 LARGEST = 1 << 22
-"""Elements of a result that is compared."""
+"""The largest number of elements of a result that is compared."""
 ROUNDINGS = 4096.0
-"""Roundings of the largest element by which a result may be off, and no decision was another."""
+"""The number of roundings of the largest element by which a result may differ without a different
+decision."""
 
 
 class Decisions:
@@ -44,7 +45,7 @@ class Decisions:
         self.session: Session | None = None
 
     def __call__(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
-        """The values, in float64, of results that the runtime decides otherwise."""
+        """The values, in float64, of results that the runtime decides differently."""
         asked = [n for n in self.terms if prod(evaluate(d, sizes) for d in n.shape) <= LARGEST]
         if not asked:
             return {}
@@ -65,8 +66,8 @@ class Decisions:
 
 
 def _settled(model: Model) -> Iterator[Node]:
-    """The last results on each way that depend on no input and in which floats are computed;
-    results that depend on quantized weights are none of them."""
+    """The last results on each path that depend on no input and are computed with floats, except
+    results that depend on quantized weights."""
     open_, floats = set[Node](), set[Node]()
     users: dict[Node, list[Node]] = {}
     nodes = model.nodes()

@@ -1,8 +1,8 @@
-"""The float64 references of several inputs, within a time: those that every check needs in any
-case, then those that fit.
+"""The float64 references of several inputs within a time limit: first those that every check needs,
+then as many others as there is time for.
 
-They are computed in threads that nobody has to wait for: an interrupt, or the end of the time, is
-not held up by a product of large arrays.
+They are computed in threads that nobody has to wait for, so a product of large arrays does not
+delay an interrupt or the end of the time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
@@ -24,7 +25,6 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.system.spending import Purpose, spent
-from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
 """Errors that an evaluation may raise because of its inputs."""
@@ -34,8 +34,8 @@ LOOK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation: `work` says how much it is beside the others, `after` in which order they are
-    computed where there is not time for all (0: it is needed)."""
+    """One evaluation. `work`: its relative amount of work. `after`: its position if there is not
+    time for all evaluations (0: it is needed)."""
 
     compute: Callable[[Callable[[], None]], Any]
     work: float = 1.0
@@ -43,7 +43,7 @@ class Evaluation:
 
 
 class Left(Exception):
-    """In the place of an evaluation that there was no time for."""
+    """The result of an evaluation for which there was no time."""
 
 
 class Evaluations:
@@ -137,8 +137,8 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
 
 
 def in_time(made_inputs: CheckInputs, seconds: float, most: float = math.inf) -> list[CheckInput]:
-    """The inputs that the original runs on, at most `most` of them. If the original is slow, only
-    those found in time, and at least those that every check needs."""
+    """Up to `most` inputs on which the original runs. If the original is slow, these are the inputs
+    found in time, and at least those that every check needs."""
     began, found = time.monotonic(), list[CheckInput]()
     for each in made_inputs:
         found.append(each)
@@ -152,11 +152,11 @@ def in_time(made_inputs: CheckInputs, seconds: float, most: float = math.inf) ->
 
 @spent(Purpose.REFERENCES)
 def references(model: Model, taken: Sequence[CheckInput], seconds: float) -> list[Any]:
-    """The float64 evaluation on every drawn input; where there is not time for all, those that
+    """The float64 evaluation on every drawn input. If there is not time for all, the inputs that
     every check needs come first, then other sizes, then other values.
 
-    Several are computed at the same time, though numpy's products use several cores by themselves,
-    as far as there is room.
+    Several are computed at the same time as far as memory permits, although numpy's products
+    already use several cores.
     """
     exact, peak = FloatReference(model), 1
     needed = [each for each in taken if each.needed][: len(SEEDS)]

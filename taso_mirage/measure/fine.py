@@ -1,5 +1,5 @@
-"""Models in which the runtime rounds operands to few digits, as an attribute of theirs lets it, and
-the same models where it does not: the check compares the latter first."""
+"""Models in which an attribute lets the runtime round operands to few digits, and the same models
+without that attribute, which the check compares first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from taso_mirage.operators.ops import traits
 
 @dataclass(frozen=True, slots=True)
 class Fine:
-    """How the runtime rounds no operands of a model: `without` attributes of these names."""
+    """The change after which the runtime rounds no operands of a model: `without` attributes of
+    these names."""
 
     without: frozenset[str]
 
     @staticmethod
     def of(model: Model) -> Fine | None:
-        """None where it rounds none in any case."""
+        """None if the runtime rounds none in any case."""
         names = [(node, traits(node).coarse) for node in model.nodes() if node.args]
         found = frozenset(name for node, name in names if name is not None and node.attr(name) > 1)
         return Fine(found) if found else None

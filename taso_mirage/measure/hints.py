@@ -1,6 +1,6 @@
 """Sizes of free dims that their names, and the ranks and dtypes of their inputs, suggest: a batch
-of 1, 128 tokens, 256 cached ones, images of 224, 16,000 samples of sound. A hint is where trial
-runs begin (`sizes.py`)."""
+of 1, 128 tokens, 256 cached ones, images of 224, 16,000 samples of sound. Trial runs begin with
+these sizes (`sizes.py`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WORDS: tuple[tuple[frozenset[str], int], ...] = (
     (frozenset("height width".split()), IMAGE),
     (frozenset("channel channels".split()), CHANNELS),
 )
-"""Words of a dim's name, the stronger ones first."""
+"""Words of a dim's name, the more significant ones first."""
 GENERATED = re.compile(r"(d_)?(unnamed|unk|dim|d|s|dyn\w*|dynamic\w*|p2o\w*)_*\d+(_\d+)*", re.IGNORECASE)
-"""Names that exporters make up: the place of such a dim says more than its name."""
+"""Names that exporters invent. The position of such a dim says more than its name."""
 SOUND = frozenset("audio wav waveform speech".split())
 
 

@@ -13,9 +13,9 @@ from taso_mirage.measure.session import SPINNING
 from taso_mirage.measure.target import Target
 
 FREE = 0.9
-"""The part of the cores that a process gets on a quiet machine, at least."""
+"""The smallest share of the cores that a process gets on a quiet machine."""
 LOOK = 0.05
-"""Seconds of one look."""
+"""Seconds of one measurement of the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,18 @@ class Load:
 
     @property
     def busy(self) -> bool:
-        """Whether others use the cores."""
+        """Whether other processes use the cores."""
         return self.got < FREE
 
     @property
     def others(self) -> int:
-        """How many threads of others use the cores all the time, if the system is fair: one at
-        least."""
+        """The number of busy threads of other processes, assuming fair scheduling; at least one."""
         return max(round(self.cores * (1 / max(self.got, 1e-3) - 1)), 1)
 
     def clock(self, target: Target) -> Target:
-        """The target as models are timed now: on a quiet machine by the wall, as its users run
-        them; beside others on one thread by CPU time, which they do not move, where there is such a
-        clock."""
+        """The target with the clock for timing now: on a quiet machine wall time with all threads,
+        as for users; beside other processes CPU time on one thread, which they do not affect, if
+        such a clock exists."""
         return (target.serial or target) if self.busy else target
 
     def said(self, target: Target) -> str:
@@ -52,8 +51,8 @@ class Load:
 
 def observed_load(fresh: float = 0.0) -> Load:
     """The load that the child process sees once the threads of its sessions sleep; the last
-    observation holds for `fresh` seconds. A quiet machine's load, where no time is left to
-    measure."""
+    observation holds for `fresh` seconds. If no time is left for a measurement, the load is that of
+    a quiet machine."""
     if not _LAST or time.monotonic() > _LAST[0][0] + fresh:
         time.sleep(SPINNING)
         try:

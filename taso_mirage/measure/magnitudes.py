@@ -1,4 +1,4 @@
-"""How far results are from each other and from float64, and the roundings of their dtypes."""
+"""The distances of results from each other and from float64, and the roundings of their dtypes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class Magnitudes:
 
 
 def magnitudes(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> Magnitudes | None:
-    """None where an element is finite in one of both and not in the other, or not finite and
-    another. Block by block, so that logits of half a gigabyte stay in the cache; of a large cache
-    of which both have the same bytes, or of a run that is its own reference, there is less to
-    compute."""
+    """None if an element is finite in only one of both, or is another non-finite value. The arrays
+    are compared block by block, so that logits of half a gigabyte stay in the cache. If both arrays
+    have the same bytes, or a run is its own reference, there is less to compute."""
     found = Magnitudes()
     flat = [np.ravel(a) for a in (new, old, exact)]
     for start in range(0, old.size, BLOCK):
@@ -60,7 +59,7 @@ def magnitudes(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> Mag
 
 
 def largest_distance(new: NDArray[Any], old: NDArray[Any]) -> float:
-    """The largest distance that is a number, block by block; of the same bytes it is 0."""
+    """The largest distance that is a number, computed block by block; 0 for equal bytes."""
     most, flat = 0.0, [np.ravel(a) for a in (new, old)]
     for start in range(0, old.size, BLOCK):
         n, o = (a[start : start + BLOCK] for a in flat)
@@ -102,8 +101,8 @@ def most_of(array: NDArray[Any]) -> float:
 
 
 def uniform_number(array: NDArray[Any]) -> float | None:
-    """The number that all elements of an array are; None where they differ, or are no numbers.
-    Block by block, so that of most arrays one block is read."""
+    """The number that all elements of an array equal; None if they differ or are not numbers. The
+    array is read block by block, so most arrays need only one block."""
     flat = array.reshape(-1)
     if not flat.size or flat.dtype.kind in "OSUc":
         return None

@@ -1,5 +1,5 @@
-"""Messages between two processes of this machine: pickled objects, whose large arrays go through
-shared memory, or as the place in the file that they are mapped from."""
+"""Messages between two processes of this machine: pickled objects. Large arrays pass through shared
+memory, or as a position in the file from which they are mapped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 SHARED = 1 << 20
-"""Bytes from which a buffer does not go through the pipe, which copies 64 KB at a time, and takes
-ten times as long for weights of a gigabyte."""
+"""The number of bytes from which a buffer does not pass through the pipe. The pipe copies 64 KB at
+a time and takes ten times as long for weights of a gigabyte."""
 MAPPINGS = Path("/proc/self/maps")
 """The system's table of this process's memory: for each range its ends, its permissions, its place
 in a file, and the file's number and name."""

@@ -21,7 +21,7 @@ from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 T = TypeVar("T")
 SETTLED = 0.003
-"""Seconds that a model runs before a run counts, where others ran before it."""
+"""Seconds of uncounted runs of a model after other models ran."""
 LONG = 0.5
 """Seconds of a run that counts as it is."""
 ALIGNED = 64
@@ -42,8 +42,8 @@ def turn(run: Callable[[], float]) -> float:
 
 
 def spins(run: Callable[[], float], seconds: float) -> bool:
-    """Whether threads of a session go on after a run: whether this process works in a time in which
-    it is asked for nothing."""
+    """Whether threads of a session continue after a run: whether this process uses CPU time while
+    it has no call."""
     run()
     start = time.process_time()
     time.sleep(seconds)

@@ -22,7 +22,8 @@ MOST_CASES, MOST_INPUTS = 12, 3
 """The number of runs of the model that are observed, and of the inputs of one body that are
 kept."""
 MOST_TRIPS = 1000
-"""Iterations that a loop is taken to have at most: a bound is often the greatest integer."""
+"""The largest assumed number of iterations of a loop; a model's bound is often the largest
+integer."""
 
 Operands = Mapping[Node, Any]
 """The values of terms in one run."""
@@ -30,8 +31,8 @@ Operands = Mapping[Node, Any]
 
 @dataclass(frozen=True, slots=True)
 class BodyRun:
-    """One run of a body: its inputs, how often it runs so in a run of the model, and whether it
-    does (a branch may not be chosen)."""
+    """One run of a body: its inputs, how often a run of the model runs it with such inputs, and
+    whether the model runs it at all (a branch may not be chosen)."""
 
     inputs: Arrays
     trips: int
@@ -54,8 +55,8 @@ def operands(model: Model, terms: Sequence[Node], runs: Sequence[Arrays]) -> lis
 
 
 def body_runs(model: Model, term: Node, body: Body, seen: Sequence[Operands]) -> list[BodyRun]:
-    """The runs of a body, those first that a run of the model makes; of each kind a few, of
-    different sizes where there are some."""
+    """The runs of a body, runs of the model first; a few of each kind, of different sizes if there
+    are some."""
     found = [run for values in seen for run in _runs(term, body, {**_weights(model, term), **values})]
     found.sort(key=lambda run: not run.reached)
     kept: list[BodyRun] = []

@@ -27,10 +27,10 @@ from taso_mirage.ir.terms import (
 from taso_mirage.operators.expressions import is_weight
 
 NEAR = 64
-"""Terms of the original that are followed down to values that the optimized side reads, at most;
-beyond that any common value is a leaf."""
+"""The largest number of terms of the original that are followed down to values that the optimized
+side reads; beyond that any common value is a leaf."""
 Claims = Mapping[Node, Node]
-"""For terms of the original the term that is claimed to have the same value."""
+"""For each term of the original, the term that is claimed to have the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Patch:
     def key(
         self, made: Mapping[Node, Node], uniform: Callable[[Node], float | None] = lambda node: None
     ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """Equal for patches that differ in the names of the original's weights alone, as those of
-        equal layers do. `made`: the terms over weights that new weights were computed from.
-        `uniform`: the number that all elements of a weight are. Those keep it in the key: a bias of
-        zeros may be left out, which says nothing of another one."""
+        """A key that is equal for patches that differ only in the names of the original's weights,
+        as for equal layers. `made`: the terms over weights from which new weights were computed.
+        `uniform`: the number that all elements of a weight equal; it is part of the key, because a
+        bias of zeros may be left out, but another bias may not."""
         return _renamed((*self.before, *self.after), made, len(self.before), uniform)
 
 
@@ -97,8 +97,8 @@ class _Patching:
             yield self._patch(tuple(dict.fromkeys([*terms, *behind])), read)
 
     def _behind(self, old: Node) -> Node | None:
-        """The only term that reads a value, if that reads no weights: scores beside a mask are
-        small numbers beside large ones, and shares are not."""
+        """The only term that reads a value, if that term reads no weights. Scores beside a mask are
+        small numbers beside large ones, but their softmax is not."""
         read = self.users.get(old, [])
         if len(read) != 1 or old in self.outputs or read[0] not in self.alive or not _observable(read[0]):
             return None

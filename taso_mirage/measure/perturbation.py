@@ -1,5 +1,6 @@
-"""How far roundings move a model's outputs, by runs in its own runtime (Monte Carlo arithmetic,
-Parker 1997): as `reference.RoughReference` in float64, for models of which that takes too long."""
+"""The effect of roundings on a model's outputs, measured by runs in the runtime (Monte Carlo
+arithmetic, Parker 1997). This replaces `reference.RoughReference` for models whose float64
+evaluation takes too long."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.rewriting.derived_traits import selects
 
 PARTS = 1.0, 16.0
-"""Roundings by which each result is off. From the first to the second a movement must grow as they
-do, within SMOOTH: a jump is a decision."""
+"""The numbers of roundings by which each result is changed. From the first to the second, the
+change of an output must grow in the same proportion, within SMOOTH; otherwise it is a jump, caused
+by a decision."""
 SMOOTH = 4.0
 SEEDS = (1, 2)
 VARIANTS = 4
@@ -42,9 +44,9 @@ class Perturbed:
         self.session: Session | None = None
 
     def __call__(self, inputs: Arrays, outputs: Sequence[Any]) -> list[float]:
-        """How far a rounding of all results moves each output; 0 where it jumps, but in a model
-        that quantizes: its decisions are those of roundings. Also 0 where the runtime refuses
-        it."""
+        """The change of each output by a rounding of all results. It is 0 if the output jumps,
+        except in a model that quantizes, whose decisions depend on roundings, and 0 if the runtime
+        rejects the changed model."""
         try:
             near, far = (self._moved(inputs, outputs, part) for part in PARTS)
         except TasoMirageError:

@@ -26,24 +26,25 @@ from taso_mirage.rewriting.derived_traits import selects
 from taso_mirage.system.spending import Purpose, spent
 
 SINGLE = float(np.finfo(np.float32).eps)
-"""A rounding of single precision, in which the runtime computes functions of half precision too."""
+"""The rounding unit of single precision, in which the runtime also computes functions of half
+precision."""
 TOLD = frozenset(("to", "dtype", "output_dtype", "stash_type"))
 """Attributes that name a dtype of a result."""
 
 
 class NoReference(TasoMirageError):
-    """The original has no float64 evaluation: a node that has no definition here cannot be run
-    alone."""
+    """Raised if the original has no float64 evaluation, because a node without a definition cannot
+    be run alone."""
 
 
 class FloatReference:
     """The original graph in float64; a node without a definition runs in ONNX Runtime in its own
     dtype.
 
-    With a seed every float of inputs, weights, constants and such results is a rounding of its
-    dtype off. Weights are converted where they are read, and let go after it, so that a large model
-    is never there in two dtypes. A function that is given is called after every term: it may raise
-    to end the evaluation.
+    With a seed, every float of inputs, weights, constants and such results is off by a rounding of
+    its dtype. Weights are converted when they are read and released afterwards, so that a large
+    model never exists in two dtypes. A given function is called after every term; it may raise an
+    error to end the evaluation.
     """
 
     def __init__(self, model: Model, seed: int | None = None) -> None:
@@ -77,8 +78,8 @@ class FloatReference:
         return self._load(node, self.model.weights[node.attr("name")].numpy())
 
     def _constants(self) -> dict[Node, Any]:
-        """The constants in floats that are not as they are: the scales of quantized numbers are
-        often all that rounding may move in such a model."""
+        """The float constants with changed roundings. In a quantized model, the scales are often
+        the only numbers that rounding may change."""
         if self.rng is None:
             return {}
         constants = [n for n in topological(self.outputs) if n.op == "constant" and is_float(n.dtype)]
@@ -108,7 +109,8 @@ class FloatReference:
         return self._off(value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value)), node.type)
 
     def _off(self, value: Any, type: Any) -> Any:
-        """A rounding off, but for whole numbers, which are exact: exponents, ones, masks."""
+        """The numbers off by a rounding, except whole numbers, which are exact: exponents, ones,
+        masks."""
         if self.rng is None or not _is_rounded(value, type):
             return value
         off = 1 + float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps) * self.rng.choice((-1.0, 1.0), value.shape)
@@ -158,8 +160,8 @@ def _is_rounded(value: Any, type: Any) -> bool:
 
 
 class OpaqueRunner:
-    """Runs an opaque term in ONNX Runtime: in double precision, where the runtime has the operator
-    so, or else on operands rounded to their declared dtypes.
+    """Run an opaque term in ONNX Runtime, in double precision if the runtime supports it, otherwise
+    on operands rounded to their declared dtypes.
 
     A value without a declared type (results of ai.onnx.ml, sequences, maps) stays as the runtime
     gave it.

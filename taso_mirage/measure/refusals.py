@@ -1,5 +1,5 @@
-"""The error where a model does not run on inputs made up for it: it names these inputs, the
-runtime's reason, and the option to pass."""
+"""The error for a model that does not run on generated inputs. It names these inputs, the runtime's
+reason, and the option to pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str]) -> list[str]:
-    """Descriptions of the inputs that nobody gave: sizes, and integers."""
+    """Descriptions of the generated inputs: sizes and integers."""
     dims = {name: size for name, size in sizes.items() if name not in fixed}
     nodes = [n for n in model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
     drawn = {n.attr("name"): f"{n.attr('name')!r} ({n.type})" for n in nodes if n.attr("name") not in model.integers}
@@ -37,18 +37,18 @@ def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept
 def refusal(
     model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str], why: str, trials: int = 1
 ) -> InputsRefused:
-    """The error; `trials`: how many runs were tried in all."""
+    """The error; `trials` is the number of all trial runs."""
     made = " and ".join(made_up(model, sizes, fixed, kept))
     others = f"; {trials - 1} other trials did not run either" if trials > 1 else ""
     return InputsRefused(
-        f"the model does not run on inputs that were made up: {made} were chosen here{others}; give what it takes "
+        f"the model does not run on generated inputs: {made} were chosen here{others}; give valid inputs "
         f"with {_shapes(model, sizes, fixed)}--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
     )
 
 
 def _shapes(model: Model, sizes: Mapping[str, int], fixed: Collection[str]) -> str:
-    """How to give the sizes that nobody gave: by their names, and as the shape of the first input
-    that has one of them."""
+    """The options that set the generated sizes: by name, and as the shape of the first input that
+    has one of them."""
     free = [name for name in sizes if name not in fixed]
     for node in model.graph.inputs:
         if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):

@@ -1,4 +1,5 @@
-"""The check of a large model: each patch on the values that one run of the original gives it.
+"""The check of a large model: each patch is compared on the values that it reads in one run of the
+original.
 
 A patch is compared with the float64 evaluation of the original's terms by the criterion of `check`,
 one of equal ones, and cut to few rows and batches where it is independent along them; then the
@@ -39,9 +40,9 @@ from taso_mirage.onnx_io.build import excerpt, observing
 from taso_mirage.operators.work import size, sized
 
 DEAR = 20.0
-"""Seconds of a float64 evaluation above which a patch has none of all rows."""
+"""The largest number of seconds of a float64 evaluation of all rows of a patch."""
 RUNS = 2
-"""Input sets whose values patches are compared on."""
+"""The number of input sets on whose values patches are compared."""
 GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
 OTHERS = 1 << 27
@@ -205,8 +206,8 @@ class RegionalCheck:
         return [patch for patch, passed in zip(others, near, strict=True) if not passed]
 
     def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
-        """Keep the results of a patch; where the time ends before that is all, the failed ones.
-        None where something does."""
+        """Collect the results of a patch. If the time ends early, only failed results are kept.
+        None if nothing was compared."""
         given: list[Difference] = []
         compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:
@@ -275,9 +276,9 @@ class RegionalCheck:
             self.alone[str(error)] = None
 
     def _on(self, patch: Patch, compared: _Compared, run: int) -> Iterator[Difference]:
-        """The differences of one patch on the values of one run: on few rows and then beside the
-        run; on all rows where it is not independent along them, or wrong on few, which may be no
-        operands of its own."""
+        """The differences of one patch on the values of one run: on a few rows, and then at full
+        size against the run. If the patch is not independent along rows, or fails on a few (whose
+        values may not be valid operands), it is compared on all rows."""
         whole, name = self._sides(patch, run), self.cases[run].name
         dear, ran = whole.seconds() > DEAR, self.ran.get((patch.terms, run, whole.after))
         few = self._few_rows(patch, compared, run, whole)
@@ -384,8 +385,8 @@ class _Compared:
         return compare(after, ran or self.opened(whole), [case])
 
     def together(self, case: CheckCase, places: Sequence[Sides], ran: Sequence[Ran | None] = ()) -> list[bool]:
-        """Whether each of equal sides is as near to the original's run as `case` is, by the size of
-        its numbers; many run in one session, where they did not yet (`ran`)."""
+        """Whether each of equal sides is as close to the original's run as `case`, relative to the
+        size of its numbers; many sides run in one session, unless `ran` has their runs."""
         ran = ran if ran and None not in ran else run_together(places, self.opened)
         near = list[bool]()
         for sides, each in zip(places, ran, strict=True):

@@ -20,13 +20,13 @@ term here."""
 SUMMED = {"MatMul": (-1, -2), "LSTM": (-1, -1), "GRU": (-1, -1), "RNN": (-1, -1)}
 """ONNX operators of two operands that are summed over: the axis of each."""
 PASSES = 4
-"""Times that all relations are gone through: one may undo another."""
+"""The number of rounds over all relations, because one may undo another."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRelation:
-    """Two dims that have to be equal; where they broadcast, one may be 1 instead. Where `left` is a
-    part of a `whole`, it is enough that the whole has several of `right`."""
+    """Two dims that must be equal. If they broadcast, one may be 1 instead. If `left` is a part of
+    a `whole`, the whole must be a multiple of `right`."""
 
     left: Dim
     right: Dim
@@ -39,7 +39,7 @@ class SizeRelation:
 
 
 def relations(model: Model) -> list[SizeRelation]:
-    """The relations that the types of a model's operands say, each once."""
+    """The relations that follow from the types of a model's operands, each once."""
     found = dict.fromkeys(
         each
         for node in model.nodes()
@@ -51,7 +51,8 @@ def relations(model: Model) -> list[SizeRelation]:
 
 
 def agreed(sizes: Mapping[str, int], asked: Sequence[SizeRelation], held: Collection[str]) -> dict[str, int]:
-    """The sizes with some that are not `held` changed, so that as many relations hold as can."""
+    """The sizes, with some that are not `held` changed so that as many relations as possible
+    hold."""
     found = dict(sizes)
     for _ in range(PASSES):
         broken = [each for each in asked if not each.holds(found)]

@@ -20,7 +20,7 @@ RESOURCE = "device"
 """The resource that a worker declares (`dask worker --resources device=1`) so that several clients
 take turns at its device."""
 SECONDS = 10
-"""How long to wait for a scheduler."""
+"""Seconds to wait for a scheduler."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _has_workers(client: Any) -> bool:
 
 
 class _Watched(Executor):
-    """An executor whose answers are waited for as long as `there` says that somebody may give
+    """An executor whose results are awaited while `there` reports that a worker may deliver
     them."""
 
     def __init__(self, executor: Executor, there: Callable[[], bool]) -> None:
@@ -93,7 +93,8 @@ def answered(asked: Future[Any], there: Callable[[], bool] = lambda: True) -> An
 
 
 def scheduler_client(address: str) -> Any:
-    """A Dask client of the scheduler there; InvalidOption where there is none, or no Dask."""
+    """A Dask client of the scheduler. Raises InvalidOption if there is no scheduler, or if Dask is
+    not installed."""
     try:
         from distributed import comm
     except ImportError:
@@ -128,7 +129,8 @@ def _end_lost_clients() -> None:
 
 
 def _declared(client: Any, address: str, target: Target) -> bool:
-    """Whether workers declare devices; refuses those that could not measure alike."""
+    """Whether workers declare devices. Raises InvalidOption for workers on different kinds of
+    machines."""
     try:
         workers: dict[str, tuple[str, bool]] = client.run(_described, target)
     except Exception as error:  # the worker's own: packages that it lacks, a provider that does not start

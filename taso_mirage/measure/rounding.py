@@ -1,5 +1,5 @@
-"""Decisions of quantizers that a user lets rewrites turn (`--allow-rounding`), and how far results
-are off then, in quantization steps."""
+"""Changes of decisions of quantizers that the user permits (`--allow-rounding`), and the resulting
+errors in quantization steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.check import Difference
 
 LEVELS = 255
-"""A step of an output of floats is such a part of its range, that of a quantizer to 8 bits."""
+"""The number of steps in the range of a float output, as for a quantizer to 8 bits."""
 QUANTIZED = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16))
-"""Integers of which one is a step; others are counts and positions, and stay equal."""
+"""The integer types for which 1 is a step. Other integers are counts and positions and must be
+equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def parse_rounding(text: str | float) -> AllowedRounding:
 
 @dataclass(frozen=True, slots=True)
 class OutputRounding:
-    """How far an output is from its target on a case: the largest error in `steps` of the size
-    `step`, and how many of `size` elements are off by more than the criterion allows.
+    """The error of an output on a case: the largest error in `steps` of the size `step`, and the
+    number of `size` elements whose error exceeds the criterion.
     """
 
     case: str
@@ -83,8 +84,8 @@ class OutputRounding:
 
 @dataclass(frozen=True, slots=True)
 class LetThrough:
-    """Rules that turned decisions of quantizers, the allowed number of steps, and how far each
-    output is off where it is furthest."""
+    """The rules that changed decisions of quantizers, the allowed number of steps, and the largest
+    error of each output."""
 
     rules: tuple[str, ...]
     allowed: AllowedRounding
@@ -93,7 +94,7 @@ class LetThrough:
     def __str__(self) -> str:
         names, errors = ", ".join(map(repr, self.rules)), "; ".join(map(str, self.outputs))
         return (
-            f"let through by --allow-rounding {self.allowed}: {names}; right in float64, but rounded otherwise than in "
+            f"accepted by --allow-rounding {self.allowed}: {names}; right in float64, but rounded differently from "
             f"the original before a quantized operator: {errors}"
         )
 

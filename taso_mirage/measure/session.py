@@ -33,8 +33,8 @@ from taso_mirage.targets.protocol import Source, Trusted
 Content = tuple[Source, Mapping[str, Weight]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
 _Source = Callable[[], AbstractContextManager[Content]]
-"""Gives a model's content while a session is made; asked again where the child process had to be
-started anew."""
+"""A function that gives a model's content when a session is created, and again if the child process
+was restarted."""
 
 
 class Session:
@@ -48,7 +48,7 @@ class Session:
         self.target, self._alone = target, alone
         self._source: _Source = source if callable(source) else lambda: nullcontext((source, {}))
         self._place = _Place()
-        self.captures = target.gpu
+        self.captures = False
         self._number()
 
     def run(self, inputs: Arrays) -> list[Any]:
@@ -73,14 +73,14 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            there = _numbers_there(apart, not self.target.gpu)
+            there = _numbers_there(apart, self.target.on_cores)
             number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
 
 def fed(inputs: Arrays) -> dict[str, Any]:
-    """Inputs as runtimes take them: numpy gives a number, which they refuse, for much that is an
-    array of rank 0."""
+    """Inputs in a form that runtimes accept: numpy often returns a number, which they reject, in
+    place of an array of rank 0."""
     return {name: np.asarray(value) if np.isscalar(value) else value for name, value in inputs.items()}
 
 
@@ -111,8 +111,8 @@ class PreparedRun:
 
 
 class _Place:
-    """Where the child process keeps something: made when it is asked for, anew where that process
-    was started anew, and let go with its owner."""
+    """An object in the child process. It is created on first use, again after a restart of the
+    process, and released with its owner."""
 
     def __init__(self) -> None:
         self._life, self.kept = -1, 0
@@ -139,7 +139,7 @@ class _Place:
 TOGETHER = 1 << 26
 """Bytes of weights that go to the child process in one call."""
 _THERE: WeakKeyDictionary[Weight, _Place] = WeakKeyDictionary()
-"""Weights that the child process has, each once, for as long as they are here too."""
+"""The weights that the child process holds, each once, as long as they exist here."""
 
 
 def _numbers_there(weights: Mapping[str, Weight], aligned: bool) -> dict[str, int]:
@@ -168,7 +168,7 @@ def _keep_there(some: Mapping[_Place, NDArray[Any]], aligned: bool) -> None:
 
 _Key = tuple[int, Target, bool, tuple[str, ...]]
 _OPEN: WeakValueDictionary[_Key, Session] = WeakValueDictionary()
-"""Sessions on whole models that somebody has, by the identity of the model, which they keep."""
+"""Existing sessions on whole models, by the identity of the model, which they keep alive."""
 
 
 def open_in_child(
@@ -246,7 +246,7 @@ def seconds_by_operator(
 
 
 def operators(content: bytes, target: Target = CPU) -> list[str]:
-    """The operators that the runtime makes of a small model."""
+    """The operators into which the runtime turns a small model."""
     return in_child(optimized_operators, content, target.stamp.providers())
 
 
@@ -298,14 +298,14 @@ def weight_bytes(model: Model) -> int:
 
 
 SPINNING = 0.06
-"""Seconds that the threads of a session that just ran keep spinning.
+"""Seconds for which the threads of a session spin after a run.
 
-On a CPU others share the cores with them (half the speed on two cores), for twice as long where
-they run.
+On a CPU they share the cores with other sessions (half the speed on two cores), for twice as long
+if those run.
 """
 ROUNDS, FEW, MOST = 15, 7, 2000
-"""Rounds of a comparison: at least, at least those of slow models (of fewer there is no verdict),
-and at most."""
+"""The numbers of rounds of a comparison: the minimum, the minimum for slow models (fewer give no
+verdict), and the maximum."""
 
 
 @spent(Purpose.COMPARISONS)
@@ -359,13 +359,13 @@ Run = Callable[[], float]
 def pause_between(runs: Sequence[Run], target: Target, spins: Callable[[Run, float], bool]) -> float:
     """Seconds before a turn of one of several sessions: none where none `spins`, as after runs that
     are so small that they take one thread."""
-    if len(runs) == 1 or target.gpu:
+    if len(runs) == 1 or not target.on_cores:
         return 0.0
     return SPINNING if any(spins(run, SPINNING / 3) for run in runs) else 0.0
 
 
 def _spins(run: Run, seconds: float) -> bool:
-    """A peer's run, which may be in any process, is taken to."""
+    """A peer's run, which may be in any process, is assumed to spin."""
     return not isinstance(run, PreparedRun) or run.spins(seconds)
 
 
@@ -376,7 +376,7 @@ def child_providers() -> list[str]:
 
 
 def working_providers() -> list[str]:
-    """The providers that really start here: a session on a tiny model is asked which of them it
+    """The providers that work on this machine: those that a session on a tiny model actually
     uses."""
     content = _tiny()
     return [p for p in child_providers() if in_child(native.starts, content, p)]

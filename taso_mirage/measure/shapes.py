@@ -41,7 +41,7 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int
 
 
 def parse_shape(model: Model, texts: Sequence[str]) -> dict[str, int]:
-    """The only set of sizes."""
+    """Parse sizes that form a single set, without weights."""
     for text in texts:
         if _weight(text)[1] is not None:
             raise InvalidOption(f"--shape {text}: only `optimize` takes weights")
@@ -133,7 +133,7 @@ def workloads(
 
 
 def learned(model: Model, inputs: Sequence[Arrays]) -> dict[str, int]:
-    """The sizes of symbols that inputs have; of several the first's."""
+    """The sizes of symbols in the given inputs; if inputs differ, those of the first."""
     sizes: dict[str, int] = {}
     for arrays in inputs:
         for node in model.graph.inputs:

@@ -32,18 +32,20 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.onnx_io.input_requirements import compared_numbers
 
 SEEDS = (1, 2, 3)
-"""The seeds of the inputs that every check needs."""
+"""The seeds of the random inputs that every check needs."""
 TIMED = 0
 """The seed of the inputs that are timed."""
 TRIALS, SECONDS = 64, 20.0
-"""The most trials, and the seconds after the first in which one begins."""
+"""The largest number of trials, and the seconds after the first trial within which another may
+begin."""
 IMAGES = (224, 320, 640, 32, 64, 256, 512)
 LENGTHS = (16, 32, 64, 128, 512, 1024, 16_000)
 ALIKE = (16, 32, 64, 2, 4)
 SINGLE = (1, 2, 3, 4, 7, 16, 32, 48, 64, 80, 128, 224, 512, 16_000)
 """Sizes that are tried: of images, of other dims, of all at once, of one alone."""
 EMPTY_TRIALS = 8
-"""Trials after one that ran and gave nothing, as windows larger than an image do."""
+"""The number of further trials after one that ran but gave empty results, as with windows larger
+than an image."""
 CHOICES = 6
 """Combinations of scalars that are tried at one set of sizes."""
 
@@ -93,7 +95,8 @@ def kept_integers(model: Model, given: Sequence[Arrays]) -> Arrays:
 
 
 def _can_be_made(node: Node, kept: Arrays) -> bool:
-    """Whether there are random values of an input: not of a sequence, a map, or texts."""
+    """Whether random values of an input can be generated, which excludes sequences, maps and
+    strings."""
     return node.tensor.shape is not None and (node.dtype != "string" or node.attr("name") in kept)
 
 
@@ -111,7 +114,7 @@ def _fits(value: int, dtype: str) -> bool:
 def settle(
     model: Model, session: Session, asked: Workloads, held: Mapping[str, int], default: int, kept: Arrays
 ) -> SettledSizes:
-    """Sizes and scalars that the original runs at.
+    """Sizes and scalars at which the original runs.
 
     `asked`: the sets of sizes so far, the heaviest first; `held`: those of the first set that the
     user gave; `kept`: the user's integers. InvalidOption where nothing runs.
@@ -232,7 +235,7 @@ class _Trials:
 
     @property
     def empty(self) -> SizeTrial | None:
-        """The first that ran, though it gave nothing."""
+        """The first trial that ran, although it gave empty results."""
         return next((each for each in self.made if each.ran), None)
 
     def at(self, sizes: Mapping[str, int]) -> SizeTrial | None:
@@ -255,7 +258,7 @@ class _Trials:
         return [*reversed(failed.values())]
 
     def said(self, found: SizeTrial) -> tuple[str, ...]:
-        """A line where the first trial was not the one that is taken."""
+        """A remark if another trial than the first one was used."""
         first = self.made[0]
         if found is first:
             return ()

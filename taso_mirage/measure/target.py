@@ -1,4 +1,5 @@
-"""The targets as the optimizer knows them: `taso_mirage/targets/` has all of one in a folder."""
+"""The optimizer's view of targets; `taso_mirage/targets/` has a folder with everything about
+each."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ __all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "UNOPTIMIZED", "Target", "targe
 
 
 def target_for(target: Target, operators: Iterable[str]) -> Target:
-    """The target without the options that change nothing for these operators, so that variants
-    share measurements."""
+    """The target without options that have no effect on these operators, so that variants share
+    measurements."""
     specs = load_specs()
     vary = any(name in specs and specs[name].traits.layout for name in operators)
     return target if vary else target.plain

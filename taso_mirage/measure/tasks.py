@@ -1,5 +1,5 @@
-"""Measuring small models: functions of bytes, so that any `concurrent.futures` executor can run
-them on the machine they are for."""
+"""Measurements of small models as functions of bytes, so that any `concurrent.futures` executor can
+run them on the machine for which they are made."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from taso_mirage.targets.protocol import RuntimeSession, Source
 __all__ = ["counted_nodes", "device_key", "in_turn", "operator_seconds", "overhead", "random_feed"]
 CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
-"""Runs of one measurement: at least (but for long ones), at most, and how long."""
+"""The runs of one measurement: their minimum number (except for long runs), their maximum number,
+and their seconds."""
 FEW, LONG = 3, 0.1
 """FEW runs are enough where they have taken LONG seconds: a long run varies less."""
 BLOCK = 4
-"""Runs in a row of one of several models: more would only see the drift that they are to share."""
+"""The number of consecutive runs of one of several models. More would only measure the drift that
+all models should share."""
 SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)
 """Rounds that a verdict takes at least."""
 
@@ -39,8 +41,9 @@ def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
 
 def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int = 1) -> list[float]:
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
-    machine meets all alike: the median of the first, and of every other its sure gain or loss
-    against it (`Timing.sure`); a difference that may be chance is none."""
+    machine affects all equally: the median of the first model, and for every other its certain gain
+    or loss relative to the first (`Timing.sure`). A difference that may be chance counts as
+    none."""
     runs = [_runner(content, target.resting, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
@@ -56,8 +59,8 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
 
 
 def counted_nodes(content: bytes, target: Target) -> int:
-    """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or
-    keeps a layout."""
+    """The number of nodes into which the runtime turns a model; it is smaller than the sum over its
+    parts if the runtime fuses them or keeps a layout."""
     return target.nodes(content)
 
 

@@ -22,11 +22,12 @@ ALPHA = 0.05
 GAIN = 1.01
 """The ratio from which a model is faster; a smaller gain is not worth another graph."""
 LUCK = 1.03
-"""How much a pair of sessions may differ by where their memory lies, for as long as they live."""
+"""The largest ratio of a pair of sessions that can result from the placement of their memory
+alone."""
 PAIRS = 3
-"""The number of pairs of sessions that do not all agree by luck: then GAIN is enough."""
+"""The number of pairs of sessions whose agreement is not chance; if they agree, GAIN is enough."""
 CLOSE = 1.03
-"""The ends of an interval that is narrow enough to be said."""
+"""The largest relative distance between the ends of an interval at which a comparison may stop."""
 AS_FAST = 0.99
 """A model that is at least this many times as fast is no slower."""
 
@@ -92,8 +93,8 @@ class Timing:
 
     @property
     def sure(self) -> float:
-        """How many times as fast the other model surely is, or, below 1, how slow: the end of the
-        interval next to 1; 1 where that is undecided."""
+        """The factor by which the other model is certainly faster, or slower if below 1: the end of
+        the interval nearest to 1; 1 if undecided."""
         return max(self.low, 1.0) if self.high > 1 else self.high
 
     def _bar(self, agree: bool) -> float:
@@ -119,8 +120,8 @@ def compared_times(
 
 
 def clear(times: Sequence[Sequence[float]]) -> bool:
-    """Whether the rounds so far decide between one model and every other, and say closely how many
-    times as fast each is: a sequential test may end there."""
+    """Whether the rounds so far decide between one model and every other one and give narrow
+    intervals of their ratios, so that the sequential test may end."""
     first, *others = times
     timings = [compared_times([first], [each], [1.0]) for each in others]
     return all(t.verdict is not Verdict.UNDECIDED and t.high <= CLOSE * t.low for t in timings)
@@ -168,8 +169,8 @@ def enough_wins(rounds: int, alpha: float = ALPHA) -> int | None:
 
 @cache
 def evidence(wins: int, rounds: int) -> float:
-    """How many times as much a gambler has who bets on more wins than losses, on all chances of
-    above one half alike: 2^n times the mean of p^k (1-p)^(n-k) over p from 1/2 to 1.
+    """The growth of the stake of a gambler who bets on more wins than losses, uniformly over all
+    probabilities above one half: 2^n times the mean of p^k (1-p)^(n-k) over p from 1/2 to 1.
 
     By the binomial sum of the incomplete beta function: 2^(n+1) B(k+1, n-k+1) P(X <= k), X of n+1
     fair coins.

@@ -20,7 +20,7 @@ from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.session import Session
 
 BY_RUNS = "the original"
-"""The other side of the comparison where the whole model has no float64 evaluation."""
+"""The name of the other side of a comparison if the whole model has no float64 evaluation."""
 
 
 def cases_by_runs(
@@ -50,7 +50,7 @@ def cases_by_runs(
 
 
 def _unmoved(drawn: CheckInput) -> Callable[[int], list[float]]:
-    """No reference moves: each is a run."""
+    """The effect of roundings on the references; none, because each reference is a run."""
     return lambda ways: [0.0] * len(drawn.outputs)
 
 

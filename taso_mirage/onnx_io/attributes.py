@@ -1,4 +1,4 @@
-"""Attributes of ONNX nodes as values of Python, and nodes that do the same."""
+"""Attributes of ONNX nodes as Python values, and nodes with equal effects."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ FLAGS = frozenset(
     "keepdims transA transB exclusive reverse select_last_index ceil_mode count_include_pad allowzero noop_with_empty_axes largest "
     "sorted unidirectional".split()
 )
-"""Attributes that are 0 or 1."""
+"""The names of attributes that are 0 or 1."""
 
 
 def meant(name: str, value: Any) -> Any:
-    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a
-    flag asks here whether it is 1, there whether it is not 0."""
+    """An attribute's value, if all runtimes read it in the same way. ONNX Runtime keeps 32 bits of
+    a number, and tests a flag in some places for 1, in others for not 0."""
     if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
         raise Unsupported(f"the attribute {name} is {value}")
     return value
 
 
 def told(node: ir.Node, type: Tensor) -> Tensor:
-    """The type of a node's result by inference; its shape is unknown where runtimes differ in how
-    they read the node's attributes."""
+    """The inferred type of a node's result. The shape is unknown if runtimes read the node's
+    attributes differently."""
     try:
         for name, value in plain_attributes(node).items():
             meant(name, value)
@@ -62,14 +62,15 @@ def plain_attributes(node: ir.Node) -> dict[str, Any]:
 
 
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
-"""Domains whose operators depend on nothing but their operands and attributes, if not in DRAWS."""
+"""Domains whose operators depend only on their operands and attributes, except those in DRAWS."""
 DRAWS = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
-"""Standard operators that give something else at every run."""
+"""Standard operators whose results differ from run to run."""
 
 
 def what_it_does(node: ir.Node) -> Hashable | None:
-    """Equal for two nodes that give the same if their operands are the same; None where nothing is
-    known of that: a node of others, or one that draws, has a body, or lies on a device."""
+    """A key that is equal for two nodes that give equal results for equal operands. None if this is
+    unknown: for nodes of other domains, and for nodes that draw random numbers, have a body, or are
+    placed on a device."""
     if node.domain not in KNOWN_DOMAINS or node.op_type in DRAWS or node.device_configurations:
         return None
     try:
@@ -80,7 +81,7 @@ def what_it_does(node: ir.Node) -> Hashable | None:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Numbers by their bits and kind: 0 is not 0.0, and -0.0 neither."""
+    """A value with its numbers as type and bits: 0 differs from 0.0, and both from -0.0."""
     if isinstance(value, np.ndarray):
         return Literal.of(value) if value.dtype != object else (value.shape, *map(repr, value.flat))
     return repr(value)

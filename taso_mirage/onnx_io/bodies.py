@@ -1,5 +1,5 @@
-"""Bodies of If, Loop and Scan as models of their own, and back: a value that a body captures is an
-input there, or a weight where it is one outside."""
+"""Bodies of If, Loop and Scan as separate models, and back. A captured value is a weight of that
+model if it is a weight outside, otherwise an input."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from taso_mirage.onnx_io.write import declare, to_ir
 
 KINDS = frozenset({"If", "Loop", "Scan"})
 ROUNDS = 4
-"""Times that the types of a loop's carried values are made weaker, until its body keeps them."""
+"""The largest number of rounds that weaken the types of a loop's carried values until the body
+preserves them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body of an opaque term: the attribute that it is, it as a model, whose first inputs are the
-    `formal` ones, and the outer terms that it captures, by their names in it."""
+    """A body of an opaque term: its attribute, the body as a model, whose first inputs are the
+    `formal` ones, and the captured outer terms by their names in it."""
 
     attribute: str
     model: Model
@@ -36,7 +37,7 @@ class Body:
 
     @property
     def inputs(self) -> Mapping[str, Node]:
-        """The outer terms behind the model's inputs, but for the formal ones."""
+        """The outer terms of the model's inputs, without the formal ones."""
         return {n: self.captured[n] for n in self.model.input_names if n in self.captured}
 
 
@@ -61,7 +62,7 @@ def label_of(model: Model, term: Node) -> str:
 
 
 def bodies_of(model: Model, term: Node) -> Iterator[Body]:
-    """The bodies of a term that can be models of their own: all that goes in is tensors."""
+    """The bodies of a term that can be separate models, because all of their inputs are tensors."""
     call: OpaqueCall = term.attr("call")
     for attribute in call.node.attributes.values():
         if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
@@ -165,7 +166,7 @@ def _element(type: Tensor, axis: int) -> Tensor:
 
 
 def _common(a: Tensor, b: Any, label: str) -> Tensor:
-    """A type that both have; a dim in which they differ is any size."""
+    """A type that includes both; a dim in which they differ has any size."""
     if not isinstance(b, Tensor) or a.dtype != b.dtype:
         raise Unsupported("a carried value changes its dtype, or is no tensor")
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
@@ -175,7 +176,7 @@ def _common(a: Tensor, b: Any, label: str) -> Tensor:
 
 
 def _point(graph: ir.Graph, to: Mapping[ir.Value, ir.Value]) -> None:
-    """Put other values in the place of some that a graph and its bodies use."""
+    """Replace some values that a graph and its bodies use."""
     for i, output in enumerate(graph.outputs):
         if output in to:
             graph.outputs[i] = to[output]
@@ -187,8 +188,8 @@ def _point(graph: ir.Graph, to: Mapping[ir.Value, ir.Value]) -> None:
 
 
 def _end_in_nodes(graph: ir.Graph) -> None:
-    """An Identity for each output that is an input, a weight, or another output: the runtime takes
-    no body without."""
+    """Insert an Identity for each output that is an input, a weight, or another output, because the
+    runtime rejects such bodies."""
     own = {v for node in graph for v in node.outputs}
     names = {str(v.name) for v in defined_values(graph)}
     seen: set[ir.Value] = set()
@@ -212,8 +213,8 @@ def _unique(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChangedBody:
-    """A body and the model that takes its place. `outside`: the outer terms of those of its weights
-    that are outside from now on, by their names in it; `moved`: those of other terms."""
+    """A body and the model that replaces it. `outside`: the outer terms of its weights that move
+    out of it, by their names in it. `moved`: the outer terms of other terms that move out."""
 
     body: Body
     model: Model
@@ -327,8 +328,8 @@ def _with_inputs(changed: ChangedBody, shared: Mapping[str, Node]) -> tuple[Mode
 
 
 def _separate(graph: ir.Graph, old: ir.Graph, taken: set[str]) -> None:
-    """Rename the values that a body defines under a name of the outer graph: a name may not be
-    there twice, one inside the other. A value that had the name in the old body keeps it."""
+    """Rename the values of a body that have a name of the outer graph, because a body may not
+    define a name of a graph around it. A value that had the name in the old body keeps it."""
     before = {str(v.name) for v in defined_values(old)}
     for each in bodies_below(graph):
         for value in [*each.inputs, *each.initializers.values(), *(o for node in each for o in node.outputs)]:

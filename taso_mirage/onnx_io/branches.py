@@ -1,8 +1,8 @@
-"""The branch that stands in the place of an If: the one that a constant condition takes, or the one
-without which the model does not run.
+"""The branch that replaces an If: the one that a constant condition selects, or the only one with
+which the model runs.
 
-Exporters write `x.squeeze(-1)` of a size that they do not know as an If with a result of one rank
-or of another. Where later nodes take one of them only, a run that ends has taken that branch.
+Exporters write `x.squeeze(-1)` of an unknown size as an If whose branches give results of different
+ranks. If later nodes accept only one of them, every run that succeeds has taken that branch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, topological
 from taso_mirage.onnx_io.walk import bodies
 
 TRIED = 8
-"""Ifs of a model of which both branches are read with all that follows, at most."""
+"""The largest number of Ifs of a model for which both branches are read with all following
+nodes."""
 RANKS: Mapping[str, tuple[int, ...]] = {"LSTM": (3, 3, 3), "GRU": (3, 3, 3), "RNN": (3, 3, 3)}
 """Standard operators that ONNX Runtime runs only with first operands of these ranks."""
 ALIKE = frozenset({"Conv", "ConvTranspose"})
@@ -40,7 +41,7 @@ class Reading(Protocol):
 
 
 def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
-    """The branch that stands in the place of a node, if it is an If of which that is known."""
+    """The branch that replaces a node, if the node is an If with a known branch."""
     if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
         return None
     condition = reader.value(node.inputs[0])
@@ -56,8 +57,9 @@ def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
 
 
 def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> ir.Graph | None:
-    """The branch with which the rest runs, if it does not with the other. In a branch that is put
-    into the model nothing says which of its values an output of the model needs."""
+    """The branch with which the rest of the model runs, if it does not run with the other one.
+    Inside a branch that was put into the model, it is unknown which values an output of the model
+    needs."""
     if reader.tried >= TRIED or node.graph is not reader.source.graph:
         return None
     try:
@@ -73,7 +75,7 @@ def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> 
 
 
 def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
-    """A copy of a reader with a branch in the place of a node."""
+    """A copy of a reader in which a branch replaces a node."""
     copy = reader.copied()
     copy.tried = TRIED  # no trials within trials
     copy.put(node, branch)
@@ -81,7 +83,8 @@ def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
 
 
 def _runs(reader: Reading, node: ir.Node) -> bool:
-    """Whether the nodes after a node may run: no operator that an output needs is refused."""
+    """Whether the nodes after a node may run: the runtime rejects no operator that an output
+    needs."""
     graph = reader.source.graph
     for each in list(dropwhile(lambda each: each is not node, graph))[1:]:
         reader.node(each)
@@ -94,7 +97,7 @@ def _rank(term: Node) -> int | None:
 
 
 def refuses(node: ir.Node, operands: list[Node]) -> bool:
-    """Whether ONNX Runtime does not run a node, as its operands have other ranks than it takes."""
+    """Whether ONNX Runtime rejects a node because of the ranks of its operands."""
     if node.domain != "":
         return False
     ranks = [None if operand is ABSENT else _rank(operand) for operand in operands]

@@ -19,8 +19,8 @@ from taso_mirage.operators.ops import get
 
 
 def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, Weight] | None = None) -> Model:
-    """A model around a bare graph (to measure or test it), with typed inputs and outputs and a
-    header of its own."""
+    """A model around a bare graph (to measure or test it), with typed inputs and outputs and its
+    own header."""
     names = tuple(f"output_{i}" for i in range(len(graph.outputs)))
     inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
     outputs = [ir.Value(name=name) for name in names]
@@ -36,8 +36,8 @@ def isolated(
     model: Model, node: Node, values: Mapping[Node, Any] | None = None, double: bool = False
 ) -> tuple[Model, dict[Node, Node]]:
     """A model of one opaque term alone, and which of its inputs stands for which operand of the
-    original. Operands whose type nobody knows have that of their values. In `double` precision all
-    floats are inputs and results of float64; the runtime may not have the operator so."""
+    original. Operands of unknown type have the type of their values. With `double`, all float
+    inputs and results are float64; the runtime may not support this."""
     call: OpaqueCall = node.attr("call")
     leaves: dict[Node, Node] = {}
     for arg in node.args:
@@ -87,8 +87,8 @@ def observing(model: Model, terms: Sequence[Node]) -> Model:
 
 
 def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = None) -> Model:
-    """A model of a graph over inputs of its own whose other terms are those of another model: it
-    has that one's versions of operators, functions and kernels, and its weights or others."""
+    """A model of a graph over its own inputs, made of terms of another model. It has the operator
+    versions, functions and kernels of that model, and its weights or given ones."""
     header: ir.Model = model.header
     names = tuple(f"value_{i}" for i in range(len(graph.outputs)))
     inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]

@@ -1,4 +1,4 @@
-"""The choice between constants of the graph, whose values every rule sees, and weights."""
+"""The choice between constants of the graph, whose values rules can read, and weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
 weights."""
 UNIFORM = 1 << 16
-"""Floats that are all equal are constants up to this number of elements: adding zeros and
-multiplying by 1 are then visible."""
+"""The largest number of elements of a float constant whose elements are all equal. Rules can then
+recognise additions of 0 and multiplications by 1."""
 COMPARED = ("float32", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
 

@@ -1,7 +1,7 @@
-"""The effect of an ONNX node, as a value that is equal for nodes of two files.
+"""The effect of an ONNX node, as a value that is equal for equal nodes of two files.
 
-Attributes count by their bits, bodies and functions by their nodes in order. Names of values and
-documentation do not.
+It depends on the bits of attributes, and on the nodes of bodies and functions in their order, but
+not on names of values or documentation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from taso_mirage.onnx_io.walk import Part
 
 
 def may_draw(node: ir.Node) -> bool:
-    """Whether two runs of a node may differ, as far as is known: it draws, or its operator is not
-    one of ONNX or of the runtime."""
+    """Whether two runs of a node may differ: it draws random numbers, or its operator belongs
+    neither to ONNX nor to the runtime."""
     return node.op_type in DRAWS or node.domain not in {*KNOWN_DOMAINS, "com.microsoft"}
 
 
 def array_digest(array: Any) -> str:
-    """Equal for arrays of one dtype, one shape and the same bits; of texts, the same characters."""
+    """A digest that is equal for arrays of the same dtype, shape and bits (for strings, the same
+    characters)."""
     found = np.asarray(array)
     digest = hashlib.sha256(f"{found.dtype.name} {found.shape} ".encode())
     if found.dtype == object:

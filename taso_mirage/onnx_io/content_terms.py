@@ -1,10 +1,10 @@
-"""Models as terms in which two loads meet: weights are named by their content, and a node without a
-definition is its content, over its operands and its bodies' outputs.
+"""Models as terms that are equal for two loads of equal files: weights are named by their content,
+and a node without a definition is a term of its content over its operands and its bodies' outputs.
 
-A body's outputs are terms over the outer terms that it captures and over its formal inputs, which
-are variables that are named by their places. A fact about all values of these holds in every
-iteration, so two nodes with bodies do the same if all else of them is the same and their bodies'
-outputs are equal terms.
+The outputs of a body are terms over the captured outer terms and over its formal inputs, which are
+variables named by their positions. A fact about all values of these variables holds in every
+iteration. Therefore two nodes with bodies are equal if their other parts are equal and their
+bodies' outputs are equal terms.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Opened:
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
 
     def _draw(self, node: ir.Node) -> Draw | None:
-        """The random draw that a node is; None where it draws nothing."""
+        """The random draw of a node; None if the node draws nothing."""
         if not may_draw(node):
             return None
         draw = Draw(self.path, node.domain, node.op_type, _first_result(node))
@@ -129,8 +129,8 @@ def opened(model: Model, matched: Mapping[Draw, Draw] | None = None) -> Opened:
 
 
 def matching(first: Collection[Draw], second: Iterable[Draw]) -> dict[Draw, Draw]:
-    """For each draw of a second model one of the first, no two the same: of its own name, else in
-    their order. A writer may rename the values that it keeps."""
+    """Assign a different draw of the first model to each draw of a second one: the draw with the
+    same name, otherwise in their order, because a writer may rename values."""
     second = [*second]
     left = [draw for draw in first if draw not in second]
     found = {}

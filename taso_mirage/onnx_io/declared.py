@@ -10,11 +10,11 @@ from taso_mirage.ir.terms import Node, Tensor
 
 
 def declared_elsewhere(terms: Mapping[ir.Value, Node]) -> dict[ir.Value, ir.Value]:
-    """Map each value of a node without an operator to the value with the same term of which the
-    file says more.
+    """Map each value of a node without an operator to the value with the same term for which the
+    file declares the most.
 
-    `terms` are in the order of reading: the first value of a term gave it its type. Values of which
-    the file says no more than the term's type does are left out.
+    `terms` are in the order of reading: the first value of a term gave it its type. Values for
+    which the file declares no more than the term's type are left out.
     """
     values: dict[Node, list[ir.Value]] = {}
     for value, term in terms.items():
@@ -37,5 +37,6 @@ def _known_of(value: ir.Value) -> int:
 
 
 def _known(shape: Iterable[object] | None) -> int:
-    """The rank counts, and each size that is a number."""
+    """The amount of declared information: one for the rank, and one for each size that is a
+    number."""
     return 0 if shape is None else 1 + sum(isinstance(dim, int) for dim in shape)

@@ -1,6 +1,6 @@
 """Inputs that a caller may leave out, because an initializer of the same name is their default.
 
-From IR version 4 on, a model that lists its weights among its inputs says that of all of them.
+From IR version 4 on, this holds for all weights that a model lists among its inputs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from taso_mirage.onnx_io.read import as_data
 
 
 def with_fixed_defaults(model: Model) -> Model:
-    """The model read again with such inputs as weights, which no caller replaces any more; itself
-    where it has none.
+    """The model read again with such inputs as weights, which callers can no longer replace; the
+    model itself if it has none.
 
     The model as it was read stays its `source`.
     """

@@ -1,5 +1,5 @@
-"""A model's file and those beside it that its weights lie in: each is opened once, where it is
-checked. A file that somebody puts at their paths later is never read."""
+"""A model's file and the files of its weights. Each file is opened once, when it is checked; a file
+that is later put at one of these paths is never read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidModel
 
 READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""A pipe is not waited for."""
+"""Flags with which opening a pipe does not block."""
 NO_LINK, FOLDER = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_DIRECTORY", 0)
 BY_FOLDER = os.open in os.supports_dir_fd
 """Whether files can be opened from an open folder: a path is looked up anew each time."""
 MAPPED = 1 << 20
-"""Bytes from which a file is mapped; smaller ones are read, since each map holds a descriptor."""
+"""The number of bytes from which a file is mapped. Smaller files are read, because each map holds a
+descriptor."""
 
 
 class DataFiles:
@@ -102,8 +103,8 @@ class DataFiles:
         return self._contents[file]
 
     def _opened(self, folder: Path, file: Path) -> int:
-        """A file below a folder, through folders that are no links: it was found so, and another
-        one was put there since if it is not."""
+        """Open a file below a folder, through folders that are not links. If a link is found now,
+        the file was replaced since it was checked."""
         if not BY_FOLDER:
             return os.open(file, READ | NO_LINK)
         at, kept = self._folders[folder], list[int]()

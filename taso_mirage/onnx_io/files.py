@@ -27,9 +27,11 @@ from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
-"""Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""
+"""The largest number of bytes of weights inside the model file; more are stored in a separate file
+(protobuf is limited to 2 GB)."""
 INSIDE_UP_TO = 256
-"""Bytes of a weight up to which it stays inside the model even where others go beside it."""
+"""The largest number of bytes of a weight that stays in the model file even if others are stored
+separately."""
 
 
 READ_FROM = "taso_mirage.read_from"
@@ -41,8 +43,8 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
 
     Weights stay mapped. Raises InvalidModel with the problem and the next step.
 
-    Fused kernels that the file carries are code: unless they are trusted, the graph of their own
-    operators stands in their place, and `kernels.dropped` says so.
+    Fused kernels in the file are code. Unless they are trusted, their ordinary operators replace
+    them, and `kernels.dropped` reports this.
     """
     return _loaded(Path(path), lambda source: from_ir(source, trust_kernels))
 
@@ -75,9 +77,9 @@ def _exists(path: Path) -> bool:
 def accepted(
     source: ir.Model, name: str, tensors: Callable[[Any], Any], read: Callable[[ir.Model], Model] = from_ir
 ) -> Model:
-    """The terms of a model from outside, of which every tensor goes through `tensors`.
+    """The terms of a model from outside; every tensor passes through `tensors`.
 
-    InvalidModel begins with the name.
+    Messages of InvalidModel begin with the name.
     """
     try:
         _validate(source)
@@ -100,10 +102,10 @@ def accepted(
 
 
 def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) -> Model:
-    """The terms of a model that a program holds, which stays as it is.
+    """The terms of a model in memory, which is not changed.
 
-    Weights in files are read where an onnx-ir model says which folder they lie in; a ModelProto
-    does not know its folder.
+    Weights in files are read if an onnx-ir model states their folder; a ModelProto does not know
+    its folder.
     """
     if isinstance(given, ir.Model):
         source = _copied(given)
@@ -236,8 +238,8 @@ def save(model: Model, path: str | Path, source: bool = False, without: Collecti
 
 
 def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
-    """The data file of another model must not be overwritten: the one that was read, or one that
-    the output has no part in."""
+    """Raise OutputError if the data file beside the output belongs to another model, so that it is
+    not overwritten."""
     if not data.exists():
         return
     refuse_irregular(data)
@@ -251,10 +253,10 @@ def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
 
 
 def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
-    """Write into a folder of its own beside the target, flush, then rename.
+    """Write into a new folder beside the target, flush, then rename.
 
-    The model comes last, and its files of weights never have the name of the old one's: at any
-    moment the old model is there with its weights, or the new one with its own.
+    The model is moved last, and its weight files never have the names of the old ones, so at any
+    moment either the old model or the new one exists with its own weights.
     """
     if external:
         _refuse_foreign_data(made, path, path.parent / f"{path.name}.data")
@@ -286,7 +288,7 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
 
 
 def data_beside(path: Path) -> list[Path]:
-    """The files of weights beside a model that `write_files` gives it."""
+    """The weight files that `write_files` writes beside a model."""
     pattern = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?\.data")
     return [each for each in sorted(path.parent.glob("*.data")) if pattern.fullmatch(each.name)]
 

@@ -15,9 +15,11 @@ from onnx.external_data_helper import uses_external_data
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 SMALL = 64
-"""Numbers of a constant that a group keeps: shapes, axes, pads."""
+"""The largest number of elements of a constant that a group keeps, such as shapes, axes and
+pads."""
 STEP = 1 / 128
-"""The unit of a group's scales: each is the unit times its number, which says which are equal."""
+"""The unit of a group's scales. Each scale is the unit times a number, and equal scales have equal
+numbers."""
 ValueType = tuple[str, tuple[int, ...]]
 """A dtype and a shape."""
 

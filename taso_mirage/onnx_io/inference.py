@@ -1,4 +1,5 @@
-"""Types that a file does not say, by the library's symbolic shape inference."""
+"""Types that a file does not declare, inferred by the symbolic shape inference of the library
+onnx-shape-inference."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ MICROSOFT = "com.microsoft"
 def inferred(model: ir.Model) -> dict[str, ir.Value]:
     """The values of a model by name, with the types that were found; `model` is changed.
 
-    A node on which the library fails keeps the types that the file gives; empty where the library
-    fails as a whole. A type that is missing only makes more nodes opaque.
+    A node on which the library fails keeps the types of the file. The result is empty if the
+    library fails completely; missing types only make more nodes opaque.
     """
     try:
         _drop_texts(model)
@@ -30,8 +31,8 @@ def inferred(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _drop_texts(model: ir.Model) -> None:
-    """Names of dims that are neither names nor sums and products of names become sizes without a
-    name: the library computes with them, for ever with 9**9**9**9."""
+    """Remove names of dims that are neither names nor sums and products of names. The library
+    evaluates them as expressions, without end for 9**9**9**9."""
     graphs = [
         model.graph,
         *model.graph.subgraphs(),
@@ -64,8 +65,9 @@ def _library() -> Callable[..., ir.Model]:
 
 
 def _contained(theirs: Callable[..., None], mend: Callable[..., None] | None, context: Any, node: ir.Node) -> None:
-    """Apply the library's rule and its repair to a node. An error costs the types of this node
-    alone: the library refuses a Loop without a condition, say, which ONNX allows (0.4.0)."""
+    """Apply the library's rule and its repair to a node. An error only loses the types of this
+    node; for instance, the library (0.4.0) rejects a Loop without a condition, which ONNX
+    allows."""
     with suppress(Exception):
         theirs(context, node)
         if mend is not None:
@@ -81,9 +83,9 @@ def _quantized_product(context: Any, node: ir.Node) -> None:
 
 
 def _sliced(context: Any, node: ir.Node) -> None:
-    """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the
-    library takes the number for the size (0.4.0): a gigabyte where an exporter writes 1000000000
-    for "to the end"."""
+    """Type a slice of a free dim to a number: it has at most as many elements as the dim. The
+    library (0.4.0) takes the number for the size, which is a gigabyte if an exporter writes
+    1000000000 for "to the end"."""
     data, output = node.inputs[0], node.outputs[0]
     if data is None or data.shape is None or output.shape is None:
         return
@@ -96,8 +98,8 @@ def _sliced(context: Any, node: ir.Node) -> None:
 
 
 def _expanded(context: Any, node: ir.Node) -> None:
-    """An Expand to a shape that is computed has the rank that the shape's length tells; the library
-    says nothing (0.4.0), and all that depends on it stays without a rank."""
+    """Type an Expand to a computed shape: its rank is the length of the shape. The library (0.4.0)
+    infers nothing, so all dependent values would have no rank."""
     data, target = node.inputs[:2]
     if node.outputs[0].shape is not None or data is None or data.shape is None:
         return

@@ -1,4 +1,4 @@
-"""Functions of a model in the place of their calls: their bodies are then terms like any other."""
+"""Inlining of a model's functions, so that their bodies become ordinary terms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from taso_mirage.onnx_io.read import as_data
 
 
 def without_functions(model: Model) -> Model:
-    """The model read again with its functions in the place of their calls; itself where it has
-    none, or where that cannot be done (a function of another opset). The model as it was read stays
-    its `source`."""
+    """The model read again with its functions inlined; the model itself if it has none, or if they
+    cannot be inlined (a function of another opset). The model as it was read stays its `source`."""
     source: ir.Model = model.header
     if not any(map(_may_go, source.functions.values())):
         return model
@@ -31,5 +30,6 @@ def without_functions(model: Model) -> Model:
 
 
 def _may_go(function: ir.Function) -> bool:
-    """Not a kernel, and not a function in place of one of the standard's operators."""
+    """Whether a function is inlined: it is neither a kernel nor the definition of a standard
+    operator."""
     return function.domain not in ("", "ai.onnx") and not is_kernel(function)

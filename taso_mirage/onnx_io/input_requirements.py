@@ -1,6 +1,5 @@
-"""Requirements of a model on its inputs: numbers with which it compares integers (they choose a
-branch), and floats that are shares, such as a detector's thresholds (the runtime refuses values
-outside 0 to 1)."""
+"""Requirements of a model on its inputs: numbers with which it compares integers to choose a
+branch, and floats that must be between 0 and 1, such as a detector's thresholds."""
 
 from __future__ import annotations
 
@@ -13,11 +12,13 @@ from taso_mirage.onnx_io.walk import graphs_inside
 
 COMPARES = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual".split())
 CARRIES = frozenset("Cast Identity Squeeze Unsqueeze Reshape Flatten".split())
-"""Operators that give the same number."""
+"""Operators that preserve the numbers of their operand."""
 PARTS = CARRIES | {"Slice", "Gather", "Split"}
-"""Operators that give some of the numbers: a model may have its thresholds in one input."""
+"""Operators that select some of the numbers; a model may have all of its thresholds in one
+input."""
 SHARES = {"NonMaxSuppression": (3, 4), "Dropout": (1,)}
-"""Operands that are shares, by operator: of overlap and of scores, and of dropped elements."""
+"""Operands that must be between 0 and 1, by operator: thresholds of overlap and scores, and the
+ratio of dropped elements."""
 
 
 def compared_numbers(model: Model) -> dict[str, list[int]]:
@@ -36,7 +37,7 @@ def compared_numbers(model: Model) -> dict[str, list[int]]:
 
 
 def share_inputs(source: ir.Model) -> frozenset[str]:
-    """The names of inputs whose floats are shares, of the model and of bodies of its nodes."""
+    """The names of inputs, of the model and of bodies, whose floats must be between 0 and 1."""
     nodes = [node for part in graphs_inside(source) for node in part if node.domain == ""]
     asked = [node.inputs[i] for node in nodes for i in SHARES.get(node.op_type, ()) if i < len(node.inputs)]
     return frozenset(name for value in asked if (name := input_of(value, PARTS)) is not None)

@@ -1,5 +1,5 @@
-"""Invariants of loops: values that the body of a Loop or a Scan computes of captured values alone
-are the same in every iteration, so they are computed once, before the first one."""
+"""Invariants of loops: values that the body of a Loop or a Scan computes from captured values alone
+are equal in all iterations, so they are computed once, before the first iteration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from taso_mirage.rewriting.equation import work_terms
 
 AT_ANY_SIZE = EACH | {"contract", "transpose"}
 OF_ANY_NUMBER = frozenset({"cast", "choice", "transpose"})
-"""Primitives of definitions that fail at no size, and on no number of any dtype."""
+"""Primitives that do not fail at any size or for any number."""
 
 
 def without_invariants(model: Model) -> list[tuple[Node, Node]]:
-    """The nodes with bodies in which something moves out, each as it is after those before it, and
-    as it is then.
+    """Pairs of nodes before and after invariants move out of their bodies; each pair assumes the
+    previous ones.
 
-    Loops inside of bodies come first: values that they give to the body around them may go further.
+    Inner loops come first, because values that move into the body around them may move further.
     """
     found: list[tuple[Node, Node]] = []
     table: dict[Node, Node] = {}
@@ -44,7 +44,8 @@ def _lightened(model: Model, term: Node) -> Node:
 
 
 def _invariants(model: Model, body: Body) -> dict[Node, Node]:
-    """The largest terms of a body that no iteration changes, and the outer terms in their place."""
+    """The largest terms of a body that no iteration changes, and the outer terms that replace
+    them."""
     leaves = {n: body.captured[n.attr("name")] for n in model.nodes() if _captured(n, body)}
     fixed = {ABSENT, *leaves}
     read: list[Node] = list(model.graph.outputs)
@@ -65,11 +66,11 @@ def _captured(node: Node, body: Body) -> bool:
 
 
 def _cannot_fail(node: Node) -> bool:
-    """Whether a term has a value whatever its operands are: a loop may not run at all, and the
-    terms of its body are then computed for the first time.
+    """Whether a term has a value for all operands.
 
-    Floats are no indices, and have every quotient. A size that a type with named sizes allows may
-    still be too small for a window, or make an empty maximum.
+    This is required because a loop may run zero times, so its terms may be computed for the first
+    time. Floats are not indices, and all of their quotients exist. A named size may still be too
+    small for a window, or make a maximum empty.
     """
     used = primitives(node.op)
     types = [node.type, *(a.type for a in node.args if a is not ABSENT)]

@@ -1,5 +1,5 @@
-"""Code that a model carries: its kernels with their functions, the functions' operators in the
-graph again, and plans that were compiled for a device, which are refused."""
+"""Code in a model: its kernels with their functions, the replacement of kernels by the functions'
+operators, and plans that were compiled for a device, which are rejected."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from taso_mirage.devices.stamp import KEYS
 from taso_mirage.errors import InvalidModel
 from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
-from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
-"""The domain of the functions that `runtime.functions` writes."""
+"""The domain of the functions that `runtime.kernel_functions` writes."""
 OPERATORS_OF_CODE = {
     ("com.microsoft", "EPContext"): "holds code that was compiled for one device",
     ("com.microsoft", "PythonOp"): "calls a function of Python",
     ("com.microsoft", "PythonOpGrad"): "calls a function of Python",
 }
-"""Operators of the runtime that are code by themselves, or name a file with it."""
+"""Operators of the runtime that contain code, or name a file with code."""
 KERNEL = re.compile(r"(Cpu|Cuda)Kernel\d+")
-"""Names of the functions that kernels run in the place of."""
+"""The pattern of the names of functions that kernels replace."""
 DROPPED = "taso_mirage.dropped_kernels"
-"""Key in `meta` of a header: how many kernels of the file were not taken."""
+"""The key in a header's `meta` for the number of kernels in the file that were dropped."""
 
 
 def without_kernels(old: ir.Model) -> ir.Model:
-    """The model itself if it has no kernels; else a copy with the operators of every kernel in the
-    place of its call, those where sizes choose between both. The kernels' code goes from metadata
-    and nodes: nothing can run it. Raises InvalidModel for a kernel without operators, and for a
-    compiled plan, which has none."""
+    """The model itself if it has no kernels; otherwise a copy in which the operators of every
+    kernel replace its call, also where sizes choose between both. The code of kernels is removed
+    from metadata and nodes, so nothing can run it. Raises InvalidModel for a kernel without
+    operators, and for a compiled plan, which has none."""
     if not carries_code(old):
         return old
     source = old.clone()
@@ -68,9 +68,9 @@ def without_kernels(old: ir.Model) -> ir.Model:
 class CarriedKernel:
     """A fused kernel that a model carries.
 
-    `name`: that of the function of ordinary operators that it runs in the place of, with these
-    `operators`. `places`: the nodes that call it. `plan`: its tensors, launches and code, a line
-    each. `source`: its program in C++ or Triton; "" where the file has none.
+    `name`: the name of the function of ordinary operators that it replaces, with these `operators`.
+    `places`: the nodes that call it. `plan`: its tensors, launches and code, one per line.
+    `source`: its program in C++ or Triton; empty if the file has none.
     """
 
     name: str
@@ -86,7 +86,7 @@ class CarriedKernel:
 
 
 def carried_kernels(source: ir.Model) -> list[CarriedKernel]:
-    """The fused kernels of a model that was read as data; nothing of them runs."""
+    """The fused kernels of a model that was read as data; no code runs."""
     calls: dict[str, list[ir.Node]] = {}
     for part in graphs_inside(source):
         for node in part:
@@ -153,7 +153,7 @@ def _program(source: ir.Model, plan: str) -> str:
 
 
 def is_kernel(function: ir.Function) -> bool:
-    """Whether a function is one that a fused kernel runs in the place of."""
+    """Whether a fused kernel replaces a function."""
     return bool(function.domain == DOMAIN)
 
 
@@ -182,7 +182,7 @@ def _is_code(node: ir.Node) -> str | None:
 
 
 def dropped(header: ir.Model) -> str | None:
-    """A line about the kernels of the file that were not taken, if it had some."""
+    """A note about the kernels of the file that were dropped, if there were any."""
     if DROPPED not in header.meta:
         return None
     count = header.meta[DROPPED]

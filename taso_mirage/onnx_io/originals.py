@@ -1,4 +1,4 @@
-"""Parts of the original model that come back as they were: values, attributes with their bodies,
+"""Parts of the original model that are written unchanged: values, attributes with their bodies,
 devices."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def as_tensor(weight: Any) -> Any:
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:
-    """A model around another graph with all else of the old one, its functions as copies."""
+    """A model with another graph and all other parts of the old model; functions are copied."""
     made = ir.Model(
         graph,
         ir_version=old.ir_version,
@@ -92,7 +92,7 @@ def recapture(new: ir.Node, captured: Mapping[ir.Value, ir.Value]) -> None:
 
 
 def placed_devices(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
-    """The node's device configurations, speaking of the new values."""
+    """The node's device configurations, which refer to the new values."""
     found = []
     for each in old.device_configurations:
         specs = (dataclasses.replace(s, value=values.get(s.value, s.value)) for s in each.sharding_specs)

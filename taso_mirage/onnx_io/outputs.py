@@ -1,5 +1,5 @@
-"""Files that commands write models to: checked before the work, and moved into place when they are
-whole."""
+"""Output files of commands: they are checked before the work, and moved into place when they are
+complete."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def workspace(path: Path) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path, names: list[str]) -> None:
-    """Move the new files, once they are on the disk, into place, the model last: it alone has the
-    name of an old one."""
+    """Flush the new files and move them into place, the model last, because only it may have the
+    name of an old file."""
     for name in names:
         with (folder / name).open("rb+") as handle:
             os.fsync(handle.fileno())
@@ -53,7 +53,7 @@ def remove(files: Iterable[Path]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Fail before the work, not after it, when the output cannot be written."""
+    """Raise OutputError before the work if the output cannot be written."""
     refuse_irregular(path)
     try:
         with workspace(path) as folder:
@@ -63,8 +63,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Fail before the work where files cannot be written into a folder, which need not be there
-    yet."""
+    """Raise OutputError before the work if files cannot be written into a folder, which need not
+    exist yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     if not there.is_dir():
         raise OutputError(f"cannot write into {folder}: {there} is no folder; name another one")
@@ -73,8 +73,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
-    """Fail before the work where a folder has files already, none can be written into it, or it is
-    the path of one of these outputs."""
+    """Raise an error before the work if a folder already has files, cannot be written to, or is the
+    path of one of these outputs."""
     check_folder(folder)
     if any(each is not None and each.resolve() == folder.resolve() for each in files):
         raise InvalidOption(f"{folder} is the path of a file and of a folder to write; name another folder")
@@ -85,9 +85,9 @@ def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
 def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:
-    """Fail before the work where an output, by its option's name, cannot be written, or would
-    destroy another output, a file of weights, or a file that is `read`, by its identity, whatever
-    way the path leads there. With `in_place` the output may be the model itself."""
+    """Raise an error before the work if an output, given by its option's name, cannot be written,
+    or would overwrite another output, a weight file, or a file that is `read`. Files are compared
+    by identity, so links are recognised. With `in_place` the output may be the model itself."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:

@@ -17,7 +17,7 @@ from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule
 
 NEWEST = 25
-"""The newest opset that is tried. A runtime implements an opset some time after it is published."""
+"""The newest opset that is tried; runtimes implement an opset some time after its publication."""
 OLDEST = 13
 TRIES = 400
 WRITTEN = LEAVES | {"constant", "extents", "item", "absent"}
@@ -27,7 +27,8 @@ _Terms = tuple[Node, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two models that compute the same from the same inputs, and the terms they were made of."""
+    """Two models that compute the same results from the same inputs, and the terms from which they
+    were made."""
 
     lhs: Model
     rhs: Model
@@ -51,8 +52,8 @@ SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 
 
 def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
-    """Small sizes for the letters of a rule's typing: all different where there are numbers enough,
-    then any."""
+    """Small sizes for the letters of a rule's typing: first all different as far as possible, then
+    any."""
     letters = sorted({s for _, type in rule.given for dim in type.shape or () for s in symbols(dim)})
     rng = np.random.default_rng(seed)
     for i in range(TRIES):

@@ -1,5 +1,5 @@
-"""Between ONNX files and onnx-ir: data that onnx-ir cannot hold (sparse weights, map types) are
-carried around it."""
+"""Conversion between ONNX files and onnx-ir. Data that onnx-ir cannot represent (sparse weights,
+map types) bypasses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import onnx_ir as ir
 from taso_mirage.errors import InvalidModel
 
 MOST_DENSE = 1 << 28
-"""Elements of a sparse weight."""
+"""The largest number of elements of a sparse weight."""
 MAP_TYPES = "taso_mirage.map_types"
 """Key in `meta` of a header: the types, by value name, that onnx-ir has no class for, as protobuf
 bytes."""
@@ -44,8 +44,8 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _check_names(proto: onnx.ModelProto) -> None:
-    """InvalidModel for functions, or inputs or outputs of one, of the same name: onnx-ir keeps one
-    of them."""
+    """Raise InvalidModel for functions of the same name, or for inputs or outputs of the same name,
+    because onnx-ir keeps only one of them."""
     seen: set[tuple[str, ...]] = set()
     for each in proto.functions:
         name, key = f"{each.domain}::{each.name}", (each.domain, each.name, each.overload)
@@ -58,7 +58,7 @@ def _check_names(proto: onnx.ModelProto) -> None:
 
 
 def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:
-    """Put the types back that `from_proto` took off."""
+    """Restore the types that `from_proto` removed."""
     types: dict[str, bytes] = header.meta.get(MAP_TYPES, {})
     for info in _infos(proto.graph) if types else ():
         if info.name in types:
@@ -67,7 +67,7 @@ def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:
 
 
 def _texts(proto: onnx.ModelProto) -> Iterator[Any]:
-    """Every name, domain and documentation of a model."""
+    """All names, domains and documentation strings of a model."""
     yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
     yield from (o.domain for o in proto.opset_import)
     yield from (text for p in proto.metadata_props for text in (p.key, p.value))

@@ -22,8 +22,8 @@ APART = frozenset(
 
 
 def source_of(model: Model) -> ir.Model:
-    """The ONNX model that was read, untouched: an optimized model is compared with it, and it is
-    kept when nothing helps."""
+    """The unchanged ONNX model that was read. Optimized models are compared with it, and it is
+    written if no rewrite helps."""
     header: ir.Model = model.source or model.header
     try:
         copy = header.clone()

@@ -1,5 +1,5 @@
-"""Operands of recurrent operators that are zero, the default of operands that are left out:
-exporters compute initial states of zeros from the size of a batch."""
+"""Initial states of recurrent operators that are zero, which is the default if they are left out.
+Exporters compute such states from the batch size."""
 
 from __future__ import annotations
 

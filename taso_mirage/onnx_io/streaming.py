@@ -1,5 +1,5 @@
-"""Writing a model with its weights inside, one weight at a time: as protobuf would write it at
-once, with as much memory as the largest weight takes, not three times the model's."""
+"""Writing a model with its weights inside, one weight at a time. The bytes are those that protobuf
+writes, with the memory of the largest weight instead of three times that of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from taso_mirage.onnx_io.serialization import APART
 
 ABOVE = 1 << 16
-"""Bytes of a weight from which it is written by itself."""
+"""The number of bytes from which a weight is written separately."""
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 """Numbers of fields: of a model's graph, of a graph's weights, and of a weight's bytes
 (onnx.proto).
@@ -47,7 +47,7 @@ def save_inside(made: ir.Model, path: Path) -> None:
 
 
 def _is_raw(tensor: Any) -> bool:
-    """Whether protobuf has a tensor's bytes as they lie in memory."""
+    """Whether protobuf stores a tensor's bytes as they are in memory."""
     if isinstance(tensor, ir.serde.TensorProtoTensor):
         return bool(tensor.raw.HasField("raw_data"))
     return isinstance(tensor, ir.Tensor)  # its values are in memory

@@ -15,7 +15,8 @@ from taso_mirage.onnx_io.attributes import meant
 from taso_mirage.operators.ops import Call, Dims, Floats, known_elements
 
 Size: TypeAlias = "Dim | str"
-"""A size, or the name of one that only a run can tell; one name is one size within a node."""
+"""A size, or the name of a size that is known only at run time; within a node, one name is one
+size."""
 TypedOutput: TypeAlias = "tuple[str, tuple[Size, ...]]"
 """A dtype and a shape."""
 
@@ -62,7 +63,7 @@ class AskedNode:
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute's value.
 
-        Raises Unsupported for one that not all read alike.
+        Raises Unsupported for a value that runtimes read differently.
         """
         return meant(name, self.call.attrs.get(name, default))
 
@@ -77,7 +78,7 @@ class AskedNode:
 
 
 TypeRule: TypeAlias = Callable[[AskedNode], Sequence[TypedOutput]]
-"""From a node to the types of its outputs, in their order; of those that may be left out, too."""
+"""A function from a node to the types of its outputs in their order, including optional ones."""
 
 
 class TypeRules:
@@ -108,7 +109,7 @@ FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -> tuple[TypedOutput, ...] | None:
-    """The types of a number of outputs of a node; None where no rule gives them."""
+    """The types of a number of outputs of a node; None if there is no rule for them."""
     rule = rules.get((call.domain, call.op_type))
     if rule is None:
         return None
@@ -121,7 +122,7 @@ def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -
 
 
 def _is_size(n: Any) -> bool:
-    """Whether a dim that a rule gives is one: an attribute may be missing, or be no number."""
+    """Whether a dim from a rule is valid; an attribute may be missing, or not be a number."""
     return n >= 0 if isinstance(n, int) else isinstance(n, Symbolic | str)
 
 
@@ -138,15 +139,14 @@ def resized_at(shape: Iterable[Size], axis: int, n: Size) -> tuple[Size, ...]:
 
 
 def equal_in_runs(dims: Iterable[Dim]) -> Dim:
-    """The size that dims have which must be equal where the model runs: a fixed one if there is
-    any."""
+    """The common size of dims that must be equal at run time: a fixed one if there is any."""
     every = list(dims)
     return next((d for d in every if isinstance(d, int)), every[0])
 
 
 def broadcast(*shapes: Shape) -> tuple[Size, ...]:
-    """The shape that a run broadcasts to: two sizes that differ in form are equal there, unless one
-    is 1."""
+    """The shape after broadcasting. Two sizes that differ in form are assumed to be equal at run
+    time, unless one is 1."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     return tuple(_broadcast_dim(dims, f"broadcast_{i}") for i, dims in enumerate(zip(*padded, strict=True)))
@@ -167,7 +167,7 @@ def _never_one(dim: Dim) -> bool:
 
 
 def window(n: Dim, size: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False) -> Size:
-    """How many windows fit into `n` positions and padding, as ONNX counts them."""
+    """The number of windows that fit into `n` positions and padding, as ONNX counts them."""
     spare = n + sum(pads) - ((size - 1) * dilation + 1)
     if not ceil:
         return spare // stride + 1

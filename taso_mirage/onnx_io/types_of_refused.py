@@ -1,5 +1,5 @@
-"""Types of nodes whose operator has a definition that does not take them: computed shapes, sizes
-that nobody knows to be equal, forms of old opsets."""
+"""Types of nodes that the definition of their operator does not accept: computed shapes, sizes that
+are not known to be equal, forms of old opsets."""
 
 from __future__ import annotations
 

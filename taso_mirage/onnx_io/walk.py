@@ -1,4 +1,4 @@
-"""One walk over all of an ONNX model: graphs, functions, and the bodies inside of both."""
+"""A traversal of a complete ONNX model: graphs, functions, and the bodies inside of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from taso_mirage.errors import InvalidModel
 
 MOST_NODES = 10_000_000
-"""Nodes that a model may have once its functions stand in the place of their calls."""
+"""The largest number of nodes of a model after its functions are inlined."""
 Part: TypeAlias = ir.Graph | ir.Function
 
 
@@ -83,8 +83,7 @@ def outer_values(graph: ir.Graph) -> list[ir.Value]:
 
 
 def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_only: bool = False) -> None:
-    """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a
-    model."""
+    """Replace every tensor t by `change(t)`: initializers and attributes, anywhere in a model."""
     for part in graphs_inside(source):
         if isinstance(part, ir.Graph) and not attributes_only:
             for value in part.initializers.values():
@@ -103,8 +102,8 @@ def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_on
 
 
 def check_functions(source: ir.Model) -> None:
-    """Raise InvalidModel for a function that uses a value that nothing in it has computed by then:
-    a function sees nothing of the graph that calls it."""
+    """Raise InvalidModel for a function that uses a value before it is computed in the function; a
+    function has no access to the graph that calls it."""
     for function in source.functions.values():
         name = f"{function.domain}::{function.name}"
         _check_scope(function, set(), name)

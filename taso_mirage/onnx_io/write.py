@@ -1,5 +1,5 @@
-"""Terms to ONNX: names, header and opaque nodes come back as they were; sizes are computed from
-input shapes."""
+"""Terms to ONNX: names, header and opaque nodes are unchanged; sizes are computed from input
+shapes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from taso_mirage.onnx_io.walk import bodies, defined_values, values_by_name
 from taso_mirage.operators.ops import Call, get
 
 ANNOTATION = "quant_parameter_tensor_names"
-"""Where onnx-ir keeps a value's quantization annotation in `meta`."""
+"""The key in `meta` under which onnx-ir stores a value's quantization annotation."""
 
 
 FREE = frozenset({"Constant", "Identity"})
-"""Standard operators that the runtime does not run."""
+"""Standard operators that the runtime does not support."""
 
 
 def reads_smaller(model: Model) -> bool:
-    """Whether the model has fewer nodes when it is written again (sizes and constants are folded,
-    dead nodes gone), or fewer inputs: the runtime computes ahead of weights, and of no inputs."""
+    """Whether writing the model again gives fewer nodes (folded sizes and constants, no dead nodes)
+    or fewer inputs. The runtime computes in advance from weights, but not from inputs."""
     if has_fixed_inputs(model):
         return True
     after, before = (
@@ -46,7 +46,7 @@ def has_fixed_inputs(model: Model) -> bool:
 
 
 def to_ir(model: Model) -> ir.Model:
-    """A new ONNX model; nothing of it is shared with `model.header` but the bytes of weights."""
+    """A new ONNX model, which shares only the bytes of weights with `model.header`."""
     return _Writer(model).write()
 
 
@@ -351,8 +351,8 @@ class _Writer:
         return reduce(partial(self._arithmetic, "Mul"), values)
 
     def _floor(self, atom: Floor) -> ir.Value:
-        """ONNX's Div rounds to zero, so where the numerator may be negative one is taken off for a
-        negative rest."""
+        """A quotient that rounds down. ONNX's Div rounds to zero, so if the numerator may be
+        negative, 1 is subtracted for a negative remainder."""
         top, bottom = self._size(atom.numerator), self._size(atom.denominator)
         quotient = self._arithmetic("Div", top, bottom)
         if all(c >= 0 for _, c in atom.numerator.terms):

@@ -1,4 +1,4 @@
-"""Operators and laws that plug-ins add to those that are there."""
+"""Operators and laws that plug-ins add."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 
 ADDED = frozenset("law_texts law_typings law_plugins together last moving examples".split())
-"""Fields that a plug-in may add to an operator that is not its own: laws, which are proved, and
+"""The fields of a foreign operator to which a plug-in may add: laws, which are proved, and
 examples."""
 
 
 def add_from_plugins(registry: Mapping[str, Any]) -> None:
-    """Load the plug-ins, which register their operators, and keep which laws are theirs.
+    """Load the plug-ins, which register their operators, and record which laws they add.
 
-    Raises InvalidOption, with the next step, where one cannot be loaded, or changes the meaning of
-    another's operator.
+    Raises InvalidOption, with the next step, if one cannot be loaded, or changes the meaning of an
+    existing operator.
     """
     for plugin in plugins(OPERATOR_GROUP):
         stated = {name: len(each.law_texts) for name, each in registry.items()}

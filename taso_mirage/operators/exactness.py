@@ -1,10 +1,10 @@
-"""Integers in the runtime: which of its kernels do not compute them as ONNX defines them, and when
-a result is the same anyway.
+"""Integers in the runtime: the kernels that do not compute them as ONNX defines them, and the
+conditions under which the result is the same.
 
-ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: numbers
-beyond 2^53 are rounded, and numbers beyond the type saturate where numpy wraps. So the bits of a
-model depend on these kernels and their operands; no rewrite may move a model onto or off them, nor
-compute one ahead where it matters.
+ONNX Runtime adds, multiplies and divides rows of integers as doubles: numbers beyond 2^53 are
+rounded, and numbers beyond the type saturate where numpy wraps. The bits of a result therefore
+depend on these kernels and their operands. No rewrite may replace such a kernel by another one or
+the reverse, nor compute it in advance if the result would differ.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float
 from taso_mirage.operators.ops import get, traits
 
 EXACT = 1 << 53
-"""Every integer below is a double."""
+"""The bound below which every integer is a double."""
 
 
 def differs(node: Node) -> bool:
-    """Whether the runtime's kernel of a term may give other integers than its definition, or none:
-    it ends the process where the least integer is divided by -1."""
+    """Whether the runtime's kernel of a term may give other integers than its definition, or end
+    the process (when the smallest integer is divided by -1)."""
     if not _of_integers(node):
         return False
     return traits(node).rounds or get(node.op).truncates
@@ -41,8 +41,8 @@ def _of_integers(node: Node) -> bool:
 
 
 def agrees(node: Node, operands: Sequence[Any]) -> bool:
-    """Whether the runtime's result is that of the definition on these operands: no number on the
-    way leaves the type, or is rounded, and nothing is divided by zero."""
+    """Whether the runtime's result equals that of the definition on these operands: no intermediate
+    number leaves the type or is rounded, and nothing is divided by zero."""
     if not differs(node):
         return True
     numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]

@@ -1,4 +1,4 @@
-"""The little expression language of guards and computed attributes: Python syntax, read with `ast`,
+"""The expression language of guards and computed attributes: Python syntax, parsed with `ast`,
 never executed as Python."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_weight(node: Node) -> bool:
 
 
 class _Asked:
-    """The terms whose memo is set."""
+    """The terms that were already decided."""
 
     def __contains__(self, node: object) -> bool:
         return hasattr(node, "is_weight")
@@ -67,7 +67,8 @@ _ASKED = _Asked()
 
 
 def _holds_symbol(node: Node) -> bool:
-    """Whether a size that only the run fixes is in the attributes (an Expand to the batch size)."""
+    """Whether attributes contain a size that is known only at run time (an Expand to the batch
+    size)."""
     return any(
         isinstance(part, Symbolic)
         for _, value in node.attrs
@@ -76,7 +77,7 @@ def _holds_symbol(node: Node) -> bool:
 
 
 def uniform_value(node: Node) -> float | None:
-    """The number that all elements of a constant are, exactly, else None."""
+    """The number that all elements of a constant equal exactly; None if they differ."""
     if node.op != "constant":
         return None
     array = node.attr("value").numpy()
@@ -158,8 +159,8 @@ whatever the guard says, so it holds wherever a rule applies.
 """
 
 BITS, ITEMS = 4096, 4096
-"""The limits of a number, and of a sequence, in an expression: an expression comes from a file, and
-its evaluation must end."""
+"""The largest number of bits of a number, and of items of a sequence, in an expression. Expressions
+come from files, and their evaluation must end."""
 
 
 def _bounded(value: Any) -> Any:
@@ -216,8 +217,8 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg,
 
 Compiled = Callable[[Environment], Any]
 _PARSING = Lock()
-"""Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8
-(python/cpython#106905)."""
+"""A lock for `ast.parse`, which is not thread-safe before Python 3.11.8 (python/cpython#106905);
+outputs are checked in several threads."""
 
 
 @lru_cache(maxsize=1 << 16)

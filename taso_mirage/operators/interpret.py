@@ -59,7 +59,7 @@ def interpret(
 
 
 def _learn(type: Type, value: Any, sizes: dict[str, int] | None) -> None:
-    """Sizes that only a run can tell (how many elements are not zero)."""
+    """Read sizes that are known only at run time (the number of elements that are not zero)."""
     if sizes is None:
         return
     types, parts = (type, value) if isinstance(type, tuple) else ((type,), (value,))
@@ -86,7 +86,8 @@ def _defined(op: Op, attrs: Mapping[str, Any], xp: Meaning[V], *args: V | None) 
 
 
 def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every operator that is defined over others written in these others."""
+    """The outputs with every operator that is defined by other operators replaced by its
+    definition."""
     done: dict[Node, Node] = {}
     waiting = list(outputs)
     while waiting:
@@ -111,8 +112,8 @@ def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def definition(node: Node) -> Node | None:
-    """The term over other operators that defines `node` on its own operands; None for a primitive
-    operator, or one of several results."""
+    """The definition of `node` as a term of other operators over its operands; None for a primitive
+    operator, or an operator with several results."""
     if is_part(node):
         return None
     try:

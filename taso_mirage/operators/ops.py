@@ -1,5 +1,5 @@
-"""Operators: one definition over the primitives each, and from it types, terms and every
-interpretation."""
+"""Operators: each has one definition over the primitives, from which types, terms and all
+interpretations follow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Floats = tuple[float, ...]
 Dims = tuple[Dim, ...]
 
 FEW_NUMBERS = 1024
-"""Elements of a weight that importers read."""
+"""The largest number of elements of a weight that importers read."""
 
 
 class Untraceable(TasoMirageError):
@@ -198,12 +198,12 @@ class Op:
             raise IllTyped(f"{self.name}({shown}), {dict(attrs)}: {error}") from None
 
     def laws(self, text: str, together: bool = False, last: bool = False, moving: bool = False) -> None:
-        """State equations `lhs == rhs  where guard`, one a line; tests check every one.
+        """State equations `lhs == rhs where guard`, one per line; tests check every one.
 
         `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
         (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
-        that, or else around the operators' examples. `together`, `last`, `moving`: how they are
-        tried, as `Equation` says.
+        that, or else around the operators' examples. `together`, `last` and `moving` are described
+        in `Equation`.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):
@@ -230,7 +230,8 @@ class Op:
         return hook
 
     def from_onnx(self, call: Call) -> Node:
-        """The term of an ONNX node; Unsupported with the reason where the mapping does not hold."""
+        """The term of an ONNX node. Raises Unsupported with the reason if the mapping does not
+        hold."""
         if not self.since <= call.opset <= self.until:
             raise Unsupported(f"{call.op_type} of opset {call.opset}; the mapping begins at opset {self.since}")
         return (self.import_hook or self._read)(call)
@@ -250,7 +251,7 @@ class Op:
         return self.term(*given, **attrs)
 
     def to_onnx(self, node: Node, opset: int) -> Call:
-        """The ONNX node of a term at an opset; Unsupported where there is none."""
+        """The ONNX node of a term at an opset. Raises Unsupported if there is none."""
         if self.onnx is None or not self.since <= opset <= self.until:
             raise Unsupported(f"{self.name} has no ONNX operator at opset {opset}")
         call = (self.export_hook or self._write)(node, opset)
@@ -270,7 +271,7 @@ class Op:
 
 
 class Opaque:
-    """An attribute value that is not yet a value: a pattern's attribute variable or expression (see
+    """An attribute whose value is not known: a pattern's attribute variable or expression (see
     `text`)."""
 
 
@@ -423,7 +424,7 @@ def term(name: str, *args: Node | None, **attrs: Any) -> Node:
 
 
 def extents(values: Iterable[Dim], scalar: bool = False) -> Node:
-    """The int64 vector (or scalar) of sizes; a plain constant when all are fixed."""
+    """The int64 vector (or scalar) of sizes; an ordinary constant if all are fixed."""
     dims = tuple(values)
     if all(isinstance(v, int) for v in dims):
         return constant(np.array(dims[0] if scalar else dims, np.int64))
@@ -442,6 +443,6 @@ def known_elements(node: Node) -> Dims | None:
 
 
 def _is_narrowed(node: Node) -> bool:
-    """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes; a conversion from int64
-    wraps as their sums and products do."""
+    """Sizes as int32, the type in which tf2onnx and PaddlePaddle compute shapes. The conversion
+    from int64 wraps, as their sums and products do."""
     return len(node.args) == 1 and node.args[0].op == "extents" and traits(node).converts and node.dtype == "int32"

@@ -1,5 +1,5 @@
-"""Slices, concatenations and pads that are simplified as they are made (PET, OSDI'21, section 6.2):
-pairs that cancel are not written."""
+"""Slices, concatenations and pads that are simplified when they are made (PET, OSDI'21, section
+6.2): pairs that cancel are omitted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def whole(node: Node) -> Box:
 
 
 def cut(node: Node, box: Box) -> Node:
-    """The elements of `node` within `box`: of the operand that a slice is cut from, of the parts
-    that a concatenation takes them from."""
+    """The elements of `node` within `box`, taken from the operand of a slice or from the parts of a
+    concatenation."""
     if box == whole(node):
         return node
     if node.op == "constant":
@@ -49,8 +49,8 @@ def _parts(node: Node, box: Box, axis: int) -> list[Node]:
 
 
 def slice_source(node: Node) -> tuple[Node, Box]:
-    """The term that a slice of steps 1 is cut from, and the box in it; for any other term, itself
-    and the whole box."""
+    """The operand of a slice with steps of 1, and the box in it; for any other term, the term
+    itself and the whole box."""
     place = traits(node).place
     own = None if place is None else place(node)
     return (node, whole(node)) if own is None else (node.args[0], own)
@@ -106,7 +106,7 @@ def needed(
     """The interval of `n` positions that the windows of an interval read, and the padding before
     and after it.
 
-    With nothing but padding, one position is cropped away again by negative pads.
+    If the interval reads only padding, one position is read and removed again by negative pads.
     """
     first = interval[0] * stride - low
     last = (interval[1] - 1) * stride - low + (size - 1) * dilation + 1

@@ -1,7 +1,7 @@
-"""The traits of an operator: facts that the engine needs besides its definition.
+"""The traits of an operator: facts that the engine needs in addition to its definition.
 
 An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py`
-reads most of them off the definition, so that nobody has to state them.
+derives other traits from the definition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TraitInterval = tuple[int, int]
 Box = tuple[TraitInterval, ...]
 """For each dim the first position and the one after the last."""
 Inner = Callable[[Node, Box], Node]
-"""Gives the term of the elements of an operand within a box."""
+"""A function that returns the term of an operand's elements within a box."""
 Restrict = Callable[[Inner, Node, Box], Node]
 Mutate = Callable[[Node], Iterator[Node]]
 _Place = Callable[[Node], Box | None]
@@ -153,18 +153,18 @@ class Traits:
         return hook
 
     def placing(self, hook: _Place) -> _Place:
-        """State which box of its only operand a term is; None where it is not one box."""
+        """State which box of its only operand a term is; None if it is not a single box."""
         self.place = hook
         return hook
 
     def margins(self, hook: FindMargin) -> FindMargin:
-        """State the padding that a term puts around its only operand; None where that is not one
+        """State the padding of a term around its only operand; None if the padding is not a single
         value."""
         self.margin = hook
         return hook
 
     def absorbing(self, hook: Absorb) -> Absorb:
-        """State how a term takes in a margin around its first operand.
+        """State how a term absorbs a margin around its first operand.
 
         The hook gets the term, the tensor inside the margin, and the margin; it returns the equal
         term over the tensor, or None where no attributes express it.
@@ -178,7 +178,7 @@ class Traits:
         return hook
 
     def exactness(self, hook: Exact) -> Exact:
-        """State where ONNX Runtime computes integers exactly.
+        """State the condition under which ONNX Runtime computes integers exactly.
 
         The hook gets the elements of each operand and a bound. It returns whether every number on
         the way is below the bound and no divisor is 0.
@@ -187,9 +187,10 @@ class Traits:
         return hook
 
     def decomposition(self, hook: Decompose) -> Decompose:
-        """State a fused term as products with weights, which may have kernels, and the rest.
+        """State how a fused term is decomposed into products with weights, which may have kernels,
+        and the rest.
 
-        The hook returns None where it would be no gain.
+        The hook returns None if there would be no gain.
         """
         self.apart = hook
         return hook

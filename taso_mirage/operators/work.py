@@ -17,7 +17,8 @@ from taso_mirage.meanings.typed import Typed
 
 
 class Flops(Typed[float]):
-    """Counts while it types: one a mapped element, two a multiply-add, one a folded element.
+    """A meaning that counts operations while it types: one per mapped element, two per
+    multiply-add, one per folded element.
 
     A note is the share of a value's elements that are not zeros which a pad put between others:
     transposed convolutions multiply the others alone.
@@ -95,8 +96,8 @@ def sized(type: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def count(type: Tensor) -> int:
-    """Elements of a type without symbols; none where a dim is below 0, as it is at sizes on which
-    the model does not run."""
+    """The number of elements of a type without symbols; 0 if a dim is negative, as at sizes at
+    which the model does not run."""
     return int(np.prod([max(int(d), 0) for d in type.shape or ()], dtype=object))
 
 

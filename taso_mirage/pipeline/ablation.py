@@ -1,5 +1,5 @@
-"""Ablation of rewrites: the model runs in turn with itself without some kinds of them, and those
-without which it is measured to be faster are left out."""
+"""Ablation of rewrites: the model runs in turn with itself without some kinds of rewrites, and
+kinds without which it is faster are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
 other."""
 Bundle = tuple[ChangeKind, ...]
 ROUNDS, SURE = 8, 24
-"""Rounds of a first look, and of one, in new sessions, that confirms it by its verdict."""
+"""The numbers of rounds of a first comparison, and of a second one in new sessions that confirms
+it."""
 WIDE = 6
 """The largest number of models that are compared with one model at once."""
 BYTES = 1 << 30
@@ -61,7 +62,7 @@ class Ablation:
         return self.current if self.left_out else None
 
     def _looked(self, look: Sequence[Bundle]) -> tuple[list[float], list[Bundle]]:
-        """How many times as fast the model is without each bundle, and those without which it looks
+        """The speed-up of the model without each bundle, and the bundles without which it seems
         faster."""
         tried = [self._without(bundle) for bundle in look]
         there = [each for each in tried if each is not None]
@@ -71,8 +72,8 @@ class Ablation:
         return ratios, [bundle for bundle, t in zip(look, times, strict=True) if t is not None and t.ratio >= GAIN]
 
     def _leave_out(self, kinds: Sequence[ChangeKind]) -> None:
-        """Leave kinds out for good if a second look confirms it: all together, or else the one that
-        it does so for."""
+        """Remove kinds if a second comparison confirms the gain: all together, otherwise a single
+        one."""
         for each in [kinds] if len(kinds) == 1 else [kinds, *([kind] for kind in kinds)]:
             if not each or self._wide(1) < 1:
                 return
@@ -83,7 +84,7 @@ class Ablation:
                 return
 
     def _timings(self, tried: Sequence[ModelCandidate], rounds: int) -> list[Timing] | None:
-        """None where the runtime does not take one of the models."""
+        """The timings; None if the runtime rejects one of the models."""
         start = time.monotonic()
         try:
             return self.timed([self.current, *tried], rounds) if tried else None
@@ -101,8 +102,8 @@ class Ablation:
         return None if found.model.graph.outputs in same else found
 
     def _wide(self, most: int) -> int:
-        """How many models may run beside the current one in one comparison, by the rest of the time
-        and the memory."""
+        """The number of models that fit into one comparison with the current one, by remaining time
+        and memory."""
         fitting = BYTES // max(weight_bytes(self.current.model), 1)
         rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
         return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)

@@ -100,7 +100,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
 
 
 def mutate(job: Job, start: Start) -> Mutations:
-    """The mutants that pay, within a share of the budget."""
+    """The mutants that make the model faster, within a share of the budget."""
     config, rewriter = job.config, start.rewriters[0]
     if not config.partial or not measures_search(job):
         return NO_MUTATIONS
@@ -119,8 +119,8 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     """The model after the passes, and after passes, search and passes again; only those that differ
     from the original. A model that is written again with fewer nodes counts, too.
 
-    Where the provider has options that suit some convolutions, every such set of options is
-    searched, and the original is tried.
+    If the provider has options that suit some convolutions, the model is searched with every such
+    set of options, and the original is tried with it.
     """
     start.budget.seconds, start.budget.start = search_seconds(job), time.monotonic()
     candidates, statistics = list[ModelCandidate](), SearchStatistics()

@@ -37,11 +37,13 @@ from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
 TURNS = 8
-"""The number of times that rewrites that turn a decision are left out of one candidate."""
+"""The largest number of times that rewrites which change a decision are left out of one
+candidate."""
 LOOKS = 3
-"""An equation that turned decisions at places of more looks is left out everywhere."""
+"""The number of different kinds of places; an equation that changes decisions at more of them is
+left out everywhere."""
 DEEP = 3
-"""Terms in a row that are the look of a place."""
+"""The depth, in terms, of the description of a place."""
 _Look: TypeAlias = tuple[Any, ...]
 LAST = 1.0
 """Seconds that are kept for the check of the whole model at least."""
@@ -58,11 +60,11 @@ def check_candidates(
     feeds: Sequence[Arrays],
     choice: Choice,
 ) -> tuple[Choice, Differences, Sequence[CheckCase], LetThrough | None]:
-    """The choice if it passes the check, or if only roundings that are allowed to turn decisions
-    make it fail; else the longest prefix of its steps that passes, if that is measured faster too.
+    """The choice, if it passes the check or fails only because of permitted changes of decisions;
+    otherwise the longest prefix of its steps that passes, if that is also measured to be faster.
 
-    The cases are for later checks: after roundings were let through, its results are the original's
-    there.
+    The cases are for later checks; after permitted roundings, they contain its results in place of
+    the original's.
     """
     if choice.candidate is None:
         return choice, (), cases, None
@@ -107,16 +109,16 @@ class _Checking:
         self.regions = RegionalCheck(problem.model, cases, self._late) if by_runs else None
 
     def _late(self) -> bool:
-        """Whether the time that is left is for the work that follows."""
+        """Whether the remaining time is reserved for later work."""
         return self.job.deadline.last() < self.kept
 
     def only_whole(self) -> list[str]:
-        """Says that regions are no models of their own, and why."""
+        """A note that regions cannot be separate models, with the reason."""
         alone = {} if self.regions is None else self.regions.alone
-        return [f"regions were compared in the whole model alone, not in float64: {why}" for why in alone]
+        return [f"regions were compared only in the whole model, not in float64: {why}" for why in alone]
 
     def of(self, candidate: ModelCandidate) -> Differences:
-        """The differences of a candidate: those of the whole model first, as it must be checked in
+        """The differences of a candidate: first those of the whole model, which must be checked in
         any case."""
         whole = self._whole(candidate.model, candidate.target)
         if self.regions is None or not all(d.passed for d in whole):
@@ -151,8 +153,8 @@ class _Checking:
         return tuple(compare(self.problem.model, session, self.cases, fine))
 
     def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
-        """The steps before the first one that breaks the model, which is named; where it only turns
-        a decision, all steps but such ones."""
+        """The steps before the first step that breaks the model, which is reported. If that step
+        only changes a decision, all steps except such ones."""
         if not chosen.steps:  # the same graph, folded as it was read, or with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
@@ -177,13 +179,14 @@ class _Checking:
                 f"{name!r} in {before[name] - stay[name]} of {before[name]} places" for name in turned.names
             )
         self.job.remarks.append(
-            f"left out: {gone}; right in float64, but it rounds otherwise than the original before a quantized operator, "
-            f"and so turns a decision of it ({bad}){refused or PERMIT}"
+            f"left out: {gone}; right in float64, but it rounds differently from the original before a quantized operator, "
+            f"which changes a decision of that operator ({bad}){refused or PERMIT}"
         )
         return turned.rest or self._before(chosen, k)
 
     def _only_turns(self, chosen: ModelCandidate, k: int, bad: Difference) -> bool:
-        """Whether the step that breaks the model turns a decision; else it is reported."""
+        """Whether the step that breaks the model only changes a decision; otherwise it is
+        reported."""
         if self._turns_a_decision(chosen.steps[:k], chosen.target):
             return True
         culprit = ", ".join(_names(chosen, k))
@@ -193,8 +196,8 @@ class _Checking:
         return False
 
     def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
-        """The candidate without step k at all places that look alike, and without others that turn
-        decisions; without all of an equation, once several looks of it did."""
+        """The candidate without step k at all equal places, and without other rewrites that change
+        decisions; without an equation everywhere, if it did so at several kinds of places."""
         outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
             for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):
@@ -215,7 +218,7 @@ class _Checking:
         return _Turned(tuple(left_out), False)
 
     def _without(self, chosen: ModelCandidate, left_out: Mapping[str, set[_Look] | None]) -> ModelCandidate:
-        """A candidate without equations at places that look so, or everywhere (None)."""
+        """A candidate without equations at places of this kind, or everywhere (None)."""
         steps = single_steps(self.problem.model.graph.outputs, chosen.steps)
 
         def goes(step: RewriteStep) -> bool:
@@ -225,8 +228,8 @@ class _Checking:
         return self.problem.without(chosen, steps, gone, "without turned decisions")
 
     def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
-        """The candidate with those of the equations that turn decisions which may do so, if it is
-        right in float64 and its results are near enough; else why not."""
+        """The candidate with the equations that are permitted to change decisions, if it is right
+        in float64 and its results are close enough; otherwise the reason."""
         allowed = self.job.config.allow_rounding
         rules = [name for name in names if name != FOLDING]
         permitted = [name for name in rules if allowed is not None and allowed.permits(directed(name)[0])]
@@ -253,7 +256,7 @@ class _Checking:
         return chosen, tuple(widened.get(id(d), d) for d in differences)
 
     def _in_steps(self, chosen: ModelCandidate, failed: Sequence[Difference]) -> Iterator[OutputRounding]:
-        """How far off the outputs are that differ by more than the criterion allows."""
+        """The errors of the outputs that differ by more than the criterion allows."""
         results = cache(partial(self._results, chosen))
         for found in failed:
             fine = found.case.endswith(FINE_CASE)
@@ -281,8 +284,8 @@ class _Checking:
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _first_bad(self, chosen: ModelCandidate) -> int:
-        """The number of the step; a step that only computes weights ahead lets the runtime fuse
-        terms of an earlier one."""
+        """The number of the first bad step. A step that only computes weights in advance is
+        skipped, because it lets the runtime fuse terms of an earlier step."""
         k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
         if self.folds or chosen.steps[k - 1].equations != (FOLDING,):
             return k
@@ -302,8 +305,9 @@ class _Checking:
         return model, (*made, *folded)
 
     def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
-        """Whether a model is equal to the original in float64 on the inputs where it fails: its
-        quantizers decide there as in the reference, so only roundings of its own make it fail."""
+        """Whether a model equals the original in float64 on the inputs where it fails. Its
+        quantizers then decide as in the reference, so it fails only because of its own
+        roundings."""
         model, made = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
@@ -340,7 +344,7 @@ class _Checking:
 
 
 def _places(steps: Sequence[RewriteStep]) -> Counter[str]:
-    """How often each equation was applied."""
+    """The number of applications of each equation."""
     return Counter(name for step in steps for each in step.details or (step,) for name in each.equations)
 
 

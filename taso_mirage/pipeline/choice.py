@@ -1,5 +1,5 @@
-"""The stage that chooses: candidates run in turn with the original, and one that is surely faster
-is taken. Where no run decides, predicted costs do.
+"""The stage that chooses: candidates run in turn with the original, and one that is certainly
+faster is chosen. If the runs do not decide, predicted costs do.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ KEPT = "the original's graph is kept"
 UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: terms of sizes and constants alone were folded"
-INTERRUPTED = "interrupted: there was no time to measure whether the model gains; it is taken by its predicted cost"
-UNMEASURED = "the model was not measured: no time was left; it is taken by its predicted cost"
+INTERRUPTED = (
+    "interrupted: there was no time to measure whether the model is faster; it was chosen by its predicted cost"
+)
+UNMEASURED = "the model was not measured: no time was left; it was chosen by its predicted cost"
 PREDICTED = "too close to be told apart by runs: predicted costs decided"
 PROMISING = 0.98
 """The share of a cost below which a predicted cost counts as faster."""
@@ -52,16 +54,16 @@ LIKELY = 2
 """The largest number of candidates for a large model that are loaded for each set of the target's
 options."""
 PATIENCE = 4.0
-"""How many times its seconds a comparison of slow models may take."""
+"""The factor of its seconds that a comparison of slow models may take."""
 OPENING = 0.02
 """Seconds that the first round takes longer because it opens the models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidate that is taken (None: the original is), the times of the best, and the original
-    after the passes where it was measured no slower. `session`: one on the candidate, if there is
-    one: the check and the trials of kernels use it in place of another load."""
+    """The chosen candidate (None: the original), the times of the best, and the original after the
+    passes if it was measured to be no slower. `session`: an existing session on the candidate,
+    which the check and the trials of kernels use instead of another load."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
@@ -116,7 +118,8 @@ class Choosing:
         return candidate.model.graph in self.ahead
 
     def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:
-        """The one that is predicted to cost the least, if that is no more than the original."""
+        """The candidate with the lowest predicted cost, if that is no higher than the
+        original's."""
         best = min(candidates, key=lambda c: c.cost)
         before = self.problem.cost(self.problem.model.graph.outputs)
         for candidate in candidates:
@@ -127,8 +130,8 @@ class Choosing:
         return Choice()
 
     def of_large(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
-        """The first that is faster, of the few that are predicted to be: each is loaded once, and
-        compared once with the original."""
+        """The first candidate that is faster, of the few that are predicted to be. Each is loaded
+        once and compared once with the original."""
         taken = Choice()
         for likely in self._likely(candidates):
             self.job.kept = None
@@ -143,12 +146,12 @@ class Choosing:
         return load_seconds(self.job) + compared_seconds(self.job)
 
     def _likely(self, candidates: Sequence[ModelCandidate]) -> list[list[ModelCandidate]]:
-        """The candidates that are predicted to be the fastest for each set of the target's options,
-        then those that are so among the others.
+        """The candidates in the order of trials: the predicted fastest for each set of the target's
+        options, then the next ones.
 
-        The one without any measurement comes first where others cost no less than measurements
-        vary, where others use the cores, and where there is no time for two trials: then costs that
-        were measured may be wrong.
+        The candidate that was made without measurements comes first if the costs of the others
+        differ by less than measurements vary, if other processes use the cores, or if there is no
+        time for two trials, because measured costs may then be wrong.
         """
         steady = self._left() >= 2 * self._trial() and not self._observed().busy
         least = min(candidate.cost for candidate in candidates)
@@ -159,9 +162,9 @@ class Choosing:
         return [each for each in found if each]
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
-        """The one that was measured to be the fastest, or is predicted to be where no run decides;
-        the original where none is faster than that. `once`: no model is loaded again for another
-        look."""
+        """The candidate that was measured to be the fastest, or is predicted to be if the runs do
+        not decide; the original if none is faster. `once`: no model is loaded again for another
+        comparison."""
         target = original.target
         alive, times, pace = self._first_look(self._in_time(candidates), original, once)
         if not alive:
@@ -195,11 +198,11 @@ class Choosing:
     def _first_look(
         self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False
     ) -> tuple[list[ModelCandidate], list[list[list[float]]], float]:
-        """The candidates that the runtime takes, the times of the original and of these, and the
+        """The candidates that the runtime accepts, their times and those of the original, and the
         seconds of a session for a round.
 
-        Where others came to use the cores meanwhile, all run again by the other clock, unless it is
-        for `once`. The sessions of the candidates are kept.
+        If other processes began to use the cores, all run again with the other clock, except with
+        `once`. The sessions of the candidates are kept.
         """
         for _ in range(2):
             self.load, self.sessions = self._observed(), []
@@ -222,14 +225,14 @@ class Choosing:
         return Load() if self.problem.target.serial is None else observed_load()
 
     def _disturbed(self) -> bool:
-        """Whether others use the cores by now, and there is another clock and time for it."""
+        """Whether other processes use the cores now, and there is another clock and time to use
+        it."""
         found = self._observed()
         wanted = found.clock(self.problem.target) != self.problem.target
         return wanted and self._left() >= comparison_seconds(self.job)
 
     def _champion(self, alive: Sequence[ModelCandidate], times: list[list[list[float]]]) -> int:
-        """The candidate that is predicted to be the fastest, or one that is surely faster than
-        it."""
+        """The candidate that is predicted to be the fastest, or one that is certainly faster."""
         order = sorted(range(len(alive)), key=lambda i: alive[i].cost)
         best = order[0]
         for i in order[1:]:
@@ -238,16 +241,16 @@ class Choosing:
         return best
 
     def _taken(self, candidate: ModelCandidate, timing: Timing) -> bool:
-        """Whether a candidate is faster than the original by the verdict, or, where there is none,
-        by the prediction, if the runs leave a gain open."""
+        """Whether a candidate is faster than the original by the verdict; without a verdict, by the
+        prediction, if the runs do not exclude a gain."""
         return timing.faster or (timing.as_fast and timing.high >= GAIN and self._predicted_faster(candidate))
 
     def _what_pays(
         self, best: ModelCandidate, timing: Timing, pace: float, target: Target
     ) -> tuple[ModelCandidate, Timing]:
-        """The best without the kinds of rewrites that it is faster without, and its times against
-        the original; the best itself where there are none, or where the rest does not gain.
-        `pace`: how many seconds a session took for a round."""
+        """The best candidate without the kinds of rewrites without which it is faster, and its
+        times against the original; the best itself if there are none, or if the rest is not faster.
+        `pace`: the seconds of a session for a round."""
         if self.job.stop.asked or not best.steps:
             return best, timing
         ablation = Ablation(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
@@ -269,7 +272,7 @@ class Choosing:
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _for_parts(self) -> float:
-        """Seconds for the ablation: the rest of the time, less a comparison, which follows."""
+        """Seconds for the ablation: the remaining time minus the comparison that follows."""
         return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
@@ -277,8 +280,8 @@ class Choosing:
         return self.job.deadline.left() - after_choice(self.job)
 
     def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """The candidates that can be loaded before the comparison: all, or those that are predicted
-        to be the fastest. The first of these is the one that no load of the machine changes."""
+        """The candidates that can be loaded before the comparison: all, or the predicted fastest.
+        The first of these is independent of the machine's load."""
         loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
@@ -294,20 +297,20 @@ class Choosing:
         return next_comparison_seconds(self.job, self._left())
 
     def _unclear(self, candidate: ModelCandidate, timing: Timing) -> bool:
-        """Whether a few rounds do not tell that a candidate is faster, as is predicted, nor that it
+        """Whether a few rounds show neither that a candidate is faster, as predicted, nor that it
         is slower."""
         return timing.verdict is Verdict.UNDECIDED and self._predicted_faster(candidate)
 
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
-        """Whether it costs less than the original by the prediction; changes inside of nodes have
-        none, and were faster by themselves."""
+        """Whether a candidate's predicted cost is lower than the original's. Changes inside of
+        nodes have no prediction and were faster by themselves."""
         inside = any(step.equations == (BODIES,) for step in candidate.steps)
         return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
 
     def _alive(
         self, candidates: Sequence[ModelCandidate], original: Session
     ) -> tuple[list[Session], list[ModelCandidate]]:
-        """The original's session with those of the candidates that the runtime takes, and these
+        """The sessions of the original and of the candidates that the runtime accepts, and these
         candidates."""
         sessions: list[Session] = [original]
         alive: list[ModelCandidate] = []
@@ -329,8 +332,8 @@ class Choosing:
         return sessions, alive
 
     def _sure(self, best: ModelCandidate, timing: Timing, target: Target) -> Timing:
-        """The times of the best, of more sessions where those seen leave it open whether it
-        gains."""
+        """The times of the best candidate, from more sessions if the existing ones do not decide
+        whether it gains."""
         hopeful = timing.ratio >= GAIN or self._predicted_faster(best)
         return self._confirmed(best, [timing], target) if hopeful else timing
 
@@ -340,10 +343,11 @@ class Choosing:
         return surviving(candidate, self.inputs, problem.after, cost, self.job.remarks.append)
 
     def _confirmed(self, candidate: ModelCandidate, looks: list[Timing], target: Target) -> Timing:
-        """The original and one candidate in pairs of new sessions, beside the `looks` that there
-        are, until the verdict is clear or there were PAIRS: a session's luck lasts as long as it.
+        """The original and one candidate in pairs of new sessions, in addition to the existing
+        `looks`, until the verdict is clear or there were PAIRS, because the memory placement of a
+        session affects all of its runs.
 
-        Where the wall does not decide, CPU time is asked last.
+        If wall time does not decide, CPU time is used last.
         """
         least = comparison_seconds(self.job) / 2 + 2 * load_seconds(self.job)
         for _ in range(len(looks), PAIRS):
@@ -358,7 +362,7 @@ class Choosing:
         return timing if second.verdict is Verdict.UNDECIDED else second
 
     def _ends(self, timing: Timing, least: float) -> bool:
-        """Whether no other look is needed, or none is in time."""
+        """Whether no further comparison is needed or possible within the time."""
         return timing.verdict is not Verdict.UNDECIDED or self.job.stop.asked or self._left() < least
 
     def _look(self, candidate: ModelCandidate, target: Target, clock: Callable[[Target], Target]) -> Timing:
@@ -377,8 +381,8 @@ class Choosing:
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 
     def _compared(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
-        """The first session against each of the others, over all workloads; `works`: by CPU time,
-        or as the load says."""
+        """The first session against each of the others, over all workloads. `works`: by CPU time;
+        otherwise by the clock for the current load."""
         first, *others = zip(*times, strict=True)
         shares = [share for _, share in self.problem.workloads]
         works = self._works() if works is None else works
@@ -389,7 +393,8 @@ class Choosing:
 
 
 def _alike(looks: Sequence[Timing]) -> list[Timing]:
-    """The looks by the clock of the last one: those by the other have other seconds."""
+    """The comparisons with the clock of the last one, because the two clocks give different
+    seconds."""
     return [each for each in looks if each.works == looks[-1].works]
 
 

@@ -1,5 +1,5 @@
-"""How large the result is beside the original: each weight once, and no file that is much larger
-unless its user wants it."""
+"""The size of the result relative to the original: each weight is stored once, and a much larger
+file requires the user's consent."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps,
 from taso_mirage.search.steps import RewriteStep, replay
 
 GROWTH = 1.2
-"""The growth of a result over the original that needs no question."""
+"""The largest growth of a result relative to the original without consent."""
 LITTLE = 1 << 20
-"""Bytes that it may be larger in any case."""
+"""The number of bytes by which a result may always be larger."""
 NOT_TRIED = "not tried, as the file would grow"
 
 
@@ -62,8 +62,8 @@ def stored_bytes(model: Model) -> int:
 
 
 def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandidate:
-    """The candidate; where its file would grow and may not, without the kinds of rewrites that
-    enlarge weights: else the fastest may be one that is not written."""
+    """The candidate; if its file would grow without consent, without the kinds of rewrites that
+    enlarge weights. Otherwise the fastest candidate might not be written."""
     said = None if job.config.may_grow or job.stop.asked else grown(problem.model, candidate.model)
     said = said and grown(problem.model, shared_weights(candidate.model))  # which reads all weights
     if said is None:
@@ -82,18 +82,18 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
     if not 0 < enough <= len(kinds):  # something else makes it large
         return candidate
     left_out = kinds[:enough]
-    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow lets it do so"
+    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow permits this"
     job.remarks += [] if any(each.startswith(NOT_TRIED) for each in job.remarks) else [remark]
     return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 
 
 def _made(step: RewriteStep) -> set[Node]:
-    """The weights that a step computed ahead."""
+    """The weights that a step computed in advance."""
     return {n for n in topological(step.new) if n.args and is_weight(n)}
 
 
 def _weight_bytes(outputs: Sequence[Node]) -> int:
-    """The bytes of the weights that a graph reads, as they would be computed ahead."""
+    """The bytes of the weights that a graph reads, after they are computed in advance."""
     order = topological(outputs)
     return _bytes({a for n in order if not is_weight(n) for a in n.args if is_weight(a)})
 

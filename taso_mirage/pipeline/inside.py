@@ -1,6 +1,6 @@
 """The stage that works inside of nodes: terms that no iteration of a loop changes move out of its
-body, then every body of an If, Loop or Scan is a model of its own, which is optimized and checked
-as such, on inputs that were observed when the whole model ran."""
+body. Then every body of an If, Loop or Scan is optimized and checked as a separate model, on inputs
+observed in runs of the whole model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
 from taso_mirage.system.files import file_name
 
 LEAST = 0.02
-"""The share of the time of a run below which a body is left as it is."""
+"""The smallest share of a run's time with which a body is optimized."""
 MOST = 0.9
 """The share of the searches' time for all bodies together."""
 SHARED = 4096
@@ -77,8 +77,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
 
 
 def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model after the invariants of loops have moved out of them, and the steps; the roofline
-    knows no iterations, so that only a measurement can say whether this pays."""
+    """The model after the invariants of loops have moved out of them, and the steps. The roofline
+    does not model iterations, so only a measurement shows whether this gains."""
     if not job.config.measure:
         return model, []
     outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
@@ -87,7 +87,9 @@ def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
         origins |= {new: origins[old]} if old in origins else {}
         steps.append(RewriteStep((BODIES,), (old,), (new,)))
     found = replace(model.with_graph(outputs), origins=origins)
-    job.remarks += [f"{label_of(found, step.new[0])}: what no iteration changes is computed once" for step in steps]
+    job.remarks += [
+        f"{label_of(found, step.new[0])}: terms that no iteration changes are computed once" for step in steps
+    ]
     return found, steps
 
 
@@ -114,7 +116,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
         runs = body_runs(model, term, body, seen)
         session = Session(serialize(body.model, source=True))
     except (TasoMirageError, ValueError, IndexError) as error:
-        job.remarks.append(f"{label}: as it was; it cannot be run alone: {error}")
+        job.remarks.append(f"{label}: unchanged; it cannot be run alone: {error}")
         return []
     good, why = [], ""
     for run in runs:
@@ -172,7 +174,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
     try:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)
     except TasoMirageError as error:
-        job.remarks.append(f"{place.label}: as it was; {error}")
+        job.remarks.append(f"{place.label}: unchanged; {error}")
         return None
     job.remarks += _said(place, found)
     return found
@@ -184,9 +186,9 @@ def _progress(job: Job, label: str, stage: str, done: int, total: int) -> None:
 
 def _said(place: _Place, found: Result) -> list[str]:
     inner = [line for line in found.remarks if " of If " in line or " of Loop " in line or " of Scan " in line]
-    alone = "" if place.reached else "; no run of the model reaches it, so it was checked by itself alone"
+    alone = "" if place.reached else "; no run of the model reaches it, so it was checked only by itself"
     if not found.changed:
-        return [f"{place.label}: as it was; {found.failure or found.kept}{alone}", *inner]
+        return [f"{place.label}: unchanged; {found.failure or found.kept}{alone}", *inner]
     gain = "" if found.timing is None else f"{found.timing.ratio:.3f} times as fast by itself, "
     count = f"{found.terms_after} operators instead of {found.terms_before}"
     failed = "" if found.failure is None else f"; {found.failure}"

@@ -24,9 +24,10 @@ from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.system.deadline import Deadline
 
 FEW = 3
-"""Input sets of one shape, at least, on which an output that is equal may be constant."""
+"""The smallest number of input sets of one shape on which an equal output may be constant."""
 WASTED = 0.01
-"""The least share of the bytes of all weights that weights stored twice must have."""
+"""The smallest share of the bytes of all weights from which weights that are stored twice are
+reported."""
 SHARE = 0.1
 """The share of the budget for changes by the runtime's optimizations: they may take float64
 references."""
@@ -73,11 +74,11 @@ def _optimized(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iter
 
 
 def _differs(full: Difference, plain: Difference) -> str:
-    """Each is judged beside the other as the original."""
+    """The remark, with each result judged against the other one."""
     off = f": {plain.own:.3g} off float64 with them, {full.own:.3g} without" if max(plain.own, full.own) > 0 else ""
     return (
         "the original itself gives other results with ONNX Runtime's optimizations than without: output "
-        f"{full.output!r}{off} (a decision that rounding turns, or a bug of the runtime or the model; no rewrite is in it)"
+        f"{full.output!r}{off} (rounding changes a decision, or the runtime or the model has a bug; the original contains no rewrite)"
     )
 
 
@@ -101,8 +102,8 @@ def _constant(model: Model, cases: Sequence[CheckCase]) -> Iterator[str]:
 
 
 def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
-    """On how many different inputs an output of floats was the same, bit by bit; 0 where it was
-    not, or where these are few."""
+    """The number of different inputs on which a float output was equal bit by bit; 0 if it was not,
+    or if there are few."""
     found = [case.original[output] for case in cases if any(is_float(a.dtype.name) for a in case.inputs.values())]
     first = next((each for each in found if isinstance(each, np.ndarray) and each.size), None)
     if first is None or not is_float(first.dtype.name):
@@ -129,6 +130,6 @@ def _replaceable(model: Model) -> Iterator[str]:
     if model.defaults:
         yield (
             f"{len(model.defaults)} of {len(model.graph.inputs)} inputs have an initializer as their default, which a caller may "
-            "replace, so nothing is computed ahead of them, neither here nor by ONNX Runtime; where nobody does, --fix-defaults "
-            "makes them weights"
+            "replace, so neither taso_mirage nor ONNX Runtime computes anything from them in advance; if no caller does, "
+            "--fix-defaults makes them weights"
         )

@@ -38,7 +38,7 @@ from taso_mirage.search.weights import fold_weights
 from taso_mirage.system.spending import Purpose, spent
 
 SHORTEST_REFERENCE = 16.0
-"""The budget below which the references' share of it shrinks no more."""
+"""The budget below which the seconds for references do not shrink further."""
 NEEDED, LONGEST = 0.5, 2.0
 """The share of the references' time, and the seconds in any case, for the references that every
 check needs."""
@@ -47,8 +47,8 @@ REGIONAL = (
     "float64 on the original's values, and the whole model against the original's runs"
 )
 WAY, COUNTS = 4e-9, 0.3
-"""Seconds for each byte that goes to a session, and back and is compared, and from which part of
-all seconds on they count."""
+"""Seconds per byte that is sent to a session, returned and compared, and the share of all seconds
+from which on they are taken into account."""
 WITHOUT = "ONNX Runtime cannot load the original with its optimizations, which are wrong for it: the original is compared without them"
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
@@ -56,9 +56,9 @@ LEAST_CHECK = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The original at the sizes that weigh most.
+    """The original at the sizes with the largest weight.
 
-    `weights` gets every folded one, so that any prefix of steps can be replayed.
+    `weights` receives every folded weight, so that any prefix of steps can be replayed.
     """
 
     model: Model
@@ -174,8 +174,8 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
 
 @spent(Purpose.CHECKS)
 def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
-    """Seconds of a run; `checked` are those of one whose outputs are compared here. Of large arrays
-    a GPU's runs take less than their way there and back."""
+    """Seconds of a run; with `checked`, of a run whose outputs are compared here. For large arrays,
+    the transfer can take longer than the run on a GPU."""
     moved = sum(each.nbytes for each in (*case.inputs.values(), *case.original) if isinstance(each, np.ndarray))
     if moved * WAY < COUNTS * checked:
         return checked

@@ -1,5 +1,5 @@
-"""The seconds of the work that must still follow on a result, by its cost in this run: a
-comparison, the check, a set of kernels in the model. All other time is for the next stage."""
+"""The seconds reserved for the work that must follow, estimated from this run: a comparison, the
+check, a set of kernels in the model. All other time is available to the next stage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REGIONS, LEAST_REGIONS = 0.08, 2.0
 COMPARISON, SHORTEST = 0.15, 1.5
 """The share of the budget for one comparison of whole models, and its least seconds."""
 AFTER = 0.5
-"""The part of a comparison's time that each has where kernels follow: there are more of them."""
+"""The share of a comparison's time if kernels follow, because there are then more comparisons."""
 RUNS = 3
-"""Runs in a round of a slow model: of both sessions, with those to warm up."""
+"""The number of runs in a round of a slow model: of both sessions, including warm-up."""
 PARTS = 0.15
 """The largest share of the budget for the ablation of a candidate's parts."""
 HALF = 0.5
@@ -37,16 +37,17 @@ model of which so few seconds would measure no part."""
 REGION = 4.0
 """Seconds for the first kernel."""
 LOOK = 1.0
-"""Seconds that a search has at least, if there are so many."""
+"""The smallest number of seconds of a search, if available."""
 DECIDING = 0.5
-"""The share of the searches' time that the passes reckon with."""
+"""The share of the searches' time that the passes assume to be available."""
 AHEAD = 0.75
 """The largest share of the rest of the time for the short search by predicted costs, which ends by
 numbers: it finds most of the gain, and needs no measurement."""
 LARGE = 0.02
-"""The share of the budget from which on a model is large: to load and compare it takes more."""
+"""The share of the budget; a model is large if its load and comparison take more."""
 EXPLAINING, MEASURED = 0.1, 30.0
-"""The share of the budget to explain changes where that is asked for, and its most seconds."""
+"""The share of the budget for requested explanations of changes, and its largest number of
+seconds."""
 WRITING = 1 << 29
 """Bytes of weights that are written in a second."""
 
@@ -65,13 +66,14 @@ def comparison_seconds(job: Job) -> float:
 
 
 def next_comparison_seconds(job: Job, left: float) -> float:
-    """Seconds of one comparison where so many are `left`: at most half, since more candidates in
-    fewer rounds say more than one alone."""
+    """Seconds of one comparison if `left` seconds remain: at most half of them, because comparing
+    more candidates in fewer rounds shows more."""
     return min(comparison_seconds(job), max(HALF * left, HALF * SHORTEST, slow_seconds(job)))
 
 
 def slow_seconds(job: Job) -> float:
-    """The least seconds of a comparison: a slow model has few rounds in it, in more time."""
+    """The smallest number of seconds of a comparison; a slow model needs more time for a few
+    rounds."""
     return FEW * RUNS * job.running
 
 
@@ -81,15 +83,15 @@ def compared_seconds(job: Job) -> float:
 
 
 def load_seconds(job: Job) -> float:
-    """Seconds to load an optimized model into the runtime: fewer than for the original, since the
-    weights are there."""
+    """Seconds to load an optimized model into the runtime, fewer than for the original, because its
+    process has the weights."""
     first = job.seconds.get("load the original", 0.0)
     return AGAIN * first if job.loading is None else job.loading
 
 
 def large(job: Job) -> bool:
-    """Whether a trial of a whole model takes so long that kernels, say, gain more in that time: the
-    prices of its parts choose among candidates then, and a candidate is loaded once."""
+    """Whether a trial of a whole model takes so long that other work, such as kernels, gains more
+    in that time. Predicted costs then choose among candidates, and each is loaded once."""
     trial = job.seconds.get("load the original", 0.0) + slow_seconds(job)
     return trial > LARGE * job.config.budget
 
@@ -140,14 +142,14 @@ def search_seconds(job: Job) -> float:
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
-    share = BEFORE_KERNELS if job.config.target.gpu or large(job) else HALF
+    share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
     return free if not kernels else max(share * (free - kernels), LOOK)
 
 
 def measures_search(job: Job) -> bool:
     """Whether mutants and search have the time to measure operators; where they have not, the
     search by predicted costs is all, and kernels have the time."""
-    short = job.config.target.gpu and job.config.kernels != OFF and job.terms > MANY
+    short = not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
     return not short or search_seconds(job) >= MEASURING
 
 

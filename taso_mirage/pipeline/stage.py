@@ -1,4 +1,4 @@
-"""A stage of the pipeline as a value, and the run of several in their order."""
+"""A stage of the pipeline as a value, and the runner of several stages in order."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import SPENT, Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.system.spending import staged
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.lowering import Backend
 
 Values = Mapping[str, Any]
 """The results of the stages so far, by name."""
 
 
 class Kept(Exception):
-    """Raised by a stage that finds why the original's graph has to be kept; the stages after it do
-    not run."""
+    """Raised by a stage that finds a reason to keep the original's graph; later stages do not
+    run."""
 
 
 Traced = Callable[[str, Values, float], None]
@@ -47,12 +47,11 @@ class Job:
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`
-    those of the check of regions, `running` those of one run of the original,
-    `loading` those of the last load of another model, `reading` those that its file took. The
-    `deadline` is that of the stages that run. `nested` optimizes another model with options of its
-    own. `backend`: that of kernels on a GPU, if they are searched and can be made, and `searchers`
-    the processes that search them. `terms`: how many the original has. `traced` hears of every
-    stage that ran.
+    those of the check of regions, `running` those of one run of the original, `loading` those of
+    the last load of another model, `reading` those that its file took. The `deadline` is that of
+    the stages that run. `nested` optimizes another model with options of its own. `backend`: that
+    of kernels on a GPU, if they are searched and can be made, and `searchers` the processes that
+    search them. `terms`: how many the original has. `traced` is called after every stage.
     """
 
     config: Config

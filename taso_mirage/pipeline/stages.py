@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend, here
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
@@ -52,8 +54,6 @@ from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.lowering import Backend, here
-from taso_mirage.targets.machine import cores
 from taso_mirage.targets.packaging import stamped
 
 PROFILING, PROFILED = 0.5, 4
@@ -129,7 +129,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
     around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
-        child().deadline.demand("no kind of region was looked for", REGIONS_PER_TERM * job.terms)
+        child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
         known = original if result.target == config.target else None
         with spent(Purpose.WAITING):
             same = job.backend is not None and result.target.name == config.target.name
@@ -258,7 +258,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
     """The back end for which kernels are searched: its slow preparations begin beside the first
     stages. None where there is none, or less time than that takes; why is said where kernels would
     be made."""
-    if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
+    if config.kernels != KERNEL_SEARCH or (config.target.on_cores and config.budget < EARLY):
         yield None
         return
 
@@ -286,7 +286,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
 def _searchers(config: Config) -> Iterator[Workers | None]:
     """Processes that will search kernels for a GPU, which start beside the first stages, on half of
     the cores: these load the model."""
-    wanted = config.kernels == KERNEL_SEARCH and config.target.gpu
+    wanted = config.kernels == KERNEL_SEARCH and not config.target.on_cores
     ready = searchers(cores() // 2, config.budget) if wanted else None
     if ready is None:
         yield None

@@ -18,15 +18,16 @@ from taso_mirage.prove.matching import Matching
 
 RLIMIT = 500_000
 SMALL = 60
-"""Larger polynomials are not asked about."""
+"""The largest number of terms of a polynomial that is given to Z3."""
 DECIDABLE = ("positive", "zero", "max")
 SIZES = ("size", "floor")
-"""Integers that Z3 need not know to be some; so are those that functions of floats make."""
+"""Atoms that are integers but need not be declared so to Z3, as the integers that functions of
+floats give."""
 
 
 def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = "float32") -> bool:
-    """Whether p = q for all reals, by Z3, or as integers of the dtype, which wrap; False where it
-    does not know. Folds and reads are unknowns, other functions uninterpreted."""
+    """Whether Z3 shows p = q for all reals, or for wrapping integers of the dtype; False if it does
+    not decide. Folds and reads are unknowns, other functions uninterpreted."""
     if len(p.terms) + len(q.terms) > SMALL or not (_mentions(p) or _mentions(q)):
         return False
     import z3
@@ -42,7 +43,8 @@ def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = 
 
 
 def _mentions(p: Poly) -> bool:
-    """Whether something is there that Z3 knows more of than the normal form: an order."""
+    """Whether the polynomial contains an order (a maximum or comparison), of which Z3 knows more
+    than the normal form."""
     return any(
         a.kind in DECIDABLE
         or atom_kind(a.kind).wraps
@@ -54,7 +56,8 @@ def _mentions(p: Poly) -> bool:
 
 
 def _divides(a: Atom) -> Division | None:
-    """A division of integers by a number, about which Z3 is told more."""
+    """The division of integers by a positive number that an atom is, for which Z3 gets constraints;
+    None for other atoms."""
     how, operands = division(a.kind), atom_kind(a.kind).operands
     integers = bool(operands) and "int" in operands[0]
     return how if how is not None and integers and (a.args[1].number or 0) > 0 else None
@@ -130,8 +133,8 @@ class _Translation:
             self.facts += [value >= 0, value * value == z3.If(polys[0] >= 0, polys[0], -polys[0])]
 
     def _integer(self, a: Atom, polys: list[Any]) -> Any:
-        """An unknown integer within its range; a wrapped one is off by a multiple of 2^n, a
-        remainder by one of the divisor."""
+        """An unknown integer within its range. A wrapped integer differs from its operand by a
+        multiple of 2^n, a remainder by a multiple of the divisor."""
         value = self._unknown(a.kind, polys)
         found = value_bounds(self.matching.algebra, Poly({((a, 1),): 1}))
         self.facts += [value >= self._number(found.low)] if found.low is not None else []
@@ -145,7 +148,7 @@ class _Translation:
         return value
 
     def _note_division(self, how: Division, value: Any, p: Any, d: Any) -> None:
-        """The rest is a number less than the divisor, of the sign of p where the quotient is not
+        """The remainder is smaller than the divisor, and has the sign of p if the quotient is not
         rounded down."""
         import z3
 

@@ -58,7 +58,8 @@ AXIOMS = [
 """All that proofs know, from the records of the scalar functions."""
 _FACTS = {rounding(dtype): _ROUNDING for dtype in _CASTS}
 _BARE = ("exp", "sqrt")
-"""Functions that normal forms are built with; the kinds of others say their dtypes."""
+"""The functions of which normal forms are built; the kinds of other functions contain their
+dtypes."""
 
 
 def division(kind: str) -> Division | None:

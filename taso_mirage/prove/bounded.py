@@ -1,5 +1,5 @@
-"""Proofs at fixed sizes: every element of both sides, folds spelled out, as polynomials; Z3 where
-those differ."""
+"""Proofs at fixed sizes: every element of both sides as a polynomial, with expanded folds; Z3
+decides if the polynomials differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taso_mirage.verdicts import Failure, FailureKind, failed
 
 BUDGET = 200_000
 ELEMENTS = 4096
-"""Outputs of more elements are not spelled out."""
+"""The largest number of elements of an output that is expanded."""
 
 
 def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
@@ -59,8 +59,8 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
 
 
 def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Failure) -> Failure:
-    """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none
-    over the reals."""
+    """Refute an equality if float64 arithmetic shows a difference. A difference in the field alone
+    is no difference over the reals."""
     try:
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):

@@ -19,17 +19,17 @@ from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verdicts import Counterexample, Failure
 
 RANGES = ((0, 1), (-2, 2), (1, 3), (-5, 5), (1, 40), (-100, 100))
-"""Integers that inputs are tried from, small ones first; the positive ones keep roots and quotients
-defined."""
+"""The ranges of integers from which inputs are drawn, small ones first. With positive ranges, roots
+and quotients are defined."""
 TRIES = 6
 APART = 1e-6
-"""How far two float64 values must be apart, relative to the larger or 1: roundings are a billion
-times smaller."""
+"""The smallest difference of two float64 values, relative to the larger one or 1, that refutes;
+roundings are a billion times smaller."""
 
 
 def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Failure, seed: int = 0) -> Counterexample:
-    """Values that show the difference which the field found, from a few ranges of small
-    integers."""
+    """Values from a few ranges of small integers for which a difference in the field is also one in
+    float64."""
     leaves = tuple(n for n in topological([*lhs, *rhs]) if n.op in ("input", "weight"))
     inputs = tuple(n for n in leaves if n.op == "input")
     texts = show_graph(Graph(inputs, tuple(lhs))), show_graph(Graph(inputs, tuple(rhs)))
@@ -45,7 +45,7 @@ def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Failu
 
 
 def _inputs(leaves: Sequence[Node], seed: int) -> Iterator[dict[Node, Array]]:
-    """None where a leaf has texts: they are no numbers."""
+    """None if a leaf contains strings."""
     if any(n.dtype == "string" for n in leaves):
         return
     for (low, high), i in product(RANGES, range(TRIES)):

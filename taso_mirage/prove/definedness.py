@@ -1,5 +1,5 @@
-"""Where elements have a value: beside each one 1 where a partial function was taken outside of its
-domain, else 0.
+"""The elements that have a value: for each one a flag that is 1 if a partial function was applied
+outside of its domain, otherwise 0.
 
 An equation holds only where both sides have a value at the same operands (docs/soundness.md).
 """
@@ -28,8 +28,8 @@ _PRODUCTS = (MULTIPLY, SCALAR_FUNCTIONS["negative"])
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A tensor, and those of its shape that are 1 where it has no value, and where it is infinite
-    for a division by zero; None where they are 0 everywhere."""
+    """A tensor with two flags of its shape: 1 where it has no value, and 1 where it is infinite
+    because of a division by zero. None for a flag that is 0 everywhere."""
 
     value: Element
     undefined: Element | None = None
@@ -37,7 +37,7 @@ class Partial:
 
 
 class Definedness(Meaning[Partial]):
-    """Over the algebra of a proof, whose elements it computes once more."""
+    """The meaning over the algebra of a proof; it computes the elements a second time."""
 
     def __init__(self, xp: Elements) -> None:
         self.xp = xp
@@ -47,14 +47,14 @@ class Definedness(Meaning[Partial]):
         return Element(Tensor(FLAGS, shape), lambda index: (((), ZERO),))
 
     def unsettled(self, a: Partial) -> Element | None:
-        """Where it is no number."""
+        """The flag of elements that are not numbers."""
         return self._either(a.value.shape, [a.undefined, a.pole])
 
     def _or_nowhere(self, a: Partial) -> Element:
         return self.unsettled(a) or self.nowhere(a.value.shape)
 
     def _either(self, whole: Shape, flags: Sequence[Element | None]) -> Element | None:
-        """1 where one of the flags is, which broadcast."""
+        """The union of some flags, which broadcast."""
         some = [f for f in flags if f is not None]
         if not some:
             return None
@@ -66,7 +66,7 @@ class Definedness(Meaning[Partial]):
         return Element(Tensor(FLAGS, whole), read)
 
     def _without(self, value: Element, flags: Sequence[Element | None]) -> Partial:
-        """The value, but where one of the flags is 1."""
+        """The value, except where one of the flags is 1."""
         return Partial(value, self._either(value.shape, flags))
 
     def _largest(self, ps: Sequence[Poly]) -> Poly:
@@ -93,7 +93,7 @@ class Definedness(Meaning[Partial]):
         return Partial(self.xp.iota(n, dtype))
 
     def count(self, a: Partial, axes: Sequence[int]) -> Partial:
-        """The very number that the algebra divides by."""
+        """The exact number by which the algebra divides."""
         return Partial(self.xp.count(a.value, axes))
 
     # ------------------------------------------------------------ elementwise

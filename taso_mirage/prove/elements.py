@@ -34,7 +34,7 @@ _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
 
 class Element:
-    """A tensor by its elements; reading is remembered by index."""
+    """A tensor as a function from indices to elements; results are memoized by index."""
 
     def __init__(self, type: Tensor, read: Callable[[_Index], Cases]) -> None:
         self.type, self._read = type, read
@@ -52,9 +52,9 @@ class Element:
 
 
 class Elements(Meaning[Element]):
-    """One instance a proof.
+    """The meaning `elements`, one instance per proof.
 
-    `unroll`: folds over fixed ranges are spelled out (the bounded proof).
+    `unroll`: folds over fixed ranges are expanded (the bounded proof).
     """
 
     def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
@@ -114,8 +114,8 @@ class Elements(Meaning[Element]):
         return Element(Tensor(dtype, (n,)), read)
 
     def count(self, a: Element, axes: Sequence[int]) -> Element:
-        """The count of a mean; as a float it is the divisor of a sum, which no conversion
-        rounds."""
+        """The count of a mean. As a float it is the divisor of a sum, which is not rounded by a
+        conversion."""
         if not is_float(a.type.dtype):
             return super().count(a, axes)
         found = self.algebra.of_dim(dim_product(a.shape[i] for i in axes))
@@ -136,8 +136,9 @@ class Elements(Meaning[Element]):
         return Element(type, read)
 
     def outside(self, function: Function, whole: Shape, xs: Sequence[Element]) -> Element | None:
-        """1 where a function is taken outside of its domain, else 0; None where that is nowhere:
-        most divisors are sizes, and most roots of sums of squares."""
+        """A flag that is 1 where a function is applied outside of its domain. None if it is 0
+        everywhere, which is frequent: most divisors are sizes, and most roots are of sums of
+        squares."""
         undefined = function.undefined
         if undefined is None or 0 in whole:
             return None

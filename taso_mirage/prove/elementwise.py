@@ -46,7 +46,8 @@ def _modular(function: Function, dtypes: list[str], result: str) -> bool:
 
 
 def _power(algebra: Scalars, dtypes: list[str], ps: list[Poly], result: str) -> list[Poly]:
-    """The operands of a power: the base itself where it is multiplied, else its value."""
+    """The operands of a power: the base itself if the power is a product, otherwise its wrapped
+    value."""
     exponent = machine.wrapped_value(algebra, ps[1], dtypes[1])
     ring = dtypes[0] == result and _natural(dtypes, exponent)
     return [ps[0] if ring else machine.wrapped_value(algebra, ps[0], dtypes[0]), exponent]
@@ -120,8 +121,8 @@ def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) ->
 
 
 def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
-    """A conversion: the identity where the new type surely holds the number, a test for zero to
-    bool, else a function of its own."""
+    """A conversion: the identity if the new type represents the number, a test for zero for bool,
+    otherwise an unknown function."""
     machine.modelled_dtype(old), machine.modelled_dtype(new)
     if old == new:
         return (((), p),)
@@ -136,7 +137,7 @@ def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
 
 
 def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim, ...]], tuple[Dim, ...]]:
-    """From an index into `want` to the index into `have` of the same element, row by row."""
+    """Map an index into `want` to the index into `have` of the same element in row-major order."""
     groups = _groups(have, want)
 
     def place(index: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -160,7 +161,7 @@ def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim,
 
 
 def _groups(have: Shape, want: Shape) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of dims with equal products; dims of 1 have no part in it."""
+    """The smallest groups of dims with equal products; dims of 1 are ignored."""
     mine = [i for i, n in enumerate(have) if n != 1]
     theirs = [j for j, n in enumerate(want) if n != 1]
     groups: list[tuple[list[int], list[int]]] = []

@@ -27,7 +27,7 @@ def fingerprint(
 ) -> Agreed | Failure:
     """Compare two lists of typed terms over the same leaves.
 
-    Sizes must be fixed. A field that is given draws on.
+    Sizes must be fixed. A given field continues its random sequence.
 
     A failure is refuted, with the first difference of the residues, or undecided: no trial was
     valid (a zero denominator or an open order in each), or a term has no definition.

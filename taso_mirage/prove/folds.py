@@ -14,12 +14,13 @@ from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 WITNESSES = 200
-"""The number of points of a concrete range that are tried to show that a window is not empty."""
+"""The largest number of points of a concrete range that are tested to show that a window is not
+empty."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
-    """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges
-    are understood."""
+    """The sum (or product) of `body` over all values of `bound` within their ranges that satisfy
+    the conditions."""
     if kind == "prod":
         return _product(algebra, bound, conditions, body)
     total = ZERO
@@ -137,8 +138,8 @@ def refined(indices: Indices, name: str, numerator: Dim, denominator: Dim) -> Di
 
 
 def _multiple(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step | None:
-    """A bound integer n of which the conditions say that d divides r + n or r - n is d times
-    another one, less r: of data with zeros between neighbours only these are read."""
+    """Replace a bound integer n for which the conditions state that d divides r + n or r - n by d
+    times another integer minus r. This is the case for data with zeros between neighbours."""
     for e in conditions:
         for f in floors(e):
             d, r = f.denominator, f.numerator
@@ -157,8 +158,9 @@ def _multiple(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step
 
 
 def _span(indices: Indices, name: str, r: Dim, d: int, conditions: list[Dim]) -> tuple[Dim, Dim] | None:
-    """The least value of r / d, where that is whole, and how many there are at most: by conditions
-    d q + r >= 0 and d q - r >= 0 with a q that does not depend on `name`, else by the ranges."""
+    """The smallest value of r / d if it is an integer, and the largest number of values: by
+    conditions d q + r >= 0 and d q - r >= 0 with a q that does not depend on `name`, otherwise by
+    the ranges."""
     below, above = (
         [
             q
@@ -178,7 +180,8 @@ def _span(indices: Indices, name: str, r: Dim, d: int, conditions: list[Dim]) ->
 
 
 def _padded(indices: Indices, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
-    """A place of data with zeros around it that several bound integers give is one of them."""
+    """Replace a position of padded data that is computed from several bound integers by one bound
+    integer."""
     for e in [e for a, _ in monomial if a.kind == "read" for e in a.args[1]]:
         mine = [n for n in bound if n in index_names(e)]
         if len(mine) < 2 or len(index_names(e) & indices.extents.keys()) > len(mine) or e not in conditions:
@@ -219,7 +222,7 @@ def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) ->
 
 
 def _joined(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
-    """Two bound integers a and b < d that only d a + b is met of are one."""
+    """Replace two bound integers a and b < d that occur only as d a + b by one integer."""
     indices = algebra.indices
     for a, b in permutations(bound, 2) if all(x.kind == "read" for x, _ in monomial) else ():
         met = [e for x, _ in monomial for e in x.args[1] if isinstance(e, Symbolic)] + conditions
@@ -238,8 +241,8 @@ def _joined(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], mon
 
 
 def _divided(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
-    """A place of data that d times a bound integer a, and another one b < d, give is one itself,
-    and a is that place divided by d (windows over data that is there d times)."""
+    """Replace a position d a + b of data, with bound integers a and b < d, by one integer, and a by
+    its quotient by d (windows over data that is repeated d times)."""
     indices = algebra.indices
     for e in [e for x, _ in monomial if x.kind == "read" for e in x.args[1]]:
         last = next((k for c in conditions if index_names(k := c + e).isdisjoint(indices.extents)), None)
@@ -268,9 +271,9 @@ def _divided(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], mo
 
 
 def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
-    """Where a condition on several bound integers fails for the first or the last value of one
-    alone (a kernel reaches over a border of the data): the sum without it, less that at this
-    value."""
+    """Split off a border: if a condition on several bound integers fails only for the first or the
+    last value of one (a kernel extends beyond the data), the sum is the sum without the condition
+    minus the sum at this value."""
     indices = algebra.indices
     for e in conditions:
         mine = [n for n in bound if n in index_names(e)]
@@ -347,8 +350,8 @@ def _components(
 
 
 def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
-    """How many values satisfy the conditions, where those are at most one bound on each side and
-    never cross."""
+    """The number of values that satisfy the conditions, if these are at most one bound on each side
+    and never cross."""
     low: Dim = 0
     high: Dim = indices.extents[name] - 1
     for e in conditions:
@@ -376,7 +379,7 @@ def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: lis
 
 
 def renaming(algebra: ScalarAlgebra, bound: list[str], conditions: Iterable[Dim], body: Poly) -> dict[str, Dim]:
-    """Names by place, of a level above all binders inside: so they are never captured there."""
+    """Names by position, of a level above all inner binders, so they are never captured."""
     indices = algebra.indices
     levels = [a.level for m in body.terms for a, _ in m] + [index_level(e) for e in conditions]
     level = max(levels, default=0) + 1
@@ -401,7 +404,7 @@ def _walk(a: Atom, bound: list[str]) -> Iterable[str]:
 
 
 def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
-    """Whether some value of `bound` satisfies the conditions, whatever the free integers are."""
+    """Whether some value of `bound` satisfies the conditions for all free integers."""
     if not all(indices.nonnegative(indices.extents[b] - 1) for b in bound):
         return False
     if not conditions:

@@ -17,8 +17,8 @@ BITS = (AND, "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift")
 
 
 def divided(algebra: ScalarAlgebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
-    """Integers divided by a number: by 1, numbers smaller than the divisor, quotients of quotients,
-    and rests of numbers that differ by a multiple of the divisor."""
+    """Simplify integers divided by a number: by 1, numbers smaller than the divisor, quotients of
+    quotients, and remainders of numbers that differ by a multiple of the divisor."""
     inner = _alone(p, kind)
     if how.rest and inner is not None and inner.args[1] == q:
         return p
@@ -55,8 +55,8 @@ def _alone(p: Poly, kind: str) -> Atom | None:
 
 
 def _residue(algebra: ScalarAlgebra, p: Poly, m: int) -> Poly:
-    """A polynomial of the same rest modulo m: without rests by a multiple of m, and without wraps
-    at one."""
+    """A polynomial with the same remainder modulo m, without remainders by a multiple of m and
+    without wraps at one."""
     total = ZERO
     for monomial, c in p.terms.items():
         if c.denominator != 1 or any(power < 0 for _, power in monomial):
@@ -70,7 +70,7 @@ def _residue(algebra: ScalarAlgebra, p: Poly, m: int) -> Poly:
 
 
 def _turns(a: Atom) -> Rational:
-    """A number of which an atom is its operand less a multiple; 1 where there is none."""
+    """The number such that an atom is its operand minus a multiple of it; 1 if there is none."""
     kind, how = atom_kind(a.kind), division(a.kind)
     if kind.wraps:
         return modulus(kind.result) or 1

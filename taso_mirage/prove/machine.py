@@ -1,9 +1,9 @@
 """Machine integers in proofs: the values that a normal form can have, and wraps.
 
 An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for
-its value modulo 2^n. So sums and products need no care, and a reader of the value asks for
-`wrapped_value` first. Sizes and positions are numbers like others, with the bounds of `sizes`: a
-value computed from them wraps, and is rounded as a float, where those bounds do not fit the type.
+its value modulo 2^n. Sums and products therefore need no reduction, and a reader of the value calls
+`wrapped_value` first. Sizes and positions are ordinary numbers with the bounds of `sizes`: a value
+computed from them wraps, and is rounded as a float, if those bounds do not fit the type.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
 
 
 def _rounded(bound: Rational | None, dtype: str, outward: float) -> Rational | None:
-    """A bound of a rounded value, since rounding keeps order; None where that is infinite."""
+    """A bound of a rounded value, because rounding preserves order; None if it is infinite."""
     exact = Fraction(bound or 0)
     if bound is None or abs(exact) >= 2**1000:
         return None
@@ -186,7 +186,7 @@ def _of_read(dtype: str, of: object) -> Interval:
 
 
 def _of_max(algebra: ScalarAlgebra, a: Atom) -> Interval:
-    """A branch over a range that may be empty bounds it from above alone."""
+    """A branch over a range that may be empty gives only an upper bound."""
     every = [value_bounds(algebra, p) for _, _, p in a.args]
     sure = [
         i.low
@@ -234,8 +234,8 @@ def _integer(a: Atom) -> bool:
 
 
 def reduced(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """The value reduced modulo 2^n: coefficients nearest to 0, and no wrap inside that an outer
-    wrap repeats."""
+    """The value reduced modulo 2^n, with coefficients nearest to 0 and without inner wraps that an
+    outer wrap repeats."""
     m = modulus(dtype)
     if m is None or infinite(p):
         return p
@@ -268,8 +268,8 @@ def _wraps(a: Atom, m: int) -> bool:
 
 
 def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a
-    multiple of 2^n, else an atom."""
+    """The value itself: the polynomial, possibly shifted by a multiple of 2^n, if it certainly fits
+    its dtype; otherwise an atom."""
     m, span = modulus(dtype), limits(dtype)
     if m is None or span is None or infinite(p):
         return p
@@ -306,8 +306,8 @@ def values(algebra: ScalarAlgebra, ps: Sequence[Poly], dtypes: Sequence[str]) ->
 
 
 def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
-    """To an integer dtype: modular from integers; of a float the identity on integers that both
-    types hold, else unknown."""
+    """Convert to an integer dtype: modular from integers; from a float the identity on integers
+    that both types represent, otherwise unknown."""
     wide, narrow = modulus(old), modulus(new)
     if old == "bool":
         return p
@@ -341,8 +341,9 @@ def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
 
 
 def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
-    """To a float: exact where the type surely holds the number, else a function of it (rounding,
-    the same from all floats). So are sizes: the counts of definitions are real numbers."""
+    """Convert to a float: exact if the type certainly represents the number, otherwise a function
+    of it (a rounding, the same from all floats). This includes sizes; the counts of definitions are
+    real numbers."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
         counts = p.number is None and algebra.as_dim(p) is not None
@@ -356,8 +357,8 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
 
 
 def counted_float(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """A float that was computed from integers alone: the number, if its type surely has it, else a
-    function of it, so that lost digits stay lost.
+    """A float that was computed from integers alone: the number if its type certainly represents
+    it, otherwise a function of it, so that lost digits stay lost.
 
     Others are real numbers: products with fractions, quotients of numbers that are cut between
     bounds (they are rounded to quantized numbers), counts of the definitions (of sizes alone), and

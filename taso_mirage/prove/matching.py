@@ -137,7 +137,7 @@ class Matching:
         change: dict[str, Dim],
         given: Conditions,
     ) -> bool:
-        """Whether the conditions and ranges of both say the same.
+        """Whether the conditions and ranges of both are equivalent.
 
         The ranges of `mine` are known to `entails`.
         """
@@ -182,8 +182,7 @@ class Matching:
     def _unified(
         self, known: dict[str, Dim], missing: Iterable[str], left: Sequence[Dim], right: Sequence[Dim]
     ) -> dict[str, Dim] | None:
-        """The change extended so that two reads have equal indices, as far as coefficients 1 and -1
-        go."""
+        """The change extended so that two reads have equal indices, for coefficients 1 and -1."""
         pending = [(x, y) for x, y in zip(left, right, strict=True) if x != y]
         progress = True
         while progress and pending:
@@ -265,8 +264,7 @@ def _determinant(rows: list[list[int]]) -> int:
 
 
 def _inverse(mine: list[str], theirs: list[str], change: dict[str, Dim]) -> dict[str, Dim] | None:
-    """The change solved for `mine`, one integer after the other; None where that is not
-    triangular."""
+    """The change solved for `mine`, one integer after the other; None if it is not triangular."""
     back: dict[str, Dim] = {}
     pending = {n: symbol(n) - change[n] for n in theirs}
     while len(back) < len(mine):

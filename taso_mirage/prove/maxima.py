@@ -76,7 +76,7 @@ def _unfolded(algebra: ScalarAlgebra, branch: Branch) -> list[Branch]:
 
 
 def _small(algebra: ScalarAlgebra, branch: Branch) -> Branch | None:
-    """Conditions decided, quotients refined, binders dropped that do not matter."""
+    """Simplify a branch: decide conditions, refine quotients, and remove binders without effect."""
     bound, conditions, p = branch
     tidied = decided_conditions(algebra.indices, conditions)
     if tidied is None:
@@ -119,8 +119,8 @@ def _linked(bound: Sequence[str], conditions: list[Dim]) -> list[tuple[list[str]
 
 
 def _undominated(algebra: ScalarAlgebra, branches: list[Branch]) -> list[Branch]:
-    """Without branches of one value that another one is never below: max(x, x - exp(y)) = x,
-    max(x, -x, 0) = max(x, -x)."""
+    """Remove branches that are never larger than another one: max(x, x - exp(y)) = x, max(x, -x, 0)
+    = max(x, -x)."""
     plain_ = [b for b in branches if not b[0] and not b[1]]
     kept = list(branches)
     for b in (b for b in branches if b[2].names.isdisjoint(b[0])):
@@ -133,14 +133,14 @@ def _undominated(algebra: ScalarAlgebra, branches: list[Branch]) -> list[Branch]
 
 
 def _dominates(algebra: ScalarAlgebra, branch: Branch, p: Poly) -> bool:
-    """Whether a bound branch is surely over something, and nowhere below `p`."""
+    """Whether a bound branch has a nonempty range and is nowhere below `p`."""
     bound, conditions, q = branch
     return surely_nonnegative(algebra, q - p) and inhabited(algebra.indices, list(bound), list(conditions))
 
 
 def nonnegative(p: Poly) -> bool:
-    """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with
-    such a branch."""
+    """Whether a scalar is certainly >= 0: sums of squares, exponentials, sizes, roots, and maxima
+    with such a branch."""
     return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
 
 

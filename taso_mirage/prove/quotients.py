@@ -44,8 +44,8 @@ def exponent_of(p: Poly) -> Poly | None:
 
 
 def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
-    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where
-    nothing is to do."""
+    """Apply exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, also for multiples of x; None
+    if it does not apply."""
     held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
     exponent = next((a for a, _ in m if a.kind == "exp"), None)
     if held is None or exponent is None:
@@ -67,8 +67,8 @@ def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
 
 
 def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as
-    they are."""
+    """Write c - c a / (a + b exp(x)) as the product c b exp(x) / (a + b exp(x)); other polynomials
+    are unchanged."""
     if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
         return p
     (other,) = (m for m in p.terms if m)
@@ -85,8 +85,8 @@ def without_factor(m: Monomial, a: Atom, power: int) -> Monomial:
 
 
 def cleared(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
-    """A polynomial with the same zeros and signs, without a quotient 1 / q of a surely positive q;
-    None where there is none."""
+    """A polynomial with the same zeros and signs, without a quotient 1 / q of a positive q; None if
+    there is no such quotient."""
     found = next((a for m in p.terms for a, n in m if a.kind == "inv" and n > 0), None)
     if found is None or not surely_positive(algebra, found.args[0]):
         return None

@@ -99,7 +99,7 @@ class Scalars:
         return tuple(self.form(a) if isinstance(a, Poly) else a for a in args)
 
     def form(self, p: Poly) -> int:
-        """A number that equal polynomials share, whatever their integers are called."""
+        """A number that equal polynomials share, independent of the names of their integers."""
         return self._number(tuple(sorted((self.monomial_form(m), str(c)) for m, c in p.terms.items())))
 
     def monomial_form(self, m: Monomial) -> int:
@@ -186,8 +186,8 @@ class Scalars:
         return plain_rational(-c if sum(values) < 0 else c)
 
     def inverse(self, p: Poly) -> Poly:
-        """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing
-        cancels that may be 0."""
+        """The form of 1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) =
+        a. A factor that may be 0 does not cancel."""
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:

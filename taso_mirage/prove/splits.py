@@ -15,7 +15,7 @@ from taso_mirage.prove.rewrites import sign_of
 DEPTH = 3
 """The number of signs that are distinguished, one inside the other."""
 SMALL = 40
-"""Sums of more terms are not split."""
+"""The largest number of terms of a sum that is split."""
 Same = Callable[[Poly, Poly], bool]
 
 

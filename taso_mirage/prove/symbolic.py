@@ -84,7 +84,8 @@ def undefined(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tu
 
 
 def unproved(why: str, steps: int = 0) -> Failure:
-    """No proof was found within the limit of work; that says nothing about the terms."""
+    """The failure for a proof that reached the limit of work, which says nothing about the
+    terms."""
     return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 
@@ -119,7 +120,7 @@ def denoted(
 
 
 def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | None:
-    """Why two tensors are not shown to be equal; None if they are."""
+    """The reason why two tensors are not proved equal; None if they are."""
     if 0 in a.shape:
         return None
     index = [xp.indices.variable(f"i{k}", n) for k, n in enumerate(a.shape)]

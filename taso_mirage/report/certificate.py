@@ -1,9 +1,9 @@
 """The certificate of an optimization: every equality that leads from the original's terms to the
 result's, with its proof.
 
-A certificate is plain data. Terms have numbers: those of the original in the order in which they
-run, then those that the certificate makes. Its records are read in their order by
-`optimize.follow`; docs/certificates.md describes them.
+A certificate is plain data. Terms have numbers: first the terms of the original in the order in
+which they run, then the terms that the certificate creates. `certificates/follow.py` reads the
+records in order; docs/certificates.md describes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
@@ -33,17 +34,12 @@ from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
-CERTIFICATE_FORMAT = "taso_mirage.certificate/2"
-CHECK = "float check"
-"""The ground of an equality without a proof: the whole model was compared with the original's
-float64 reference."""
-PROOF = "symbolic"
-"""The proof of a case, for every size of its letters."""
 BARE = ("constant", "extents", "absent")
 
 
 def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proofs) -> dict[str, Any]:
-    """The certificate of a result, as JSON data. `equations` are those that its steps name."""
+    """The certificate of a result, as JSON data. `equations` are the equations that its steps
+    name."""
     weights = {**result.weights, **result.original.weights}
     view = opened(replace(result.original, weights=weights))
     book = _Book(view(result.original.graph.outputs), result.rules.equations, proofs)
@@ -60,8 +56,8 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
 
 
 def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) -> Iterator[RewriteStep]:
-    """The steps from the written nodes of a term, where the model's opset has no operator of its
-    name, to the term: the file is read as the first."""
+    """The steps from the written nodes of a term to the term, for a term that the model's opset has
+    no operator for; reading the file gives the written nodes."""
     standard, *_ = pass_order(equations, proofs)
     context = Context(model.opsets, {})
     for node in model.nodes():
@@ -132,8 +128,8 @@ class _Book:
         return self._numbers[node]
 
     def of(self, node: Node) -> int:
-        """The number of a term; one over operands that were rewritten since is made, with a record
-        that says like which."""
+        """The number of a term. A term over operands that were rewritten since gets a new number
+        and a record that names the term that it copies."""
         for each in topological([node], stop=self._numbers):
             like = self._like.get((each.op, each.attrs))
             if like is None or not each.args:
@@ -145,7 +141,8 @@ class _Book:
         return self._numbers[node]
 
     def enter(self, region: ChangedRegion) -> None:
-        """Records of one region: weights that were computed ahead, or an equality between terms."""
+        """Records of one region: weights that were computed in advance, or an equality between
+        terms."""
         if region.equations in ((FOLDING,), (HALVES,)):
             for old, new in region.pairs:
                 kind = "halves" if region.equations == (HALVES,) else "computed" if new.op == "weight" else "folded"
@@ -173,7 +170,7 @@ class _Book:
 
 
 def _seen(region: ChangedRegion, view: Opened) -> ChangedRegion:
-    """A region of a model as it is among the terms in which two loads meet."""
+    """A region of a model, in terms that are equal for two loads."""
     pairs = tuple(zip(view(region.olds), view(region.news), strict=True))
     operands = None if region.operands is None else frozenset(view(region.operands))
     return ChangedRegion(region.equations, pairs, operands)
@@ -199,14 +196,8 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
     return found
 
 
-def texts(instance: Instance) -> tuple[str, str]:
-    """The two sides as functions over common inputs."""
-    leaves = instance.leaves
-    return show_graph(Graph(leaves, instance.lhs), "lhs"), show_graph(Graph(leaves, instance.rhs), "rhs")
-
-
 def sizes_of(case: Instance, instance: Instance) -> dict[str, Dim]:
-    """The dims for which the letters of a case stand at an instance of it."""
+    """The dims of an instance that the letters of its case represent."""
     found: dict[str, Dim] = {}
     here = {n.attr("name"): n for n in instance.leaves}
     for leaf in case.leaves:
@@ -225,7 +216,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
-    """A letter, or a multiple of one once the others in it are known."""
+    """Solve for a letter, or for a multiple of one after the others in the dim are known."""
     left = bind(letter, found) if isinstance(letter, Symbolic) and isinstance(dim, int | Symbolic) else 0
     if isinstance(left, Symbolic) and len(left.terms) == 1:
         monomial, count = left.terms[0]

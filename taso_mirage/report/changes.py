@@ -18,7 +18,8 @@ from taso_mirage.search.weights import HALVES
 from taso_mirage.verdicts import Failure
 
 MOST = 64
-"""Terms of a region whose operands are not known from a match; a deeper term is an operand."""
+"""The largest depth of a region whose operands are not known from a match; a deeper term is an
+operand."""
 BARE = ("constant", "extents", "absent")
 Pairs = tuple[tuple[Node, Node], ...]
 
@@ -83,8 +84,8 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
 
 
 def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
-    """Regions of which each replaces exactly the result of the one before are one, from the first
-    old to the last new."""
+    """Merge successive regions of which each replaces exactly the result of the previous one: from
+    the first old terms to the last new ones."""
     current: ChangedRegion | None = None
     for region in regions:
         if current is not None and current.news == region.olds:
@@ -99,7 +100,7 @@ def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
 
 
 def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRegion | None:
-    """All that a step replaced as one region; None where it replaced bodies of nodes alone."""
+    """Everything that a step replaced as one region; None if it only replaced bodies of nodes."""
     regions = list(changed_regions(step, equations))
     if len(regions) < 2:
         return regions[0] if regions else None
@@ -110,7 +111,7 @@ def change_of(step: RewriteStep, equations: Mapping[str, Equation]) -> ChangedRe
 
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
-    """The regions that a step replaced, each without the context that only carries it on."""
+    """The regions that a step replaced, each without the unchanged context above it."""
     if step.equations == (BODIES,):  # changes inside are a result of their own
         return
     pairs = tuple(step.table.items())
@@ -137,10 +138,10 @@ def _reversed(equation: Equation) -> Equation | None:
 
 
 def _innermost(pairs: Pairs, equations: Sequence[Equation]) -> Pairs:
-    """The pairs below the context: a term that no equation rewrote, and that differs in its
-    operands only, is context.
+    """The pairs below the context.
 
-    Its operands were equal one by one, because they were rewritten and it was put over the results.
+    A term that no equation rewrote and that differs only in its operands is context; its operands
+    are equal one by one, because they were rewritten and the term was rebuilt over the results.
     """
     found: dict[tuple[Node, Node], None] = {}
     seen: set[tuple[Node, Node]] = set()
@@ -175,7 +176,7 @@ def _turns(equation: Equation, old: Node, new: Node) -> bool:
 
 def _matches_alone(equation: Equation, node: Node) -> bool:
     """Whether a term has the operators of one of the outputs of the left-hand side; attributes and
-    guards are not asked."""
+    guards are ignored."""
     sides = (Graph(equation.lhs.inputs, (_bare(o),)) for o in equation.lhs.outputs if o.op == node.op)
     return any(next(matches(Equation("", side, side), node), None) is not None for side in sides)
 
@@ -208,7 +209,7 @@ def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
 
 
 class Heights(dict[Node, int]):
-    """The longest way from a term down to a leaf."""
+    """The length of the longest path from a term down to a leaf."""
 
     def __missing__(self, node: Node) -> int:
         for each in topological([node], stop=self):
@@ -220,8 +221,8 @@ OLD, NEW = 1, 2
 
 
 def _boundary(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
-    """The highest terms that both sides reach (or leaves), found from above: when a term's turn
-    comes, all above it have had theirs."""
+    """The highest terms that both sides reach, or leaves. Terms are visited from above, each after
+    all terms above it."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
 

@@ -15,7 +15,7 @@ from taso_mirage.report.times import OperatorPair, OperatorTotals
 FULL = 1000.0
 """Units of the longest bar; a page stretches them to its width."""
 COLOURS = 8
-"""Operators that have a colour; the last one is that of the rest."""
+"""The number of operators with their own colour; the last colour is for the rest."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 640.0, 340.0, 84.0, 44.0
 """The roofline with its margins, in pixels."""
 LABELS, LINE = 7, 13.0
@@ -34,8 +34,8 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class TimeBar:
-    """A bar: its name, its pieces, the time of them all, and the ends of a line that shows how far
-    that varies."""
+    """A bar: its name, its pieces, their total time, and the ends of a line that shows the
+    uncertainty."""
 
     name: str
     parts: tuple[BarPart, ...]
@@ -108,8 +108,8 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class RooflinePoint:
-    """All terms of one operator in one model: operations a byte, and operations a second that they
-    reach; `kind` is before or after."""
+    """All terms of one operator in one model: operations per byte, and the operations per second
+    that they reach. `kind` is before or after."""
 
     kind: str
     name: str

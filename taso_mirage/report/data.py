@@ -1,4 +1,4 @@
-"""A result as data, for JSON: the name, the type and the meaning of each field.
+"""The data of a result for JSON: the name, the type and the meaning of each field.
 
 The types are the schema of the output of `optimize --json` (`docs/schemas.py` writes it from them);
 times are in seconds.
@@ -15,18 +15,18 @@ from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from taso_mirage.kernels.packaging.register import FORMAT_KEY
+from taso_mirage.devices.stamp import PROVIDERS
 from taso_mirage.measure.check import Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.explanations import ChangeData
 from taso_mirage.report.leftover import Leftover
 from taso_mirage.report.result import Result
+from taso_mirage.runtime.register import FORMAT_KEY
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.spending import Spending
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
-from taso_mirage.targets.stamp import PROVIDERS
 from taso_mirage.version import __version__
 
 
@@ -38,7 +38,7 @@ class BeforeAfter(TypedDict):
 
 
 class Counts(TypedDict):
-    """Operators of the original's graph, and of the result's."""
+    """The numbers of operators of the original's graph and of the result's."""
 
     before: int
     after: int
@@ -50,16 +50,16 @@ class Times(TypedDict):
     before: float
     after: float
     ratio: float
-    """How many times as fast the result is."""
+    """The speed-up of the result."""
     interval: list[float]
-    """The interval of the ratio that the rounds leave open, by the sequential test."""
+    """The confidence interval of the ratio, by the sequential test."""
     runs: int
     clock: str
-    """`wall`, or `processor`: CPU time on one thread, where others used the cores."""
+    """`wall`, or `processor`: CPU time on one thread, used if other processes used the cores."""
 
 
 class TargetData(TypedDict):
-    """Where the model is to run, and with which options of the runtime it was measured."""
+    """The target of the model, and the options of the runtime in the measurement."""
 
     name: str
     provider: str | None
@@ -67,7 +67,7 @@ class TargetData(TypedDict):
 
 
 class SizesData(TypedDict):
-    """One set of sizes of dynamic dims, and how often it is run."""
+    """One set of sizes of dynamic dims, and its share of the runs."""
 
     sizes: dict[str, int]
     share: float
@@ -94,7 +94,8 @@ class AllowedData(TypedDict):
 
 
 class OutputData(TypedDict):
-    """The largest error of an output in steps of a size, and how many of its elements are off."""
+    """The largest error of an output in steps of a size, and the number of its elements that
+    differ."""
 
     case: str
     output: str
@@ -106,7 +107,7 @@ class OutputData(TypedDict):
 
 
 class LetThroughData(TypedDict):
-    """Rules that turned roundings of quantizers, and how far that moved the outputs."""
+    """The rules that changed roundings of quantizers, and the resulting errors of the outputs."""
 
     rules: list[str]
     allowed: AllowedData
@@ -161,14 +162,14 @@ class LeftRegionData(TypedDict):
     operators: list[str]
     places: int
     gain: float
-    """How many times as fast a kernel may make the whole model, at most, by an estimate."""
+    """The largest possible speed-up of the whole model by a kernel, by an estimate."""
 
 
 class LeftoverData(TypedDict):
     """The regions for which the search of kernels had no time."""
 
     said: str
-    """In one line."""
+    """A summary in one line."""
     tuned: int
     kinds: int
     """The number of all kinds of regions."""
@@ -188,10 +189,10 @@ class StageSpendingData(TypedDict):
 
 
 class SpendingData(TypedDict):
-    """The seconds of a command by use: each second is in one stage, and for one purpose."""
+    """The seconds of a command by use: each second belongs to one stage and one purpose."""
 
     seconds: float
-    """All: from the start of the process to the last file."""
+    """All seconds, from the start of the process to the last file."""
     spent: dict[str, float]
     loads: int
     """The number of loads of whole models into the runtime."""
@@ -206,7 +207,7 @@ class ResultData(TypedDict):
     open: str | None
     """The line of Python that opens the written model."""
     changed: bool
-    """False where the original's graph was kept."""
+    """False if the original's graph was kept."""
     failure: str | None
     """The rewrite that failed the check; it was left out."""
     target: TargetData
@@ -214,12 +215,12 @@ class ResultData(TypedDict):
     cost: BeforeAfter
     """Predicted seconds."""
     time: Times | None
-    """Null where nothing was measured."""
+    """Null if nothing was measured."""
     sizes: list[SizesData]
     integers: dict[str, int]
     """Values of scalar inputs that choose a branch or a size."""
     equations: dict[str, int]
-    """How often each was applied."""
+    """The number of applications of each equation."""
     check: list[CheckData]
     let_through: LetThroughData | None
     search: SearchData
@@ -229,10 +230,10 @@ class ResultData(TypedDict):
     spending: SpendingData
     notes: list[str]
     left: LeftoverData | None
-    """Null where the kernels of all kinds of regions were tried, or none at all."""
+    """Null if the kernels of all kinds of regions were tried, or of none."""
     version: str
     changes: NotRequired[list[ChangeData]]
-    """With `--explain`."""
+    """Only with `--explain`."""
 
 
 def result_data(result: Result, source: Path, written: Sequence[Path]) -> ResultData:
@@ -343,8 +344,8 @@ def _extraction_data(statistics: SearchStatistics) -> ExtractionData | None:
 
 
 def _mutants_data(result: Result) -> MutantsData:
-    """The counts of mutants that were tried, those that pay on their own, and how often each was
-    taken."""
+    """The counts of mutants that were tried, the mutants that are faster by themselves, and the
+    number of uses of each."""
     made = result.mutations
     return {
         "programs": made.programs,

@@ -24,7 +24,7 @@ from taso_mirage.report.data import check_data
 from taso_mirage.search.config import Config, settled_sizes
 
 SHOWN = 20
-"""Terms, weights and outputs that are listed one by one."""
+"""The largest number of terms, weights and outputs that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Structure:
     """The differences of two models' structures: each entry as (in a, in b), by name; None or 0
     where a model has none.
 
-    `first` are the lowest terms that only one model has: there the models begin to differ. `terms`
+    `first` are the lowest terms that only one model has, where the models begin to differ. `terms`
     counts (only a, both, only b).
     """
 
@@ -83,8 +83,8 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 
 
 def _first(model: Model, other: Model) -> tuple[str, ...]:
-    """The lowest terms that the other model has not: their operands are leaves, or terms that it
-    has."""
+    """The lowest terms that the other model lacks: their operands are leaves, or terms of the other
+    model."""
     known = set(other.nodes())
     lowest = [n for n in model.nodes() if n.args and n not in known and all(not a.args or a in known for a in n.args)]
     return tuple(_described(n, model) for n in lowest)
@@ -109,7 +109,7 @@ def _weights(a: Model, b: Model) -> dict[str, tuple[str | None, str | None]]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Bit for bit, so that a NaN equals itself."""
+    """Whether two values are equal bit by bit, so that a NaN equals itself."""
     return bool(np.array_equal(a, b)) or (a.dtype == b.dtype and a.dtype != object and a.tobytes() == b.tobytes())
 
 
@@ -122,8 +122,8 @@ def numbers(
     """The outputs of b against those of a by the criterion of the check, on every case that the
     types of b's inputs admit, on a target.
 
-    InvalidOption where inputs or outputs do not correspond; CheckFailed where a itself gives other
-    outputs at every run.
+    Raises InvalidOption if inputs or outputs do not correspond, and CheckFailed if the outputs of a
+    differ from run to run.
     """
     sizes = _corresponding(a, b)
     first, second = (original(m, target) for m in (a, b))
@@ -204,7 +204,7 @@ def _ordered(case: CheckCase, places: Sequence[int]) -> CheckCase:
 
 
 def _admits(model: Model, inputs: Arrays) -> bool:
-    """Whether the types of the inputs take these arrays, equal names standing for equal sizes."""
+    """Whether the types of the inputs accept these arrays, with equal sizes for equal names."""
     sizes: dict[str, int] = {}
     for node in model.graph.inputs:
         actual = inputs[node.attr("name")].shape
@@ -222,8 +222,8 @@ def diff_data(found: Structure, differences: Sequence[Difference] | None) -> dic
     """The structural and the numeric differences as JSON data; each pair is (first model, second
     model).
 
-    `numeric` is None where nothing could be compared, and an error where the outputs differ in more
-    than rounding (a shape, a text, an element that is not finite).
+    `numeric` is None if nothing could be compared, and an error if the outputs differ by more than
+    rounding (a shape, a string, an element that is not finite).
     """
     return {
         "structure": {

@@ -22,7 +22,7 @@ from taso_mirage.rewriting.library import Rule
 from taso_mirage.rewriting.patterns import REST
 
 LETTER = 7.3
-"""Width of a letter at 12 px."""
+"""The width of a letter at 12 px."""
 LINE, PAD, GAP, RISE = 16.0, 9.0, 22.0, 38.0
 """Height of a line of text, space around it, space between boxes of one layer and between
 layers."""
@@ -31,9 +31,9 @@ SWEEPS = 8
 
 @dataclass(eq=False)
 class _Box:
-    """One drawn thing: its text, its layer, and the boxes above that it is made of.
+    """A drawn box: its text, its layer, and the boxes of its operands above.
 
-    A box without lines is a bend.
+    A box without lines is a bend of an edge.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class _Box:
 
     @property
     def rows(self) -> list[tuple[float, str]]:
-        """Where each line of text stands, and the line."""
+        """The position of each line of text, and the line."""
         return [(self.top + PAD / 2 + 12 + i * LINE, line) for i, line in enumerate(self.lines)]
 
 
@@ -104,7 +104,7 @@ def draw(rule: Rule) -> str:
 
 
 def draw_change(before: Graph, after: Graph, name: str) -> str:
-    """Two graphs of typed terms as an SVG document: the second in the place of the first."""
+    """Two graphs of typed terms as an SVG document: the first, and the second that replaces it."""
     left, right = (_layout(side, {node: node.type for node in side}) for side in (before, after))
     return _beside(left, right, name, "→")
 
@@ -294,8 +294,8 @@ def _mean(box: _Box, others: list[_Box]) -> float:
 
 
 def _pack(layer: list[_Box], wanted: list[float]) -> None:
-    """Boxes as near to their wanted places as order and gaps allow: pushed right from the left,
-    then back by their mean excess."""
+    """Place boxes as close to their wanted positions as order and gaps permit: pushed right from
+    the left, then back by their mean excess."""
     edge = float("-inf")
     for box, x in zip(layer, wanted, strict=True):
         box.x = max(x, edge + GAP + box.width / 2)

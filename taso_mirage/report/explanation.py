@@ -11,9 +11,9 @@ from taso_mirage.report.changes import ReportedChange
 
 @dataclass(frozen=True, slots=True)
 class StatedEquation:
-    """An equation in the direction in which it was taken, its guard, and its ground.
+    """An equation in the direction of its application, its guard, and its evidence.
 
-    `region`: for a corrected mutant, a picture of where it is right without corrections.
+    `region`: for a corrected mutant, a picture of the part that is right without corrections.
     """
 
     name: str
@@ -25,10 +25,10 @@ class StatedEquation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A change with the seconds of one place before and after: predicted, and measured as models of
-    their own (None: not measured).
+    """A change with the seconds of one place before and after: predicted, and measured as separate
+    models (None: not measured).
 
-    `ground` is the ground of the change at these sizes: a proof, or the check of the whole model.
+    `ground` is the evidence of the change at these sizes: a proof, or the check of the whole model.
     """
 
     change: ReportedChange
@@ -38,7 +38,7 @@ class Explanation:
 
     @property
     def gain(self) -> float:
-        """Seconds won at all places: as measured alone, else predicted."""
+        """The saved seconds at all places: as measured separately, otherwise predicted."""
         before, after = self.measured or self.predicted
         return self.change.count * (before - after)
 

@@ -1,5 +1,5 @@
-"""Why an optimized model is faster and right: for every distinct change its gain, predicted and
-measured, and its equations with proofs."""
+"""The explanation why an optimized model is faster and right: for every distinct change its gain,
+predicted and measured, and its equations with proofs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
 
 MEASURING = 30.0
-"""Seconds that measuring all changes may take together; the rest are left unmeasured."""
+"""The largest number of seconds for measuring all changes; the remaining changes are not
+measured."""
 EACH, LARGEST = 0.1, 1 << 29
-"""Seconds that a change is measured, and bytes of operands up to which it is."""
+"""The seconds of the measurement of a change, and the largest number of bytes of operands of a
+measured change."""
 
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
@@ -66,7 +68,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
-    """The ground of a change: the verdict on its case (docs/soundness.md)."""
+    """The evidence of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
@@ -76,10 +78,10 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
 
 
 def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
-    """Seconds of both sides as models of their own, run in turn where `term` measures; None where
-    that cannot be done."""
+    """Seconds of both sides as separate models, run in turn if `term` measures; None if that is not
+    possible."""
     if not work_terms(change.before):
-        return None  # computed ahead: it takes no time at a run
+        return None  # computed in advance: it takes no time in a run
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
     try:
         largest = max(sum(size(sized(n.type, sizes)) for n in leaves) for sizes, _ in workloads)
@@ -111,8 +113,8 @@ def _of_law(name: str, text: str) -> StatedEquation:
 
 
 def _of_mutant(each: Mutation) -> StatedEquation:
-    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation
-    is in words."""
+    """The equation of a program of fixed sizes and its corrected mutant, described in words because
+    the text of both would fill a page."""
     what = f"a mutant of this program ({', then '.join(each.families)})"
     corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
     return StatedEquation(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
@@ -124,15 +126,15 @@ def _statement(name: str, text: str, evidence: str) -> StatedEquation:
 
 
 def statement(name: str, result: Result | None = None) -> StatedEquation:
-    """The equation of a step's name, in the direction in which it was read.
+    """The equation of a step's name, in the direction of its application.
 
-    Mutants and the user's own rules are those of a result.
+    Mutants and the user's own rules come from the result.
     """
     mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
         return _of_mutant(mutants[name])
     if name == FOLDING:
-        return StatedEquation(name, "terms over weights alone become weights", "", "computed ahead in float64")
+        return StatedEquation(name, "terms over weights alone become weights", "", "computed in advance in float64")
     stated, backward = directed(name)
     equation = (known() if result is None else result.named).get(stated)
     if equation is None:
@@ -219,7 +221,7 @@ def _stated(each: StatedEquation) -> Iterator[str]:
 
 
 def explanation_lines(change: ReportedChange) -> str:
-    """The operators that went and came, those on both sides left out: `add, layer_norm ->
+    """The removed and added operators, without those on both sides: `add, layer_norm ->
     skip_layer_norm`."""
     sides = (_operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)
@@ -237,7 +239,7 @@ def _operators(side: Graph, other: Graph) -> str:
 
 
 def shortened(places: Sequence[str], most: int = 6) -> str:
-    """The first few places by name, and how many more there are."""
+    """The first few places by name, and the number of others."""
     named = [p for p in places if p][:most]
     rest = len(places) - len(named)
     if not named:
@@ -248,31 +250,31 @@ def shortened(places: Sequence[str], most: int = 6) -> str:
 def gains(each: Explanation) -> str:
     """Predicted and measured seconds of one place, in words."""
     if not work_terms(each.change.before):
-        return "computed ahead: it takes no time at a run"
+        return "computed in advance: it takes no time in a run"
     text = f"predicted {duration(each.predicted[0])} -> {duration(each.predicted[1])} a place"
     if each.measured is None:
         text += "; not measured"
     else:
         before, after = each.measured
         text += f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
-    return text + (f"; {duration(each.gain)} won in all" if each.change.count > 1 else "")
+    return text + (f"; {duration(each.gain)} saved in all" if each.change.count > 1 else "")
 
 
 def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
-    """How the changes' own gains and that of the whole model agree, where both are known and differ
-    much; else nothing."""
+    """A comparison of the changes' separate gains with that of the whole model, if both are known
+    and differ much; otherwise empty."""
     alone = sum(each.gain for each in listed)
     if result.timing is None or not result.changed or alone <= 0:
         return ""
     won = result.timing.original - result.timing.optimized
     if won > 0 and 1 / APART < alone / won < APART:
         return ""
-    said = f"One by one the changes win {duration(alone)}, the whole model {duration(won)}"
+    said = f"Measured one by one the changes save {duration(alone)}, the whole model {duration(won)}"
     if alone > won:
         return (
-            f"{said}: costs that neighbours share count in each of them, and alone they run without their surroundings."
+            f"{said}: a cost that neighbours share counts in each change, and each change ran without its neighbours."
         )
-    return f"{said}: the runtime gains more between them, and by kernels, than in each."
+    return f"{said}: the runtime gains more between the changes, and by kernels, than in each change."
 
 
 APART = 1.5

@@ -34,7 +34,7 @@ from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
 
 OPEN = 3
-"""Changes that are unfolded when the page opens."""
+"""The number of changes that are unfolded when the page opens."""
 
 
 def write_page(
@@ -45,7 +45,7 @@ def write_page(
     written: Sequence[Path],
     command: Sequence[str],
 ) -> None:
-    """Write the page, whole or not at all. OutputError where that fails."""
+    """Write the page completely or not at all. Raises OutputError if that fails."""
     used = {"taso-mirage": __version__, "Python": platform.python_version(), **versions()}
     used |= {"device": device(result.target), "target": result.target.name}
     content = page(result, explained, source, written, command, used)
@@ -117,7 +117,7 @@ def most_of_it(explained: Sequence[Explanation]) -> str:
 
 
 def _standing(result: Result) -> str:
-    """How the first fact looks: as something `won`, as a `failed` check, or as neither."""
+    """The style of the first fact: `won`, `failed` for a failed check, or neither."""
     if result.failure is not None:
         return "failed"
     before, after = result.seconds_before_after
@@ -145,7 +145,7 @@ def _facts(result: Result, explained: Sequence[Explanation]) -> list[str]:
     facts = [f"{result.terms_before} operators before, {result.terms_after} after"]
     if explained:
         proved = sum(each.ground.startswith("proved") or each.ground.startswith("computed") for each in explained)
-        facts.append(f"{proved} of {len(explained)} distinct changes proved or computed ahead")
+        facts.append(f"{proved} of {len(explained)} distinct changes proved or computed in advance")
     if result.differences:
         passed = sum(d.passed for d in result.differences)
         facts.append(f"{passed} of {len(result.differences)} outputs within the bound of the check")
@@ -237,7 +237,7 @@ def _change(each: Explanation, formulas: Mapping[str, Formula | None], where: Ma
 
 
 def _proof(ground: str) -> str:
-    """How the verdict on a change looks: proved, checked with the whole model, or nothing said."""
+    """The style of the verdict on a change: proved, checked with the whole model, or unknown."""
     if not ground:
         return ""
     return "checked" if ground.startswith("not proved") else "proved"
@@ -259,7 +259,7 @@ def _side(side: Graph) -> tuple[Drawing | None, str]:
 
 
 def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:
-    """The roofline, or why there is none."""
+    """The roofline, or the reason why there is none."""
     peaks = None if result.times is None else result.times.peaks
     points = roofline_points(pairs)
     if peaks is not None:  # small operands stay in a cache: an operator may be faster than one large product
@@ -316,7 +316,7 @@ def _differences(result: Result) -> list[list[str]]:
 
 
 def _roundings(result: Result) -> list[list[str]]:
-    """How far off the outputs are by the roundings that were let through."""
+    """The errors of the outputs by the permitted roundings."""
     found = () if result.let_through is None else result.let_through.outputs
     return [
         [o.case, o.output, o.against, f"{o.step:.3g}", f"{o.steps:.3g}", str(o.elements), str(o.size)] for o in found

@@ -24,7 +24,7 @@ from taso_mirage.system.terminal import plural
 from taso_mirage.version import __version__
 
 LISTED = 8
-"""Sizes that `inspect` lists as text."""
+"""The largest number of sizes that `inspect` lists as text."""
 
 
 def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 class CountedWork:
-    """Operations and bytes of terms at these sizes, none where they are not known: counted once for
-    all terms of one operator, attributes and types."""
+    """Operations and bytes of terms at these sizes, none if they are unknown. They are counted once
+    for all terms with equal operator, attributes and types."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
@@ -153,7 +153,7 @@ def versions() -> dict[str, str]:
 
 
 def diagnosis() -> dict[str, Any]:
-    """Versions, providers that really start, and the cost cache."""
+    """Versions, working providers, and the cost cache."""
     import platform
 
     from taso_mirage.measure import session

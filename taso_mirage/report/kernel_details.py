@@ -1,5 +1,9 @@
-"""A muGraph in full: its text, and of each kernel the schedule, the predicted seconds and the
-generated program."""
+"""A muGraph in full: its text, and of each kernel the schedule, an estimate and the generated
+program.
+
+The estimate is that of the tuner (`emit/estimates.py`), which compares schedules of one kernel. The
+search compares muGraphs by another model (`mugraph/kernel_seconds.py`), so the two do not add up.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taso_mirage.emit.estimates import Estimate, estimated
+from taso_mirage.emit.gpu.program import TritonLaunch, TritonProgram
 from taso_mirage.ir.dims import show_shape
-from taso_mirage.kernels.codegen.estimates import Estimate, estimated
-from taso_mirage.kernels.codegen.gpu.program import TritonLaunch, TritonProgram
-from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.rewriting.text import show_graph
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDetails:
-    """One kernel of a program: how it is launched, and what the model of the GPU says of it."""
+    """One kernel of a program: how it is launched, and the tuner's estimate of it."""
 
     launch: TritonLaunch
     estimate: Estimate
@@ -31,21 +35,21 @@ class KernelDetails:
             "loop": launch.loop,
             "cluster": launch.cluster,
             "schedule": asdict(launch.schedule),
-            "seconds": self.estimate.seconds,
+            "tuner_seconds": self.estimate.seconds,
             "resident": self.estimate.resident,
             "waves": self.estimate.waves,
         }
 
     @property
     def lines(self) -> Iterator[str]:
-        """The launch, the schedule and the prediction, a line each."""
+        """The launch, the schedule and the estimate, a line each."""
         launch, found = self.launch, self.estimate
         loop = f", loop of {launch.loop}" if launch.loop != 1 else ""
         cluster = f", clusters of {launch.cluster}" if launch.cluster > 1 else ""
         yield f"{launch.name}: grid {show_shape(launch.grid)}{loop}{cluster}"
         yield f"    schedule: {', '.join(f'{name}={value}' for name, value in asdict(launch.schedule).items())}"
         blocks = f"{found.resident} blocks on a processor, {found.waves} waves"
-        yield f"    predicted: {found.seconds * 1e6:.1f} us; {blocks}"
+        yield f"    tuner's estimate: {found.seconds * 1e6:.1f} us; {blocks}"
 
 
 def kernel_details(program: TritonProgram) -> list[KernelDetails]:

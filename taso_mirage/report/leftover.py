@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHOWN, NAMED = 3, 5
-"""Regions that the line names, and operators of each."""
+"""The largest number of regions that the line names, and of operators of each."""
 ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
 LEAST = 1.01
-"""The factor below which a region's gain for the model is not named."""
+"""The smallest speed-up of the model by a region that is named."""
 REST = 0.25
-"""The share of a model's time that no kernels save: regions together may save less than all,
-whatever the sum of their estimates."""
+"""The share of a model's time that no kernel saves. All regions together save less than the whole
+time, even if the sum of their estimates is larger."""
 EACH = 5.0
-"""Seconds that a region takes, where none was tuned to tell."""
+"""The assumed seconds of a region, if none was tuned yet."""
 
 RegionEstimate = tuple[tuple[str, ...], int, float]
 """A kind of regions: the operators, the places, and the seconds that it may save in all of them."""
@@ -22,8 +22,9 @@ RegionEstimate = tuple[tuple[str, ...], int, float]
 
 @dataclass(frozen=True, slots=True)
 class LeftRegion:
-    """A kind of regions that was not tried: its operators, in how many places it is, and how many
-    times as fast a kernel may make the whole model, at most, by the estimate that orders them."""
+    """A kind of regions that was not tried: its operators, the number of its places, and the
+    largest possible speed-up of the whole model by a kernel, by the estimate that orders the
+    kinds."""
 
     operators: tuple[str, ...]
     places: int
@@ -53,8 +54,8 @@ def region_name(operators: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """How many of the kinds of regions were tuned, the seconds that the others would take, about,
-    and which these are, the largest gain first."""
+    """The number of kinds of regions that were tuned, the approximate seconds for the others, and a
+    list of these, the largest gain first."""
 
     tuned: int
     kinds: int

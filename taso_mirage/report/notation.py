@@ -26,12 +26,13 @@ from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_equation
 
 WIDE, SHORT = 40, 10
-"""Letters up to which a line is filled, and from which a term may get a name and a line of its
-own."""
+"""The largest number of letters of a line, and the smallest number with which a term may get a name
+and its own line."""
 LONG = 100
-"""Letters of an attribute from which its parts get names."""
+"""The smallest number of letters of an attribute whose parts get names."""
 LOOSE, SUM, PRODUCT, DOT, TIGHT, ATOM = range(6)
-"""How tightly a term binds: one that binds less than its place asks for stands in parentheses."""
+"""The binding strength of a term; a term that binds less tightly than its place requires gets
+parentheses."""
 UNREADABLE = (TasoMirageError, SyntaxError, LookupError, TypeError, ValueError, RecursionError)
 
 
@@ -50,7 +51,7 @@ class MathTree:
 
     @property
     def width(self) -> int:
-        """About how many letters it takes on a line."""
+        """The approximate number of letters on a line."""
         widths = [part.width for part in self.parts]
         return max(widths) if self.kind == "fraction" else len(self.text) + sum(widths)
 
@@ -86,7 +87,7 @@ def stated_formula(equation: Equation) -> Formula:
 
 
 def conditions(where: str) -> tuple[str, ...]:
-    """A guard in words, part by part; as it is where it cannot be read."""
+    """A guard in words, part by part; its text if it cannot be described."""
     try:
         return tuple(condition(each) for each in conjuncts(where))
     except UNREADABLE:
@@ -102,7 +103,7 @@ class _Writer:
         self.names: list[tuple[MathTree, MathTree]] = []
 
     def write(self, node: Node, often: bool) -> None:
-        """Where a line would be too long, the longest operand gets a name."""
+        """Give the longest operand a name if the line would be too long."""
         shown = self._shortened(node)
         while (tree := _term(shown, [self.done[a] for a in node.args])).width > WIDE:
             widest = max(node.args, key=lambda a: self.done[a].width, default=node)
@@ -253,7 +254,7 @@ def _row(*pieces: MathTree | str, binds: int = ATOM) -> MathTree:
 
 
 def _at(binds: int, tree: MathTree) -> MathTree:
-    """A term in a place that asks to bind so tightly."""
+    """A term in a place that requires this binding strength."""
     return tree if tree.binds >= binds else _row("(", tree, ")")
 
 

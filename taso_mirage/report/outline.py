@@ -14,11 +14,12 @@ from taso_mirage.report.explanations import duration, shortened
 from taso_mirage.report.sections import ModelSection
 
 DRAWN = 64
-"""Terms up to which a graph is drawn; a larger one is listed."""
+"""The largest number of terms of a graph that is drawn; a larger graph is listed."""
 PICTURES = 24
-"""Sections that are drawn: those with a change and the largest gain first; others are listed."""
+"""The largest number of sections that are drawn, sections with changes and the largest gains first;
+others are listed."""
 LONG = 160
-"""Letters of a listed term at most."""
+"""The largest number of letters of a listed term."""
 SPARK = 100.0
 """Units of the longest bar beside a section."""
 
@@ -46,7 +47,7 @@ def shown_sections(sections: Sequence[ModelSection], numbers: Mapping[int, Seque
 
 
 def _title(each: ModelSection) -> str:
-    """The commonest operators, and how many there are."""
+    """The most frequent operators and their numbers."""
     sides = [Counter(n.op for n in side if n.args and n.op != "item") for side in (each.before, each.after)]
     counts = [str(side.total()) for side in sides]
     listed = ", ".join(name for name, _ in sides[0].most_common(4)) or "nothing"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def rendered(template: str, **values: Any) -> str:
     """A template with values in it.
 
-    Names in them may be hostile. Nothing is marked as safe, so each is escaped; a template's part
-    from another is markup already.
+    Names may be hostile. Nothing is marked as safe, so every value is escaped, except markup from
+    another template.
     """
     return _environment().get_template(template).render(values)
 
@@ -42,6 +42,6 @@ def _environment() -> Environment:
 
 
 def _script_digest() -> str:
-    """The digest that the page's policy allows: of this script, and of no other."""
+    """The digest of the only script that the page's policy permits."""
     script = rendered("page.js").encode()
     return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}"

@@ -1,10 +1,9 @@
-"""The parts of a quantized model that run in integers, the nodes that fall back to floats and the
-reasons, and the time of conversions: read off the model that the runtime makes of it, and its
-profiler.
+"""The parts of a quantized model that run in integers, the nodes that run in floats with the
+reasons, and the time of conversions, from the runtime's optimized model and its profiler.
 
-Why a group of DequantizeLinear, an operator and QuantizeLinear is not one operator of integers, the
-runtime is asked: the group runs alone, and again with one property changed after the other, until
-it is one.
+To find the reason why a group of DequantizeLinear, an operator and QuantizeLinear is not one
+integer operator, the group runs alone, and again with one property changed at a time, until it
+becomes one.
 """
 
 from __future__ import annotations
@@ -44,14 +43,15 @@ INTEGERS, IN_FLOATS, CONVERTS, OTHER = "integers", "floats", "conversions", "oth
 NBITS, LEVEL = "MatMulNBits", 4
 """The product with packed weights, and its accuracy level at which it multiplies integers."""
 PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
-"""Operators for which a model is quantized: named also where the file does not quantize them."""
+"""The operators for which models are quantized; they are listed even if the file does not quantize
+them."""
 SECONDS = 0.5
 """The seconds of the profile."""
 LATEST = 21
-"""The last opset that a group is tried at."""
+"""The last opset with which a group is tried."""
 KINDS = (INTEGERS, IN_FLOATS, CONVERTS, OTHER)
 LISTED, NAMED = 8, 3
-"""Operators and nodes that are listed as text."""
+"""The largest number of operators and nodes that are listed as text."""
 Fuses = Callable[[QuantizedGroup], bool]
 
 
@@ -157,7 +157,7 @@ def _fallen(found: FileNodes, where: Mapping[int, RunNode]) -> list[tuple[Any, R
 
 
 def _beside(found: FileNodes, node: Any) -> bool:
-    """Whether an operand comes out of small integers, or a result becomes such."""
+    """Whether an operand is dequantized, or a result is quantized."""
     return any(found.dequantized(v) for v in node.input) or any(found.quantized(v) for v in node.output)
 
 
@@ -165,7 +165,7 @@ def _beside(found: FileNodes, node: Any) -> bool:
 
 
 def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str]:
-    """Why a group is none of integers: the changes that would make it one."""
+    """The reasons why a group is no integer operator: the changes that would make it one."""
     if node.op_type == NBITS:
         return [f"its accuracy level is below {LEVEL}: the runtime multiplies floats"]
     if not _beside(found, node):
@@ -184,7 +184,7 @@ def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str
 
 
 def _needed(group: QuantizedGroup, repairs: Mapping[str, Repair], fuses: Fuses) -> list[str]:
-    """The names of the changes that cannot be left out; empty where all together are not enough."""
+    """The names of the necessary changes; empty if all together are not enough."""
 
     def changed(names: Iterable[str]) -> QuantizedGroup:
         result = group
@@ -203,10 +203,10 @@ def _needed(group: QuantizedGroup, repairs: Mapping[str, Repair], fuses: Fuses) 
 
 
 def _around(found: FileNodes, node: Any, group: QuantizedGroup, fuses: Fuses) -> str:
-    """Why a group that is one of integers alone is none in its model."""
+    """The reason why a group that is an integer operator by itself is none in its model."""
     unsigned = _every(_unsigned)(group)
     if unsigned != group and not fuses(replace(group, results=unsigned.results)) and fuses(unsigned):
-        return "the runtime makes uint8 of some of its activations in int8 alone; with all in uint8 it runs in integers"
+        return "the runtime converts only some of its int8 activations to uint8; with all in uint8 it runs in integers"
     for name in node.input:
         readers = found.readers[name]
         if found.dequantized(name) is not None and len(readers) > 1:
@@ -288,7 +288,7 @@ def _every(change: Callable[[GroupValue], GroupValue]) -> Repair:
 
 
 def asking(operators: Callable[[bytes], Sequence[str]]) -> Fuses:
-    """Whether a group becomes an operator of integers: nothing of it is dequantized any more."""
+    """Whether a group becomes an integer operator, with nothing left to dequantize."""
     known: dict[QuantizedGroup, bool] = {}
 
     def fuses(group: QuantizedGroup) -> bool:

@@ -34,9 +34,9 @@ SEARCHES = ("passes", "mutants", "search")
 
 @dataclass(frozen=True, slots=True)
 class PlacedKernels:
-    """Kernels that were put into the model together: of each kind of region the operators and the
-    number of places, how many times as fast the model became by them, and how many weights they
-    read in another order of their axes, stored so."""
+    """Kernels that were put into the model together: the operators and the number of places of each
+    kind of region, the speed-up of the model, and the number of weights that are stored in another
+    order of axes for them."""
 
     kinds: tuple[tuple[tuple[str, ...], int], ...]
     gain: float
@@ -105,7 +105,7 @@ class Result:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All that is said to the user, line by line."""
+        """All notes for the user, one per line."""
         failure = () if self.failure is None else (str(self.failure),)
         kept = () if self.kept is None else (self.kept,)
         return (*self.remarks, *failure, *kept, *map(str, self.kernels))

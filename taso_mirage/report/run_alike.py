@@ -1,8 +1,8 @@
 """The two models of a certificate in the runtime.
 
-Proofs speak of real numbers, and of no run that divides by zero or leaves a function's domain. So
-both models run as well, on random inputs and where functions end: at zeros, at ones, at whole
-numbers of both signs, and at large numbers.
+Proofs are about real numbers, and exclude runs that divide by zero or leave a function's domain.
+Therefore both models also run on random inputs and at the limits of domains: at zeros, at ones, at
+integers of both signs, and at large numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taso_mirage.report.diff import failure, numbers
 from taso_mirage.search.config import Config, settled_sizes
 
 LARGE = 30.0
-"""Times a normal number; the exponential of that is a number of 32 bits still."""
+"""The factor of normal numbers for large inputs; their exponentials are still finite in 32 bits."""
 EDGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
     np.zeros_like,
     np.ones_like,
@@ -52,7 +52,7 @@ def run_alike(first: Model, second: Model) -> str:
 
 
 def _not_compared(first: Model, inputs: tuple[Arrays, ...], error: TasoMirageError) -> str:
-    """Why, if that is the first model's fault."""
+    """The reason, if the first model causes it."""
     try:
         numbers(first, first, {}, inputs)
     except TasoMirageError as own:
@@ -61,7 +61,7 @@ def _not_compared(first: Model, inputs: tuple[Arrays, ...], error: TasoMirageErr
 
 
 def _edges(model: Model) -> Iterator[Arrays]:
-    """Inputs at which floats are where functions end."""
+    """Inputs with floats at the limits of domains."""
     sizes = settled_sizes(model, original(model), Config()).workloads[0][0]
     kept = {*model.defaults, *model.shares}
     drawn = random_inputs(model, 0, sizes)

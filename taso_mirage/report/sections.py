@@ -1,5 +1,5 @@
-"""The two models side by side, section by section: a section has the terms that a value needs and
-that no section before it computed."""
+"""The two models side by side in sections. A section contains the terms that a value needs and that
+no earlier section computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from taso_mirage.report.explanation import OperatorTimes
 from taso_mirage.report.result import Result
 
 LEAST, MOST, SECTIONS = 8, 6, 300
-"""Terms of a section at least, and the factor for its most terms; sections of a model, at most."""
+"""The smallest number of terms of a section, the factor for its largest number, and the largest
+number of sections of a model."""
 Anchor = tuple[tuple[Node, Node], ...]
 """Values of the original, each with the term that computes it in the result."""
 
@@ -77,7 +78,7 @@ def _anchors(result: Result, names: Mapping[Node, str]) -> Iterator[Anchor]:
 
 
 def _live(order: Sequence[Node], outputs: Sequence[Node]) -> list[int]:
-    """How many values computed up to each place are used after it."""
+    """For each place, the number of values computed before it that are used after it."""
     place = {node: i for i, node in enumerate(order)}
     last = dict(place)
     for i, node in enumerate(order):
@@ -89,8 +90,8 @@ def _live(order: Sequence[Node], outputs: Sequence[Node]) -> list[int]:
 
 
 def _ends(common: Sequence[int], live: Sequence[int], least: int) -> Iterator[int]:
-    """Where sections end, by a rule that looks only ahead, so that equal layers are cut alike: at
-    the narrowest place, or else the first one."""
+    """The ends of sections: at the narrowest place, and among those at the first. The rule only
+    looks ahead, so that equal layers are cut in the same way."""
     start = 0
     while (first := bisect_left(common, start + least - 1)) < len(common):
         window = common[first : max(first + 1, bisect_left(common, start + MOST * least))]

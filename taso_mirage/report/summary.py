@@ -44,7 +44,7 @@ class _SpentBar(BarColumn):
 
 
 class _Seconds(ProgressColumn):
-    """The seconds that are spent, of how many."""
+    """The spent seconds and the total."""
 
     def __init__(self, spent: Callable[[], float]) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def _show_equations(console: Console, result: Result) -> None:
         name: _said(m) for name, m in result.mutations.by_name.items()
     }
     for name, count in result.equations.items():
-        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed ahead"), name))
+        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed in advance"), name))
     console.print(table, highlight=False, markup=False)
 
 
@@ -246,8 +246,8 @@ def _said(each: Mutation) -> str:
 
 
 def _shortened(text: str, name: str) -> str:
-    """The equation without its guard, in the direction it was taken, at a length that a table
-    bears."""
+    """The equation without its guard, in the direction of its application, shortened for a
+    table."""
     equation = text.partition(" where ")[0]
     if directed(name)[1]:
         equation = " == ".join(reversed(equation.split(" == ")))

@@ -1,6 +1,5 @@
-"""Where the time goes: predicted seconds of every operator of both models, those of the runtime's
-operators as they were measured, and the machine's peaks, for a roofline (Williams et al.,
-CACM'09)."""
+"""Times by operator: predicted seconds of every operator of both models, measured seconds of the
+runtime's operators, and the machine's peaks, for a roofline (Williams et al., CACM'09)."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
@@ -19,13 +19,12 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.passes import Context
-from taso_mirage.targets.device import Device
 
 LONG, LARGEST = 3e-3, 1 << 26
-"""Seconds that the work of a peak should take by the description of the device, and elements of its
-operands at most."""
+"""The intended seconds of the measurement of a peak, by the description of the device, and the
+largest number of elements of its operands."""
 SECONDS = 0.5
-"""For how long the peaks are measured."""
+"""The seconds for which the peaks are measured."""
 KERNEL = re.compile(r"C(pu|uda)Kernel\d+")
 """The operators that the nodes of kernels have."""
 

@@ -1,4 +1,4 @@
-"""Traits of an operator that are read off its definition, at its examples."""
+"""Traits of an operator that are derived from its definition at its examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EACH = frozenset({"map", "choice", "cast", "scalar", POWER})
 COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
 """Primitives that only move elements of their operands, or constants."""
 MOVES = COPIES - frozenset("choice scalar constant pad window take take_along".split())
-"""Primitives that give elements of their operands alone."""
+"""Primitives whose results contain only elements of their operands."""
 
 
 class _Primitives(Typed[None]):

@@ -22,7 +22,7 @@ from taso_mirage.verdicts import Failure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a left-hand side was found: the matched outputs, and the values of its variables and
+    """A match of a left-hand side: the matched outputs, and the values of its variables and
     attribute names."""
 
     outputs: tuple[Node, ...]
@@ -35,11 +35,11 @@ class Match:
 
 
 BACKWARD = "~"
-"""Behind the name of a rule: read from right to left."""
+"""The suffix of a rule's name for its application from right to left."""
 
 
 def directed(name: str) -> tuple[str, bool]:
-    """The name of a rule as it is stated, and whether it was read from right to left."""
+    """The stated name of a rule, and whether it is applied from right to left."""
     return name.removesuffix(BACKWARD), name.endswith(BACKWARD)
 
 
@@ -64,9 +64,9 @@ class Equation:
     moving: bool = False
 
     def reverse(self) -> Equation | None:
-        """The equation read from right to left; None where the right side does not determine the
-        left. Pads that the right side has as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))`
-        on the left."""
+        """The equation from right to left; None if the right side does not determine the left side.
+        Pads that are `plus(p, (1, 1))` on the right side become p there, and `minus(p, (1, 1))` on
+        the left."""
         lhs, rhs, where = self.rhs, self.lhs, self.where.source if self.where else None
         for name, numbers in reversal.shifted_names(self.rhs).items():
             back = f"minus({name}, {numbers})"
@@ -161,8 +161,9 @@ def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failu
 
 
 def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failure:
-    """The results, unless integers would be divided, or summed by another kernel of the runtime's
-    that rounds them, or indices asked to be inside."""
+    """The results, unless the application divides integers, sums them by another kernel of the
+    runtime that rounds them, or introduces indices that the runtime requires to be within
+    bounds."""
     leaves = set(found.operands.values())
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
@@ -182,7 +183,7 @@ def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failur
 
 
 def _inside(node: Node) -> Node | None:
-    """The operand of a term whose indices the runtime asks to be inside."""
+    """The operand of a term whose indices the runtime requires to be within bounds."""
     place = traits(node).inside
     return node.args[place] if place is not None and place < len(node.args) and node.args[place] is not ABSENT else None
 
@@ -202,8 +203,8 @@ def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") ->
 
 
 def _conditions(order: Sequence[Node]) -> frozenset[Node]:
-    """The numbers that are conditions: operands, by themselves or expanded, that are booleans in
-    every example of the operator."""
+    """The numbers of a pattern that are conditions: operands, possibly expanded, that are booleans
+    in every example of the operator."""
     if all(n.op != "splat" for n in order):
         return frozenset()
     operands = [(n.op, i, topological([a])) for n in order for i, a in enumerate(n.args)]
@@ -249,6 +250,6 @@ def resembles(pattern: Node, node: Node) -> bool:
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:
-    """The terms that cost something at run time: no leaves, and nothing that depends on weights
+    """The terms that are computed at run time: neither leaves nor terms that depend on weights
     only."""
     return [n for n in nodes if n.args and n is not ABSENT and n.op != "item" and not is_weight(n)]

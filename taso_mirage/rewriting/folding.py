@@ -1,5 +1,5 @@
-"""Terms of constants as their values: small ones by their values, large ones that are one number
-throughout as that number, expanded (a mask that masks nothing)."""
+"""Folding of terms over constants: small terms become constants, large terms with equal elements
+become an expanded number (a mask that masks nothing)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from taso_mirage.rewriting.derived_traits import elementwise
 
 
 def fold_constants(node: Node) -> Node:
-    """The constant, sizes, or number expanded to the term's shape that equals a term of known
-    operands; `node` itself where there is none."""
+    """The constant, the sizes, or the expanded number that equals a term over known operands;
+    `node` itself if there is none."""
     small = fold_small(node)
     return _uniform(node) if small is node else small
 

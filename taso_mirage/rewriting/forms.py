@@ -1,4 +1,4 @@
-"""The form of a term, written as a side of a law is: operators over operands and attributes."""
+"""Patterns of terms in the syntax of a law's side: operators over operands and attributes."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class Rules:
     """Equations, tried where they can match: by the operator at their first output, then by the
     surroundings of a term.
 
-    Equal surroundings are matched once. Applications found there hold for every term that looks so;
-    equations that reach further down are tried on the term itself where their upper part fits.
-    `keep` leaves out applications for good.
+    Equal surroundings are matched once, and the applications are used for every term with these
+    surroundings. Deeper equations are tried on the term itself if their upper part matches. `keep`
+    excludes applications permanently.
     """
 
     def __init__(self, equations: Iterable[Equation], keep: Keep | None = None) -> None:
@@ -52,8 +52,8 @@ class Rules:
 
     @property
     def matched(self) -> tuple[int, int]:
-        """How many terms were asked for, and how many different surroundings were matched for
-        them."""
+        """The number of requested terms, and the number of different surroundings that were matched
+        for them."""
         return len(self._joint), len(self._near)
 
     def applications(self, node: Node) -> tuple[Application, ...]:

@@ -37,17 +37,17 @@ MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 SCHEMA = "$schema"
-"""The key that tells an editor where the schema of a file is; nothing else reads it."""
+"""The key with the location of a file's schema, for editors only."""
 _MORE = "`taso-mirage schema rules` describes how a rule is written"
 
 
 class EvidenceEntry(TypedDict):
-    """How a rule was judged. Nothing is believed of it where the rule is applied."""
+    """The recorded judgement of a rule, which is not trusted when the rule is applied."""
 
     cases: NotRequired[int]
     """Kinds of typings that it holds in."""
     typings: NotRequired[int]
-    """Random legal typings that it was tried on."""
+    """The number of random legal typings that were tested."""
     bounded: NotRequired[int]
     excluded: NotRequired[int]
     trials: NotRequired[int]
@@ -66,8 +66,8 @@ class RuleEntry(TypedDict):
     operators: NotRequired[int]
     """The most that a side has; counted if left out."""
     given: str
-    """An example of the types of the variables: `x: (m, n), i: int64 (2*n)`; float32 unless it is
-    said."""
+    """An example of the types of the variables: `x: (m, n), i: int64 (2*n)`; the default dtype is
+    float32."""
     attributes: NotRequired[str]
     """Values of attributes that have names, at that example: `a: 1, p: (1, 0)`."""
     lhs: str
@@ -156,7 +156,7 @@ def _root_names(outputs: Sequence[Node]) -> str:
 
 
 def parse_given(text: str) -> tuple[tuple[str, Tensor], ...]:
-    """Read `x: (n, c, 3), i: int64 (2*n)`: types by variable, float32 unless it is said."""
+    """Read `x: (n, c, 3), i: int64 (2*n)`: types by variable; the default dtype is float32."""
     return tuple((name, _parse_tensor(value)) for name, value in _entries(text))
 
 

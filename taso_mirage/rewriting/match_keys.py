@@ -1,8 +1,8 @@
-"""A key of all that a rewrite at a term depends on: the term down to a few levels, over canonical
-leaves.
+"""A key of everything on which a rewrite at a term depends: the term down to a few levels, over
+canonical leaves.
 
-Equal surroundings have equal keys, so an application found at one term is found at all that look
-like it: in equal layers, and above a rewrite, where every term is a new one.
+Equal surroundings have equal keys, so an application at one term applies at all terms with equal
+surroundings: in equal layers, and above a rewrite, where every term is new.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MatchKey: TypeAlias = tuple[Hashable, ...]
 """A row for each term: operator, attributes and the places of the operands; or the facts about a
 leaf."""
 MATCHED_LEVELS = 3
-"""How many operators in a row from a term down are its surroundings.
+"""The depth of the surroundings of a term in operators.
 
-Most patterns are no deeper.
+Most patterns are not deeper.
 """
 PATTERNS = 1 << 14
 """The number of patterns whose upper parts are kept."""

@@ -1,5 +1,5 @@
-"""The reason why an equation does not match: of several failures, that of the attempt that came
-furthest."""
+"""The reason why an equation does not match: of several failures, the one of the most successful
+attempt."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class MatchReason:
 
 
 UNASKED = MatchReason(kept=False)
-"""Where nobody asks for the reason; it keeps none."""
+"""A collector that stores no reason, for callers that need none."""

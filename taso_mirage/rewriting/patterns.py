@@ -1,4 +1,4 @@
-"""Matching patterns: in terms, where each place has one form, and in e-graphs, where a class has
+"""Pattern matching in terms, where each place has one form, and in e-graphs, where a class has
 many.
 
 The same search serves both (egg's e-matching, Willsey et al., POPL'21, section 4, is the general
@@ -26,10 +26,10 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 class PatternSpace(Protocol[Place]):
-    """Where patterns are looked for."""
+    """A space in which patterns are matched."""
 
     def best(self, place: Place) -> Node:
-        """The term that stands for a place."""
+        """The representative term of a place."""
 
     def forms(self, place: Place, op: str) -> Iterable[tuple[Attributes, tuple[Place, ...]]]:
         """The attributes and operands of the terms that an operator computes at a place."""
@@ -122,7 +122,7 @@ def _path_to_bound(pattern: Node, bindings: Bindings[Place]) -> list[Node]:
 def _matched(
     pattern: Node, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: MatchReason
 ) -> Iterator[tuple[Node, Bindings[Place]]]:
-    """The terms at a place that look like a pattern, with the values of its names."""
+    """The terms at a place that match a pattern, with the values of its names."""
     if pattern.op == "input":
         bound = _bound(pattern.attr("name"), place, space, known, why)
         if bound is not None:

@@ -1,4 +1,4 @@
-"""The sides of an equation as texts over names, for reading it from right to left."""
+"""The sides of an equation as texts over names, for its reversal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def free_names(graph: Graph) -> set[str]:
 
 
 def bound_names(graph: Graph) -> set[str]:
-    """The names that a match of a side finds: its variables, and attributes that are one bare
+    """The names that a match of a side binds: its variables, and attributes that are a bare
     name."""
     found = {n.attr("name") for n in graph if n.op == "input"}
     return found | {v.name for n in graph for _, v in n.attrs if isinstance(v, Expr) and v.name}

@@ -255,7 +255,8 @@ def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation
 
 
 def _check_kinds(text: str, sides: tuple[Node, ...]) -> None:
-    """A name is an operand or an attribute. Raises SyntaxProblem on one that is both."""
+    """Collect the names of operands and of attributes. Raises SyntaxProblem for a name that is
+    both."""
     terms = topological(sides)
     operands = {n.attr("name") for n in terms if n.op == "input"}
     attributes = {v.name: (n.op, k) for n in terms for k, v in n.attrs if isinstance(v, Expr) and v.name}
@@ -379,6 +380,6 @@ def laws() -> tuple[Equation, ...]:
 
 
 def law_typing(name: str) -> str:
-    """The typing in letters that stands below the law of that name; "" where none does."""
+    """The typing in letters below the law of that name; empty if there is none."""
     stated = stated_laws().get(name)
     return "" if stated is None else stated.typing

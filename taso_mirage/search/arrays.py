@@ -16,9 +16,9 @@ from taso_mirage.system.archives import BadArchive, read_arrays
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file.
+    """Read the arrays of an .npz file.
 
-    InvalidOption where an input is missing, or has another dtype or shape than the model wants.
+    Raises InvalidOption if an input is missing, or if its dtype or shape differs from the model's.
     """
     if path.exists() and not path.is_file():
         raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
@@ -30,8 +30,8 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
 
 
 def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arrays of the model's inputs, those that are left out at their defaults; `where` they are
-    from begins the message of InvalidOption."""
+    """Return an array for each input of the model; inputs that are left out have their defaults.
+    `where` names the source of the arrays at the beginning of the message of InvalidOption."""
     arrays = {**model.default_inputs(), **arrays}
     for node in model.graph.inputs:
         name = node.attr("name")

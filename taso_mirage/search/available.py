@@ -1,5 +1,5 @@
-"""The operators that the target's runtime implements: asked once for each kind of operands, and
-kept on disk."""
+"""The operators that the target's runtime implements. The runtime is asked once for each kind of
+operands, and the answers are stored on disk."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Available:
         return in_child(native.device_key, self.context.target, False)
 
     def _keys(self, node: Node) -> tuple[str, ...]:
-        """Keys of the question, the narrowest first: an operator that is there by one of these is
-        there.
+        """The keys of an answer, the narrowest first. An operator is implemented if the answer of
+        any key says so.
 
-        Convolutions with channels last are so numerous that each would take as long to try as to
-        measure, and one that is there says that those of other sizes are. So does a function of
-        single elements.
+        Convolutions with channels last share one key for all sizes, and so do functions of single
+        elements: there are so many of them that a trial of each would take as long as its
+        measurement.
         """
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
         wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
@@ -83,7 +83,7 @@ class Available:
     def _tried(self, node: Node) -> bool:
         try:
             content = serialize(context_model(FusionContext(node), self.context))
-            session = Session(content, self.context.target, alone=self.context.target.gpu)
+            session = Session(content, self.context.target, alone=not self.context.target.on_cores)
             if not _is_standard(node):
                 session.run(tasks.random_feed(session, 0))
         except OutOfTime:

@@ -18,21 +18,21 @@ from itertools import chain
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to have a class: its own cost in seconds, and the distinct classes that it needs."""
+    """One option of a class: its own cost in seconds, and the distinct classes that it needs."""
 
     cost: float
     needs: tuple[int, ...] = ()
 
 
 ROUNDS, SWEEPS = 40, 3
-"""How often the parts of prices are moved to raise the bound, and over how many rounds of a cycle
-prices are summed."""
+"""The number of steps that move parts of prices to raise the bound, and the number of rounds over
+which the prices of a cycle are summed."""
 ClassOptions = Mapping[int, Sequence[Option]]
 
 
 def tree_costs(options: ClassOptions) -> dict[int, float]:
-    """For every class that has a finite term the cost of its cheapest one, as a tree (Knuth's
-    generalisation of Dijkstra)."""
+    """For every class with a finite term, the cost of the cheapest term, counted as a tree (Knuth's
+    generalisation of Dijkstra's algorithm)."""
     users: dict[int, list[tuple[int, int]]] = {}
     missing: dict[tuple[int, int], int] = {}
     queue: list[tuple[float, int]] = []
@@ -110,8 +110,8 @@ class ExtractionProblem:
         return {c: {u: 1 / len(of) for u in of} for c, of in users.items()}
 
     def _set_prices(self) -> None:
-        """Prices from below: those of any sweep are a bound, for a graph without cycles by
-        induction over its terms."""
+        """Lower bounds of prices. The prices after any sweep are a bound; for a graph without
+        cycles this follows by induction over its terms."""
         self.price = dict.fromkeys(self.place, 0.0)
         for _ in range(SWEEPS):
             for each in reversed(self.place):  # the needs of a class come after it, except in cycles
@@ -119,8 +119,8 @@ class ExtractionProblem:
         self.bound = sum(self.price[c] for c in self.forced)
 
     def _moved(self, step: float) -> dict[int, dict[int, float]]:
-        """The parts of the prices, moved by a step towards the classes that pay them where all take
-        their cheapest option."""
+        """Move the parts of the prices by one step towards the classes that pay them if all classes
+        take their cheapest option."""
         paying: dict[int, list[int]] = {}
         waiting = list(self.forced)
         for each in waiting:
@@ -145,8 +145,8 @@ class ExtractionProblem:
         return option.cost + sum([price[n] * weights[n][of] for n in option.needs if n in weights])
 
     def drop_above(self, threshold: float) -> bool:
-        """Leave out options with which every graph would cost more than a threshold; whether there
-        were any."""
+        """Remove options with which every graph would cost more than a threshold. Returns whether
+        there were any."""
         dropped = False
         for each in self.forced:
             rest = self.bound - self.price[each]
@@ -170,8 +170,8 @@ class ExtractionProblem:
         self.options = {c: self.options[c] for c in found}
 
     def _order(self) -> dict[int, int]:
-        """Users before their operands; a cycle is entered from outside, where the tree is
-        dearest."""
+        """Return the classes with users before their operands. A cycle is entered from outside, at
+        its most expensive tree."""
         needs = {c: {n for o in ways.values() for n in o.needs} for c, ways in self.options.items()}
         users = Counter(chain.from_iterable(needs.values()))
         free = [c for c in needs if not users[c]]
@@ -212,8 +212,8 @@ class ExtractionProblem:
         return must
 
     def _drop_cycles(self, must: Mapping[int, int]) -> bool:
-        """Leave out options that need a class that cannot be had without their own; whether there
-        were any."""
+        """Remove options that need a class which itself always needs the option's class. Returns
+        whether there were any."""
         dropped = False
         for each, ways in self.options.items():
             sound = {i: o for i, o in ways.items() if not any(must[n] >> self.place[each] & 1 for n in o.needs)}
@@ -223,7 +223,8 @@ class ExtractionProblem:
 
 
 def undominated(ways: list[tuple[int, Option]]) -> dict[int, Option]:
-    """Without options that cost no less than another of the class and need all that it needs."""
+    """Remove options that cost at least as much as another option of the class and need everything
+    that it needs."""
     kept: dict[int, Option] = {}
     for i, option in sorted(ways, key=lambda way: (way[1].cost, len(way[1].needs), way[0])):
         needs = set(option.needs)

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import remote
@@ -27,7 +28,6 @@ from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, Strategy, search_part
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets.cuda.options import ROUNDED
 
 STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
     "best-first": (search_part,),
@@ -43,11 +43,12 @@ search."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
 SPENT = "budget"
-"""The stage's name for the whole: the seconds of it that were spent before a stage."""
+"""The name of the whole command in a mapping from stages to the seconds that were spent before
+each."""
 
 Candidates = Callable[[str, float, Timing | None, str | None], None]
-"""Called with the name of each model that is tried, its predicted seconds, its times against the
-original (None: not measured), and why it was dropped (None: it was not)."""
+"""Called for each model that is tried, with its name, its predicted seconds, its times against the
+original (None: not measured), and the reason why it was dropped (None: it was not dropped)."""
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -60,22 +61,22 @@ def unseen(name: str, cost: float, timing: Timing | None, dropped: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The options of `optimize`, named as on the command line.
+    """The options of `optimize`, with their names on the command line.
 
-    `budget`: seconds of all but reading and writing. `seconds`: of one comparison of whole models,
-    at most. `shapes`: sets of named sizes, each with its weight. `inputs`: the user's own, for the
-    check and the timing. `scheduler`: the address of a Dask scheduler whose workers measure
-    operators; whole models are measured here. `part`: the model is a part of another one, which is
-    measured as a whole afterwards, so a candidate that is predicted to be faster and measured no
-    slower is taken. `partial`: whether mutants with corrections take part in the search.
-    `run_limit`: seconds that the runtime may take for one load, run or measurement. `rules`: the
-    rules that may be applied (None: all). `kernels`: one of KERNELS. `explain`: whether every
-    change is explained afterwards. `may_grow`: whether the file may become much larger, or a
-    function that asks the user. `allow_rounding`: which rewrites may turn decisions of quantizers,
-    and how far that may move the outputs. `effort`: how far searches and check go. `elsewhere`: the
-    model also goes to other machines, or where the library of kernels is not. `candidates` hears of
-    every model that is tried. `trace`: the folder that the graph after every stage and rule is
-    written to.
+    `budget`: seconds of everything except reading and writing. `seconds`: the largest number of
+    seconds of one comparison of whole models. `shapes`: sets of named sizes, each with its weight.
+    `inputs`: the user's own, for the check and the timing. `scheduler`: the address of a Dask
+    scheduler whose workers measure operators; whole models are measured here. `part`: the model is
+    a part of another one, which is measured as a whole afterwards, so a candidate that is predicted
+    to be faster and measured no slower is taken. `partial`: whether mutants with corrections take
+    part in the search. `run_limit`: seconds that the runtime may take for one load, run or
+    measurement. `rules`: the rules that may be applied (None: all). `kernels`: one of KERNELS.
+    `explain`: whether every change is explained afterwards. `may_grow`: whether the file may become
+    much larger, or a function that asks the user. `allow_rounding`: the rewrites that may change
+    decisions of quantizers, and the largest change of the outputs. `effort`: the extent of searches
+    and check. `elsewhere`: whether the model is also used on other machines, or without the library
+    of kernels. `candidates` is called for every model that is tried. `trace`: the folder that the
+    graph after every stage and rule is written to.
     """
 
     budget: float = 60.0
@@ -113,8 +114,9 @@ class Config:
 
     @property
     def applied(self) -> RuleSet:
-        """The rules that may be applied: without the runtime's own operators where the result is to
-        be portable; without those that make a convolution of a pool where operands are rounded."""
+        """The rules that may be applied. A portable result excludes rules with the runtime's own
+        operators. If operands are rounded, rules that turn a pool into a convolution are
+        excluded."""
         allowed = rules() if self.rules is None else self.rules
         if ROUNDED in self.target.options:
             allowed = allowed.where(multiplies_alike)
@@ -123,9 +125,9 @@ class Config:
 
 
 class Stop:
-    """Set by an interrupt: the running stage and all later ones end early, and the best found so
-    far goes on to the measurement and the check, in the few seconds that the `deadline` then
-    leaves. Before the first search there is nothing to keep (`began`)."""
+    """A flag that an interrupt sets. The running stage and all later ones then end early, and the
+    best result so far is measured and checked in the few seconds that the `deadline` leaves. Before
+    the first search there is no result to keep (`began`)."""
 
     def __init__(self) -> None:
         self._budget: Budget | None = None

@@ -3,8 +3,8 @@ runtime runs them, or by a roofline.
 
 A *fusion context* is a term with the producers that the runtime fuses it with, or keeps in the same
 layout: a convolution and the activation behind it. The term costs the seconds that it adds to them.
-The runtime decides which terms belong together: it writes down the nodes that it makes of a small
-model; so there is no list of its fusions here.
+The runtime decides which terms belong together: it reports the nodes into which it turns a small
+model. Therefore no list of its fusions is needed.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ FRESH = 10.0
 DEPTH = 3
 """How many terms in a row take part in a fusion context."""
 SMALL, COPIES = 1 << 20, 8
-"""A fusion context that moves fewer bytes is measured in COPIES copies at once: one run of it is
-shorter than the cost of any run."""
+"""The number of bytes below which a fusion context is measured in COPIES copies at once, because
+one copy takes less time than the start of a run."""
 ENOUGH = 8
 """The number of measured terms that determine the error of rooflines on this machine."""
 CONTEST, GAIN = 0.4, 1.02
-"""Seconds that the cheapest states of a part are measured, and how much faster one must be than
-one before it."""
+"""Seconds for measuring the cheapest states of a part, and the factor by which a state must be
+faster than an earlier one."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -72,15 +72,15 @@ class TermCost(Protocol):
         ...
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a
-        layout between them."""
+        """Whether the runtime runs a term and its producer, which has no other user, as one node,
+        or keeps a layout between them."""
         ...
 
 
 @dataclass
 class Cost:
-    """Seconds of a graph: the sum over its terms; terms that depend on weights only are computed
-    once, ahead, and cost nothing."""
+    """Seconds of a graph: the sum over its terms. Terms that depend on weights only are computed
+    once, before the run, and cost nothing."""
 
     term: TermCost
     _placed: dict[tuple[Node, tuple[FusionContext, ...]], tuple[FusionContext, float]] = field(default_factory=dict)
@@ -107,8 +107,8 @@ class Cost:
         return self._place(node, ())[1] if _runs(node) else 0.0
 
     def _place(self, node: Node, sole: tuple[FusionContext, ...]) -> tuple[FusionContext, float]:
-        """The fusion context of a term above producers that only it uses, and the seconds that it
-        adds to them: asked once for all that look so."""
+        """The fusion context of a term over producers that only it uses, and the seconds that it
+        adds to them. The answer is computed once for all terms with the same context."""
         near = tuple([s.cut(DEPTH - 1) for s in sole])
         row, terms = match_key(node, DEPTH)
         key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
@@ -149,8 +149,8 @@ class Roofline:
 class MeasuredCost:
     """The cost of fusion contexts measured on ONNX Runtime, here or on an executor's machine.
 
-    Where that is impossible it is the roofline, times its error at the measured terms: so the
-    measured and the predicted terms of a graph are on one scale.
+    If that is impossible, the cost is the roofline times the error of the roofline at the measured
+    terms, so measured and predicted terms of a graph are on one scale.
     """
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
@@ -209,8 +209,8 @@ class MeasuredCost:
         return sum(w.bytes for w in counted if w is not None)
 
     def _measured(self, what: str, fusion: FusionContext, copies: int) -> float | None:
-        """A measurement by its key: in memory, on disk, or now; None where the runtime does not
-        take the fusion context."""
+        """The measurement for a key: from memory, from disk, or made now. None if the runtime does
+        not support the fusion context."""
         if (described := self._description(fusion)) is None:
             return None
         key = f"{what} {copies} {described}"
@@ -230,7 +230,7 @@ class MeasuredCost:
         return self._seconds[key]
 
     def _description(self, fusion: FusionContext) -> str | None:
-        """None where a size is one that only the run shows."""
+        """None if a size is known only at run time."""
         if fusion not in self._described:
             try:
                 self._described[fusion] = description(fusion, self.context)
@@ -260,8 +260,8 @@ class MeasuredCost:
         return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 
     def in_turn(self, states: Sequence[Sequence[Node]], seconds: float) -> list[float] | None:
-        """Seconds of several equal graphs as they are, measured in turn for so long; None where the
-        runtime does not take one."""
+        """Seconds of several equal graphs as they are, measured in turn for the given time; None if
+        the runtime does not support one of them."""
         try:
             described = "\n".join(described_terms(running(s), s, self.context) for s in states)
             name = hashlib.sha256(described.encode()).hexdigest()
@@ -280,14 +280,14 @@ class MeasuredCost:
 
 
 def _clocked(target: Target) -> Target:
-    """The target as this machine can measure it now, for a whole command: times of two clocks do
-    not add up."""
+    """The target with the clock that this machine can use now. The choice holds for a whole
+    command, because times of two clocks cannot be added."""
     return target if target.serial is None else observed_load(FRESH).clock(target)
 
 
 def _number(answer: Any) -> float:
-    """A measurement that another machine gives, which may be anything; ValueError or TypeError
-    where it is no number of seconds or nodes."""
+    """Validate a measurement from another machine, which may be anything. Raises ValueError or
+    TypeError if it is not a number of seconds or nodes."""
     number = float(answer)
     if not 0 <= number < math.inf:
         raise ValueError(f"a measurement of {number}")
@@ -295,10 +295,10 @@ def _number(answer: Any) -> float:
 
 
 class AheadCost:
-    """Predicted seconds, where the runtime is asked which terms it runs as one: that takes no
-    measurement, so the cost is the same every time.
+    """Predicted seconds in which the runtime says which terms it fuses. This needs no measurement,
+    so the cost is the same every time.
 
-    Nobody is asked about constant facts, nor once no time is left to ask.
+    The runtime is not asked about terms whose fusion is always the same, nor if no time is left.
     """
 
     def __init__(self, predicted: PredictedCost, measured: MeasuredCost) -> None:
@@ -347,8 +347,8 @@ class Weighted:
         return self._sum([term.seconds(fusion) for term in self.terms])
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        """Whether they are run as one at some sizes; at the others the term adds its cost there all
-        the same."""
+        """Whether the terms are fused at some of the sizes; at the others, the term's own cost is
+        added."""
         return any(term.joined(producer, node) for term in self.terms)
 
     def device(self) -> str:
@@ -361,7 +361,7 @@ class Weighted:
         return any(time.monotonic() > each.deadline for each in self.measured)
 
     def measure_until(self, deadline: float) -> None:
-        """Measure nothing more from this monotonic time."""
+        """Set the monotonic time after which nothing is measured."""
         for each in self.measured:
             each.deadline = deadline
 

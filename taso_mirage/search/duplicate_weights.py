@@ -1,4 +1,4 @@
-"""Weights of equal content: which there are, and a model that has each once."""
+"""Weights of equal content: a list of them, and a model that has each only once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, substitute, topological
 
 SAMPLE = 1024
-"""Numbers of a weight that tell most pairs apart, so that few are read whole."""
+"""The number of elements of a weight that are compared first. They distinguish most pairs, so few
+weights are read completely."""
 DEFAULTS_ARE_INPUTS = 4
 """The IR version before which every weight is an input of the model, too."""
 
 
 def duplicate_weights(model: Model) -> dict[Node, Node]:
-    """Every weight that an earlier one of the graph has the content of, with that one."""
+    """Each weight whose content equals that of an earlier weight of the graph, with the earlier
+    one."""
     found: dict[Node, Node] = {}
     alike: dict[object, list[Node]] = {}
     for node in model.nodes():
@@ -54,8 +56,8 @@ def shared_weights(model: Model) -> Model:
 
 
 def _moved(known: Mapping[Node, Any], gone: Mapping[Node, Node], new: Mapping[Node, Node]) -> dict[Node, Any]:
-    """Facts about terms, moved to the terms that they have become; if two terms are one now, those
-    about the first."""
+    """Transfer facts about terms to the terms that replaced them. If two terms became one, the
+    facts about the first are kept."""
     found: dict[Node, Any] = {}
     for node, value in known.items():
         if node not in gone:
@@ -64,6 +66,6 @@ def _moved(known: Mapping[Node, Any], gone: Mapping[Node, Node], new: Mapping[No
 
 
 def _bits(weights: Mapping[str, Weight], node: Node) -> NDArray[np.uint8]:
-    """The bytes of a weight: numbers that are none are equal to themselves, and 0 is not -0."""
+    """The bytes of a weight. Compared as bytes, NaN equals itself, and 0 differs from -0."""
     array = np.ascontiguousarray(weights[node.attr("name")].numpy())
     return array.reshape(-1).view(np.uint8)

@@ -1,5 +1,5 @@
-"""The effort of an optimization, as `--effort` has it: the options that it sets where their user
-does not, and the extent of its searches and its check."""
+"""The effort of an optimization (`--effort`): the values of options that the user does not set, and
+the extent of the searches and the check."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Effort:
 
 USUAL_EFFORT = Effort()
 QUICK = Effort({"measure": False, "partial": False, "kernels": "off"}, 8, 4, 2000, 1)
-"""Numbers end its search, and no clock but the end of the budget, so the result is the same every
-time."""
+"""An effort whose search ends by counts, and by no clock except the end of the budget, so the
+result is the same every time."""
 THOROUGH = Effort({"budget": 600.0, "strategy": "both"}, states=4000, patience=320)
 EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "default": USUAL_EFFORT, "thorough": THOROUGH}
 

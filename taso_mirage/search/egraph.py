@@ -1,9 +1,9 @@
 """An e-graph over terms: classes of equal terms, closed under congruence, with proofs (Willsey et
 al., POPL'21, section 3).
 
-Proofs are paths in a forest of unions (Nieuwenhuis and Oliveras, RTA'05). A class keeps one term
-that stands for it: a constant if it has one, else a term over weights only, else the first. So
-guards and costs, which read terms, see the class.
+Proofs are paths in a forest of unions (Nieuwenhuis and Oliveras, RTA'05). Each class has one
+representative term: a constant if it contains one, otherwise a term over weights only, otherwise
+the first term. Guards and costs read this term.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EGraph:
     # ------------------------------------------------------------ reading
 
     def __contains__(self, node: Node) -> bool:
-        """Whether this very term was added."""
+        """Whether exactly this term was added."""
         return node in self._class_of
 
     def find(self, of: Node | int) -> int:
@@ -103,7 +103,7 @@ class EGraph:
     # ------------------------------------------------------------ writing
 
     def add(self, node: Node) -> int:
-        """The class of a term, which is made where no equal e-node is known."""
+        """Return the class of a term; create one if no equal e-node is known."""
         for each in topological([node], stop=self._class_of):
             self._insert(each)
             folded = fold_constants(each)
@@ -132,9 +132,9 @@ class EGraph:
             self._users[arg][key] = None
 
     def union(self, a: Node, b: Node, *reasons: str) -> bool:
-        """Make two terms equal that were added, by the named equations; whether this is new.
+        """Make two added terms equal by the named equations. Returns whether this is new.
 
-        TypeError where their types differ.
+        Raises TypeError if their types differ.
         """
         if a.type != b.type:
             raise TypeError(
@@ -158,8 +158,8 @@ class EGraph:
         return True
 
     def rebuild(self) -> None:
-        """Close under congruence, and let classes be known as constants or weights whose operands
-        are."""
+        """Close the classes under congruence, and mark a class as a constant or weight if all of
+        its operands are."""
         while self._merged or self._improved:
             while self._merged:
                 merged, self._merged = dict.fromkeys(map(self.find, self._merged)), []
@@ -260,7 +260,7 @@ def _rank(node: Node) -> int:
 
 
 def _preference(node: Node) -> tuple[int, int]:
-    """Smaller is a better term to stand for its class; among those that run it is the first one, so
-    that it stays."""
+    """A sort key of terms; the smallest term represents its class. Among terms that run, the first
+    one stays the representative."""
     rank = _rank(node)
     return rank, len(topological([node])) if rank == 1 else 0

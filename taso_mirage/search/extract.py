@@ -1,5 +1,5 @@
-"""The cheapest graphs of an e-graph, where a shared term is paid once: exact branch and bound,
-depth first (see `bounds`)."""
+"""The cheapest graphs of an e-graph, with the cost of a shared term counted once: exact branch and
+bound, depth first (see `bounds`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ChosenOptions = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to
-    be the cheapest of all, and `bound`, which no graph is cheaper than."""
+    """The cheapest graphs found, cheapest first, with their costs. `exact`: whether the first is
+    known to be the cheapest of all. `bound`: a lower bound of the cost of every graph."""
 
     found: tuple[tuple[float, ChosenOptions], ...]
     exact: bool
@@ -39,11 +39,11 @@ def extract(
     limit: int = 20_000,
     stop: Callable[[], bool] = lambda: False,
 ) -> Extraction:
-    """The cheapest acyclic graphs that have the roots: up to `keep`, none dearer than `slack` times
-    the cheapest.
+    """Return the cheapest acyclic graphs that contain the roots: up to `keep`, none more expensive
+    than `slack` times the cheapest.
 
-    `known` are graphs to start from. After `limit` steps, or when `stop` says so, it gives the best
-    found so far.
+    `known` are graphs to start from. After `limit` steps, or when `stop` is true, the result is the
+    best graphs so far.
     """
     kept = _Kept(keep, slack)
     prices = tree_costs(options)
@@ -115,9 +115,9 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Classes as bits of their places: needed, decided, and those that were first needed in their
-    turn, so that none of their needs was paid before. `owed` is the price of the forced classes
-    that are not decided, less the amount that others still pay of classes that are."""
+    """Sets of classes as bits: needed, decided, and those that were first needed in their turn, so
+    that none of their needs was paid before. `owed` is the price of the forced classes that are not
+    decided, minus the amount that other classes still pay for decided ones."""
 
     needed: int
     decided: int
@@ -166,8 +166,8 @@ class _Search:
                 frames.append(self._frame(after))
 
     def _frame(self, state: _State) -> tuple[int, _State, Iterator[int]]:
-        """The first class that is not decided, and its options, the one that seems to add least
-        first."""
+        """The first undecided class, and its options in increasing order of their estimated
+        additional cost."""
         waiting = state.needed & ~state.decided
         of = self.at[(waiting & -waiting).bit_length() - 1]
         problem = self.problem
@@ -197,7 +197,7 @@ class _Search:
         return _State(needed, decided, in_turn, state.cost + option.cost, owed, back)
 
     def _met(self, state: _State) -> bool:
-        """Whether a state that leaves the same to be decided was met at no higher cost."""
+        """Whether an earlier state with the same open decisions had no higher cost."""
         waiting, future = state.needed & ~state.decided, 0
         rest = waiting
         while rest:
@@ -213,7 +213,8 @@ class _Search:
         return False
 
     def _below(self) -> list[int]:
-        """By place, as bits of places, all that a class may need, directly or not."""
+        """For each class, the set (as bits) of all classes that it may need, directly or
+        indirectly."""
         place = self.problem.place
         below = dict.fromkeys(place, 0)
         changed = True

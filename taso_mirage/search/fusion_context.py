@@ -1,5 +1,5 @@
-"""Fusion contexts: a term with the producers that the runtime runs it with; a key that tells two of
-them apart, and models of them to be measured."""
+"""Fusion contexts: a term with the producers that the runtime fuses with it, a key that
+distinguishes two contexts, and models of contexts for measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taso_mirage.operators.work import sized
 from taso_mirage.search.passes import Context
 
 BLOCK = 1 << 18
-"""Elements that a large weight repeats, at least."""
+"""The smallest number of elements of the block that a large weight repeats."""
 TILE = 6
 """The opset from which a weight is written as such."""
 Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
@@ -29,7 +29,7 @@ Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
 
 @dataclass(frozen=True, slots=True)
 class FusionContext:
-    """A term, and the fusion contexts of the producers that it is run with."""
+    """A term, and the fusion contexts of the producers that are fused with it."""
 
     node: Node
     producers: tuple[FusionContext, ...] = ()
@@ -74,8 +74,8 @@ def running(outputs: Sequence[Node]) -> list[Node]:
 
 
 def description(fusion: FusionContext, context: Context) -> str:
-    """All that the time of a fusion context depends on: operators, attributes and sizes, and which
-    operands are weights or the same."""
+    """Everything on which the time of a fusion context depends: operators, attributes, sizes, and
+    which operands are weights or equal."""
     return described_terms(topological([fusion.node], stop=_Outside(fusion.terms)), (), context)
 
 
@@ -116,14 +116,14 @@ class _Outside:
 
 
 def context_model(fusion: FusionContext, context: Context, copies: int = 1) -> Model:
-    """A model of a fusion context, as often as is asked for."""
+    """A model that contains a fusion context the given number of times."""
     return concrete([fusion.node] * copies, fusion.terms, context)
 
 
 def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:
-    """A model of terms at fixed sizes; a term that is not inside becomes a leaf, with random values
-    where it is a weight. An output that is there several times is computed as often, over leaves of
-    its own."""
+    """A model of terms at fixed sizes. A term that is not inside becomes a leaf; a weight has
+    random values. An output that occurs several times is computed as often, each time over separate
+    leaves."""
     builder = _Builder(inside, context)
     results: list[Node] = []
     for i, output in enumerate(outputs):
@@ -161,9 +161,10 @@ class _Builder:
         return self.made[node]
 
     def _weight(self, leaf: Node) -> Node:
-        """Random values; of a large one a block again and again along its first dim, which the
-        runtime writes out when it loads the model: it takes a tenth of the time that writing and
-        reading them all takes, and runs as fast. A GPU takes some kernels as initializers only."""
+        """A weight with random values. A large weight is a block that repeats along its first dim
+        and that the runtime expands when it loads the model. This takes a tenth of the time of
+        writing and reading all values, and runs at the same speed. On a GPU, some kernels require
+        initializers."""
         rows, *rest = map(int, leaf.shape) if leaf.shape else (1,)
         blocks = max(rows * prod(rest) // BLOCK, 1)
         times = gcd(rows, 1 << (blocks.bit_length() - 1))

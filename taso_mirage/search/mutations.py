@@ -18,7 +18,7 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.partial.source import Mutation, Tried, counted, mutation, tried
@@ -32,16 +32,17 @@ from taso_mirage.version import __version__
 SHARE = 0.25
 """The part of the budget that mutants may take."""
 LEAST = 0.01
-"""The part of the model's cost that a program must have in all its places, to be tried."""
+"""The smallest share of the model's cost, over all places of a program, with which the program is
+tried."""
 EACH = 0.2
-"""Seconds that a program and a mutant which costs less are measured in turn."""
+"""Seconds of the measurement in turn of a program and a mutant with a lower predicted cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutations:
-    """Mutations that pay in a model (`found`), and counts of the work: costly programs (`known`: on
-    the disk before, `late`: left out for time), their mutants, those of them without corrections,
-    and the seconds."""
+    """The mutations that make a model faster (`found`), and counts of the work: costly programs
+    (`known`: with results on disk, `late`: left out for lack of time), their mutants, the mutants
+    without corrections, and the seconds."""
 
     found: tuple[Mutation, ...] = ()
     programs: int = 0
@@ -61,18 +62,18 @@ NO_MUTATIONS = Mutations()
 
 
 class MutationStore:
-    """Mutants that were tried before, a file for each program; `device` says where its seconds were
-    measured.
+    """Results of earlier trials of mutants, one file for each program. `device` names the device of
+    the measurements.
 
-    Without a folder nothing is kept.
+    Without a folder nothing is stored.
     """
 
     def __init__(self, folder: Path | None, device: str) -> None:
         self.folder, self.device = folder, device
 
     def read(self, program: Graph) -> Tried | None:
-        """None where nothing is known of the program, or the file cannot be read: it is tried
-        again."""
+        """The stored results of a program; None if there are none or the file cannot be read, so
+        the program is tried again."""
         if self.folder is None:
             return None
         try:
@@ -83,8 +84,7 @@ class MutationStore:
             return None
 
     def write(self, program: Graph, made: Tried) -> None:
-        """Keep the results; a folder that cannot be written to costs nothing but the time of the
-        next run."""
+        """Store the results. If the folder cannot be written to, only the next run takes longer."""
         if self.folder is None:
             return
         mutations = [_written(m) for m in made.mutations]
@@ -111,7 +111,7 @@ def _written(each: Mutation) -> dict[str, Any]:
 
 
 def _read(program: Graph, value: Any) -> Mutation:
-    """A mutation of a file, which may be anybody's: it is verified again, whatever the file says.
+    """Read a mutation from a file, which may be from anybody, so the mutation is verified again.
 
     Raises ValueError where it is wrong.
     """

@@ -1,5 +1,5 @@
-"""The order of operands that commute: an operator alone takes as long in each, so noise alone would
-tell them apart."""
+"""A canonical order of operands that commute. An operator takes the same time in each order, so
+without it only noise would choose one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def commuting(node: Node) -> bool:
 
 
 def in_one_order(node: Node) -> Node:
-    """A term with operands that commute in one order, whatever theirs is: by all that its time
-    depends on."""
+    """A term whose commuting operands are in canonical order: by everything on which their time
+    depends."""
     return with_args(node, tuple(sorted(node.args, key=_looks))) if commuting(node) else node
 
 
@@ -29,8 +29,7 @@ def _looks(operand: Node) -> tuple[bool, str, float]:
 
 
 def up_to_order(states: Iterable[tuple[Node, ...]]) -> Iterator[tuple[Node, ...]]:
-    """The first of all graphs, by their outputs, that are one but for the order of operands that
-    commute."""
+    """The first of each set of graphs that differ only in the order of commuting operands."""
     numbers, seen = dict[tuple[Any, ...], int](), set[tuple[int, ...]]()
     for state in states:
         placed: dict[Node, int] = {}

@@ -13,10 +13,10 @@ from taso_mirage.operators.expressions import is_weight
 LEAST, MOST, REST, APART = 24, 60, 8, 8
 """A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST
 terms; no cut leaves fewer than REST terms. A value from more than MOST terms before the part, such
-as a mask, does not count: it would make the cuts behind its last use, in the last layer, narrower
-than those of equal layers. The rule looks only ahead, so that equal layers are cut alike. A second
-search of a model cuts it at least APART terms away from where it was cut before: a region that one
-cut hid is then within a part."""
+as a mask, does not count. Otherwise the cuts after its last use, in the last layer, would be
+narrower than those of equal layers. The rule looks only ahead, so that equal layers are cut alike.
+A second search of a model cuts it at least APART terms away from where it was cut before: a region
+that one cut hid is then within a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ModelPart:
     leaves: Mapping[Node, Node]
 
     def place(self, outputs: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
-        """`outputs`, written over the canonical leaves, over other leaves."""
+        """Rewrite `outputs`, which are terms over the canonical leaves, over other leaves."""
         done: dict[Node, Node] = dict(leaves)
         for node in topological(outputs, stop=done.keys()):
             done[node] = with_args(node, tuple(done[a] for a in node.args))
@@ -87,7 +87,7 @@ def _cut(
 
 
 def _live_counts(last: list[int]) -> list[int]:
-    """How many values computed up to i are still used after i."""
+    """For each position i, the number of values computed up to i that are used after i."""
     change = [0] * (len(last) + 2)
     for i, final in enumerate(last):
         change[i] += 1
@@ -100,7 +100,8 @@ def _live_counts(last: list[int]) -> list[int]:
 
 
 def _end(start: int, stop: int, live: Callable[[int], int], ends: list[bool]) -> int:
-    """Where a part that begins at `start` ends; `live`: how many values a cut behind a term has."""
+    """The end of the part that begins at `start`; `live`: the number of live values at the cut
+    after each term."""
     window = [i for i in range(start + LEAST - 1, min(start + MOST, stop - REST)) if ends[i]]
     narrowest = min(window, key=lambda i: (live(i), i), default=None)
     if narrowest is None or (stop - start <= MOST and live(narrowest) > min(live(start), 2)):
@@ -109,7 +110,8 @@ def _end(start: int, stop: int, live: Callable[[int], int], ends: list[bool]) ->
 
 
 def _may_end(run: list[Node], cuts: Collection[Node]) -> list[bool]:
-    """Where a part may end: not between a term and its items, and not near an earlier cut."""
+    """The positions at which a part may end: not between a term and its items, and not near an
+    earlier cut."""
     found = [not isinstance(n.type, tuple) for n in run]
     for i, node in enumerate(run):
         if node.op == "item" and i:

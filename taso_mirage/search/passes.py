@@ -1,6 +1,6 @@
-"""Passes before and after the search: laws that only ever help.
+"""Passes before and after the search: laws that always help.
 
-CSE and DCE are interning itself.
+Interning replaces CSE and DCE.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from taso_mirage.search.weights import dtype_holds
 SWEEPS = 8
 LARGE = 4
 FASTER = 1 - 1e-6
-"""The largest time of as many terms, relative to the time on a roofline."""
+"""The largest roofline time of an application that leaves the number of terms equal, relative to
+the time before it."""
 FEW, KERNEL = 1 << 16, 1 << 25
-"""Operations of one term on weights in half precision that may be tried out before a rewrite is
-taken, and those on more than a matrix (a kernel of a convolution): there are many large matrices. A
-batch norm on a kernel of 3 by 3 for 1,024 and 1,024 channels has half of these."""
+"""The largest numbers of operations of one term on weights in half precision whose result is tested
+before a rewrite is taken: for matrices, of which there are many large ones, and for tensors with
+more axes, such as kernels of convolutions. A batch norm on a 3 by 3 kernel for 1,024 and 1,024
+channels has half of the second number."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -72,8 +74,8 @@ class Context:
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
 
     def helpful(self, rules: Rules) -> Rules:
-        """The rules without the applications that never pay: not even where nothing that they match
-        is used elsewhere."""
+        """The rules without those whose applications never pay, even if no matched term is used
+        elsewhere."""
         if rules not in self._helpful:
             single = (e for e in rules.equations if len(e.roots) == 1)
             hopeful = Context(self.opsets, self.sizes, self.available, self.target, self.others, hopeful=True)
@@ -108,9 +110,10 @@ class Context:
         return self.holding[key]
 
     def estimate(self, node: Node) -> float:
-        """Seconds of one term on a roofline: a launch, and the longer of computing and moving.
+        """Seconds of one term on a roofline: a launch, and the maximum of the times to compute and
+        to move data.
 
-        Those at other sizes are added.
+        The seconds at other sets of sizes are added.
         """
         counted, reached = self.work(node), self.target.device.operator
         seconds = reached.launch + sum(weight * other.estimate(node) for other, weight in self.others)
@@ -163,12 +166,11 @@ def joint(rules: Rules) -> Rules:
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
     """The rules of the search: all except the small fusions into the runtime's own operators.
 
-    Laws that only change a layout save no term, so that no pass takes them: the search has them on
-    a GPU, unless the target's options have set one layout for all.
+    Laws that only change a layout save no term, so that no pass takes them: the search has them for
+    a target that mixes layouts.
     """
     standard = [e for e in equations if not runtime_specific(e)]
-    free = target.gpu and not target.channels_last
-    layouts = [e for e in equations if free and runtime_specific(e) and _changes_layout(e)]
+    layouts = [e for e in equations if target.mixes_layouts and runtime_specific(e) and _changes_layout(e)]
     return (*standard, *layouts, *(e for e in equations if len(e.lhs_terms) >= LARGE))
 
 
@@ -178,8 +180,8 @@ def _changes_layout(equation: Equation) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def can_shrink(equation: Equation) -> bool:
-    """Whether some choice of weights for the variables leaves fewer terms to run on the right than
-    on the left."""
+    """Whether the right side has fewer running terms than the left one for some choice of variables
+    that are weights."""
     names = {n: 1 << i for i, n in enumerate(equation.lhs.inputs)}
     left, right = (_reached(side, names) for side in (equation.lhs, equation.rhs))
     return any(sum(bool(t & r) for t in right) < sum(bool(t & r) for t in left) for r in range(1, 1 << len(names)))
@@ -287,7 +289,7 @@ class _Once(dict[Node, int]):
 
 
 def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
-    """The matched terms that die: the outputs, and those that only dying terms use."""
+    """The matched terms that become dead: the outputs, and terms that only dead terms use."""
     inside = topological(found.outputs, stop=set(found.operands.values()))
     dying: Counter[Node] = Counter()
     dead: list[Node] = []
@@ -331,15 +333,15 @@ def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tupl
 
 
 def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
-    """Whether all that was matched stands before the place in the walk, and none of the outputs is
-    made yet."""
+    """Whether all matched terms precede the current place in the walk, and no output was rewritten
+    yet."""
     found = application.found
     return all(o not in done for o in found.outputs) and all(n in done or is_weight(n) for n in found.operands.values())
 
 
 def _wanted(found: Match, uses: Mapping[Node, int]) -> bool:
-    """Whether every output is used outside of the match: else an equation with fewer outputs does
-    it."""
+    """Whether every output is used outside of the match; otherwise an equation with fewer outputs
+    applies."""
     inside = topological(found.outputs, stop=set(found.operands.values()))
     return all(uses[o] > sum(o in n.args for n in inside) for o in found.outputs)
 
@@ -353,16 +355,16 @@ def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
 
 
 def _computes_again(application: Application, removed: Sequence[Node], added: Sequence[Node]) -> bool:
-    """Whether a product or convolution that others use, too, is computed another time: a roofline
-    takes that for less than to read a larger result."""
+    """Whether an application computes a product or convolution again that other terms also use. A
+    roofline may predict that this is cheaper than reading a larger result."""
     if not any(multiplies(n.op) for n in application.equation.lhs_terms):
         return False
     return sum(multiplies(n.op) for n in added) > sum(multiplies(n.op) for n in removed)
 
 
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
-    """Whether fewer terms run after an application, no slower on a roofline, or as many that are
-    faster, as terms that others use stay; and all of them may be written."""
+    """Whether an application reduces the number of running terms and is no slower on a roofline, or
+    keeps the number and is faster; terms with other users stay. All new terms must be writable."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)

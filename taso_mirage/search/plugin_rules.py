@@ -1,7 +1,7 @@
 """Rules and laws of plug-ins, each judged once before any is used (docs/plugins.md).
 
-A case of a rule applies only where it is proved, a stranger's as ours. A rule with a refuted case
-is no mistake of one case but a wrong rule: its plug-in is refused, with the counterexample.
+Rules of plug-ins apply only in proved cases, as all rules do. A rule with a refuted case is wrong:
+its plug-in is rejected with the counterexample.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SEED, TYPINGS = 1, 320
 
 
 def plugin_rules(taken: Container[str] = ()) -> tuple[Rule, ...]:
-    """The rules of all plug-ins in files; no laws, which stand beside their operators, but these
-    are judged as well. `taken` are names that rules have already.
+    """The rules in files of all plug-ins. Laws, which are stated beside operators, are judged but
+    not returned. `taken` are names that rules have already.
 
     Raises InvalidOption where a file cannot be read, or a name is taken, or a rule is wrong.
     """

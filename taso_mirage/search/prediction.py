@@ -1,10 +1,11 @@
-"""Seconds of operators that nobody measured here: the roofline, with a correction that was fitted
-to operators measured on a machine of the same kind.
+"""Predicted seconds of operators: the roofline with a correction that was fitted to operators
+measured on a machine of the same kind.
 
 The correction is a ridge regression of the logarithm of measured over roofline seconds: by the
 logarithms of bytes, operations and the roofline itself, half precision, and for each label an
-offset and slopes over the roofline and over operations for each byte. A label that was measured few
-times keeps little of its own. `bench/cost_table.py` makes the rows and the file of the corrections.
+offset and slopes over the roofline and over operations for each byte. The coefficients of a label
+with few measurements are small. `bench/cost_table.py` makes the rows and the file of the
+corrections.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ RIDGE, OFFSET, SLOPE = 0.03, 0.3, 0.1
 """Penalties on squared coefficients, in squared errors of one row: those of all labels, the offset
 of one, and its slopes."""
 DIGITS = 4
-"""Decimals of coefficients: digits that depend on the order of a sum are rounded away."""
+"""The number of decimals of coefficients. Rounding removes digits that depend on the order of a
+sum."""
 FREE = 0.06
-"""The least part of its roofline that a term is taken to need, however little was measured."""
+"""The smallest predicted share of a term's roofline."""
 SCALE = 10.0
 """The logarithms are divided by it."""
 LAUNCH = 1e-6
-"""Seconds that every operator has here on its roofline; those that are measured run in a row."""
+"""Seconds of a launch in the roofline of every operator; measured operators run in sequence."""
 HALF = frozenset({"float16", "bfloat16"})
 
 
@@ -103,8 +105,8 @@ class Correction:
         return float(np.dot(self.scale, _features(asked)) + np.dot(own, _own_features(asked)))
 
     def surely_joined(self, name: str) -> bool | None:
-        """Whether the runtime runs a label as one with its producer; None where it depends, or is
-        not known."""
+        """Whether the runtime fuses a label with its producer; None if this varies or is
+        unknown."""
         return {0.0: False, 1.0: True}.get(self.joined.get(name, 0.5))
 
 

@@ -58,7 +58,7 @@ class Ranked:
 
 
 def costed(original: Graph, mutants: Sequence[Mutant], cost: Cost, late: Late = lambda: False) -> Iterator[Ranked]:
-    """Each mutant with its region, its correction, and the costs of both, until it is late.
+    """Each mutant with its region, its correction, and the costs of both, until the time is over.
 
     Nothing here is verified.
     """
@@ -81,9 +81,10 @@ def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
 
 
 def ranked_mutants(found: Sequence[Ranked]) -> list[Ranked]:
-    """The cheapest corrected program first; those without one last, the largest region first.
+    """Sort by the cost of the corrected program. Mutants without one come last, the largest region
+    first.
 
-    A program that two mutants come to is the first's.
+    If two mutants lead to one program, the first is kept.
     """
     order = sorted(found, key=lambda each: (each.cost, -each.share, len(each.mutant.families)))
     programs = [None if each.corrected is None else each.corrected.outputs for each in order]
@@ -91,8 +92,7 @@ def ranked_mutants(found: Sequence[Ranked]) -> list[Ranked]:
 
 
 def proved(original: Graph, found: Sequence[Ranked], late: Late = lambda: False) -> Iterator[Ranked]:
-    """The ranked programs, with evidence for those that have a correction; without, once it is
-    late."""
+    """The ranked programs, with evidence for programs with a correction while there is time."""
     for each in found:
         if each.corrected is None or late():
             yield each

@@ -1,5 +1,5 @@
-"""The candidates that the passes and the search make of a model for one target, each with the steps
-that lead to it."""
+"""The candidates that passes and search make from a model for one target, each with the steps that
+lead to it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import fold_weights, split_halves
 
 EACH, CLEAR = 0.1, 1.05
-"""Seconds that a fusion into the runtime's own operators is run in turn with its original terms,
-and how many times as long it must take to be left out."""
+"""Seconds of the measurement in turn of a fusion into the runtime's own operators and its original
+terms, and the factor by which it must be slower to be left out."""
 LAST = 0.2
-"""The part of a search's time that is kept for the passes after it, at most."""
+"""The largest share of a search's time that is reserved for the passes after it."""
 MERGES = 2
-"""How often equations with several outputs are tried: a bias joins the sum that the first walk
-made."""
+"""The number of traversals with equations with several outputs; in the second one, a bias joins the
+sum that the first one made."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCandidate:
-    """A model that could be the result, the steps from the original to it, its predicted seconds,
-    and where it is to run."""
+    """A possible result: a model, the steps from the original to it, its predicted seconds, and its
+    target."""
 
     name: str
     model: Model
@@ -50,9 +50,9 @@ class ModelCandidate:
 class Rewriter:
     """Passes and search of one model for one target.
 
-    Nothing is measured where `cache` is None; `weights` gets every folded one; `proved` says which
-    applications of the equations are, and `available` which operators the runtime has (asked here,
-    if left out).
+    Nothing is measured if `cache` is None. `weights` receives every folded weight; `proved` decides
+    which applications of equations are proved, and `available` which operators the runtime has (by
+    default, the runtime is asked).
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class Rewriter:
         """Seconds that the passes took: the limit of those after the search."""
 
     def measure_until(self, end: float, decided: float | None = None) -> None:
-        """Measure nothing more from the monotonic time `end`, and from `decided` on nothing that
-        only says whether a single fusion is slower than its original terms."""
+        """Set monotonic times: from `end` on nothing is measured, and from `decided` on no single
+        fusion is measured against its original terms."""
         self.term.measure_until(end)
         self.decided = end if decided is None else decided
 
     def passes(
         self, model: Model | None = None, before: Sequence[RewriteStep] = ()
     ) -> tuple[Model, list[RewriteStep], ModelCandidate]:
-        """The model that the search starts from with the steps to it, and the model after all
-        passes; they start from another model, where steps to that are given.
+        """The model from which the search starts, with the steps to it, and the model after all
+        passes. If steps to another model are given, both start from that model.
 
-        The search has no small fusions into the runtime's operators: they are made last, and would
-        only hide large ones. The cost of the model after all passes is asked later: the search does
-        not need its measurement.
+        The search has no small fusions into the runtime's operators: they come last, because they
+        would hide larger ones. The cost of the model after all passes is computed later, because
+        the search does not need its measurement.
         """
         standard, large, every = self.stages
         start = time.monotonic()
@@ -125,7 +125,7 @@ class Rewriter:
     ) -> tuple[ModelCandidate | None, SearchStatistics]:
         """The model after search and passes, if the search took a step, and its statistics.
 
-        `more` equations are for it alone.
+        `more` are equations for the search only.
         """
         standard, large, every = self.stages
         if self.term.measured:
@@ -145,9 +145,9 @@ class Rewriter:
         return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
 
     def together(self, candidate: ModelCandidate) -> ModelCandidate | None:
-        """A candidate with the laws that may pay only at all places at once; None where there are
-        none, or the runtime keeps no layout. It has the other's cost: that of single terms says
-        nothing of layouts."""
+        """A candidate to which the laws that may pay only at all places at once were applied; None
+        if there are none, or if the runtime keeps no layout. It has the cost of the given
+        candidate, because costs of single terms do not include layouts."""
         if not (self.target.blocked and self.term.measured):
             return None
         rules = Rules(laws_together(self.equations), self.proved)
@@ -160,17 +160,17 @@ class Rewriter:
         )
 
     def _predicted_slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
-        """Whether terms are predicted to be slower than those that they would replace."""
+        """Whether terms are predicted to be slower than the terms that they would replace."""
         key = tuple(before), tuple(after)
         if key not in self._predicted:
             self._predicted[key] = self._roofline(after) > self._roofline(before)
         return self._predicted[key]
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
-        """Whether terms were measured to be slower than those that they would replace: by the cost
-        of each in its fusion context, and then, as these sums vary, as models of their own that run
-        in turn. Asked once for each pair. Once the time for measurements is over, new ones are
-        predicted.
+        """Whether terms were measured to be slower than the terms that they would replace: first by
+        the cost of each in its fusion context, and then, because these sums vary, as separate
+        models that run in turn. The answer is computed once for each pair. Once the time for
+        measurements is over, new ones are predicted.
         """
         key = tuple(before), tuple(after)
         if key not in self._compared:
@@ -188,7 +188,8 @@ class Rewriter:
         return ModelCandidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
 
     def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
-        """The index of the state of a part that is the fastest as it will be written."""
+        """The index of the state of a part that runs fastest in the form in which it will be
+        written."""
         for rules in finish:
             states = [simplify(state, rules, self.context)[0] for state in states]
         return self.term.fastest(states)
@@ -210,8 +211,8 @@ class Rewriter:
         return model, taken
 
     def _moved(self, model: Model, steps: list[RewriteStep]) -> tuple[Model, list[RewriteStep]]:
-        """The model with its changes of layout moved towards the outputs, where that takes enough
-        away that the rest runs faster on a roofline: one move alone saves nothing."""
+        """The model with its changes of layout moved towards the outputs, if so many of them cancel
+        that the rest is faster on a roofline; a single move saves nothing."""
         rules = Rules((e for e in self.equations if e.moving), self.proved)
         outputs, moved = at_every_place(model.graph.outputs, rules, self.known)
         if not moved:

@@ -1,5 +1,4 @@
-"""Sets of rules as values: the rules that the optimizer may apply, put together with `+` and
-`-`."""
+"""Sets of rules as values: the rules that the optimizer may apply, combined with `+` and `-`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class RuleSet:
 
     `a + b` has the equations of both; where both have a name, it is b's. `a - "relu.*"` leaves out
     the equations whose names match the pattern. An equation of a set applies only in cases in which
-    it is proved, wherever it is from.
+    it is proved, whatever its source.
     """
 
     equations: tuple[Equation, ...] = ()

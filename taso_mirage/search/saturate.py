@@ -1,5 +1,5 @@
 """Equality saturation over one part (Tate et al., POPL'09; Tensat, MLSys'21), with extraction that
-pays a shared term once."""
+counts the cost of a shared term once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ MATCHES, BAN = 200, 2
 each time (egg's BackoffScheduler)."""
 CANDIDATES, STEPS = 8, 200_000
 SEARCHING, GROWING = 0.2, 0.7
-"""The part of a budget's seconds until which a best-first search may run, whose way is put in
-first, and then growing. Costing and extraction have the rest."""
+"""The shares of a budget's seconds at which a best-first search, whose path is added first, and
+then the growth end. Costing and extraction have the rest."""
 PHASES = ((2, 0.5), (12, 1.0))
-"""Numbers of iterations after which graphs are extracted, until this part of the seconds.
+"""The numbers of iterations after which graphs are extracted, and the share of the seconds until
+which this happens.
 
-The first are where the second extraction starts: in a small e-graph good ones are found sooner.
+The second extraction starts from the graphs of the first, because good graphs are found sooner in a
+small e-graph.
 """
 
 
@@ -61,9 +63,9 @@ class Saturation:
 def saturate_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> BestState:
-    """The cheapest graph found equal to `graph`; as `search.search_part`, with e-nodes for states.
+    """The cheapest graph found that equals `graph`, never more expensive than `graph`.
 
-    Never dearer than `graph`.
+    The interface is that of `search.search_part`, with e-nodes as states.
     """
     return saturated(graph, rules, eager, cost, context, budget, whole)[0]
 
@@ -151,8 +153,8 @@ class _Addition:
 
 
 class _Growth:
-    """An e-graph that grows by equations, all matches of an iteration at once (so that no equation
-    goes first)."""
+    """An e-graph that grows by equations. All matches of an iteration are added at once, so no
+    equation has priority."""
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ class _Growth:
         self.saturated = False
 
     def learn(self, path: Sequence[StateRewrite]) -> None:
-        """Add the states that lead to one found otherwise."""
+        """Add the states of a path that another search found."""
         before = self.outputs
         for rewrite in path:
             for old, new in zip(before, rewrite.outputs, strict=True):
@@ -246,9 +248,9 @@ class _Growth:
                     yield addition
 
     def _places(self, rule: _Rule, classes: list[int], stop: Callable[[], bool]) -> Iterator[tuple[Node, ...]]:
-        """Terms that an equation was not tried on.
+        """Terms to which an equation was not applied yet.
 
-        Whether it matches depends on them alone, so once is enough.
+        A match depends only on these terms, so one trial is enough.
         """
         met = set[tuple[Node, ...]]()
         for of in classes:
@@ -280,7 +282,7 @@ class _Growth:
         return _Addition(application, tuple(new), dearer) if dearer <= self.allowance else None
 
     def _made(self, addition: _Addition) -> bool:
-        """Add the results of an application; whether they were new."""
+        """Add the results of an application. Returns whether they were new."""
         application, graph = addition.application, self.graph
         outputs, results = application.found.outputs, application.results
         before = len(graph)
@@ -325,10 +327,10 @@ class _Growth:
         self.joined = settled
 
     def _apart(self, rule: _Rule, classes: tuple[int, ...]) -> bool:
-        """Whether no part goes twice into one term, and, of outputs that may be exchanged, this is
-        the order of the classes.
+        """Whether no part occurs twice in one term, and exchangeable outputs are in the order of
+        their classes.
 
-        Else n products on one operand would be joined with repetition, without end.
+        Otherwise n products of one operand would be joined with repetitions, without end.
         """
         *others, last = map(self._parts, classes)
         if any(last & other for other in others):
@@ -337,7 +339,7 @@ class _Growth:
 
 
 def _exchangeable(equation: Equation) -> bool:
-    """Whether the outputs are alike but for the names of variables."""
+    """Whether the outputs are equal up to the names of variables."""
 
     def outline(pattern: Node) -> tuple[Any, ...]:
         return ("input",) if pattern.op == "input" else (pattern.op, pattern.attrs, *map(outline, pattern.args))
@@ -377,7 +379,7 @@ class _Problem:
         return extract(self.options, self.roots, list(map(self._choice, given)), CANDIDATES, slack, STEPS, stop)
 
     def _choice(self, given: SearchState) -> ChosenOptions:
-        """A graph that was given: of equal terms in it the first, which needs none of the
+        """A given graph as a choice. Of equal terms the first is taken, which needs none of the
         others."""
         choice: dict[int, int] = {}
         for node in topological(given):

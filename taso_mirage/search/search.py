@@ -28,30 +28,30 @@ SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
 """The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
 PLAIN = (str, int, float, tuple)
-"""Values of attributes that a text distinguishes."""
+"""Types of attribute values that a text distinguishes."""
 SEARCHING = 0.8
-"""The share of a look's time for searching its parts; the rest is for measuring the states
-found."""
+"""The share of the time of a pass over the model for searching its parts; the rest is for measuring
+the states found."""
 FIRST = 0.7
 """The share of a search's time for the first pass over a model of several parts; the rest is for a
 second one, which cuts it elsewhere."""
 TERM = 0.02
-"""Seconds for each term of a part that its search is expected to take; those searched before it
-correct that."""
+"""The expected seconds of a search for each term of its part; earlier searches correct this
+estimate."""
 FINALISTS = 4
-"""The number of the cheapest states of a part that are measured as they are, beside the part as it
-was."""
+"""The number of cheapest states of a part that are measured together with the unchanged part."""
 FULL, LEAST = 1 / 4, 8
-"""The cost, relative to the dearest part in all its places, from which a part has all the patience;
-and the least number of states of a cheaper part.
+"""The cost, relative to the most expensive part in all its places, from which a part has the whole
+patience, and the smallest number of states of a cheaper part.
 
-A cheaper part has a share of the patience: a border of equal layers, say.
+A cheaper part, such as the border of equal layers, has a share of the patience.
 """
 DECISIVE = 1 / 8
-"""The cost, relative to the same, from which the choice between a part's cheapest states is
-measured."""
+"""The cost, relative to the most expensive part in all its places, from which a measurement decides
+between the cheapest states of a part."""
 SAME_COST = 1.02
-"""Predicted costs that differ by less are one: measured operators vary as much."""
+"""The relative difference below which predicted costs are equal, because measured operators vary as
+much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class StateRewrite:
 
 @dataclass
 class Budget:
-    """The resources that a search may still spend; `stop` is set by an interrupt.
+    """The resources that a search may still use; an interrupt sets `stop`.
 
-    Either way the best found so far is kept.
+    In both cases the best result so far is kept.
 
-    A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are
-    many. `matches` are those that all parts together may try.
+    The search of a part ends after `patience` states without a cheaper one, because there are many
+    equal graphs of equal cost. `matches`: the number of matches that all parts together may try.
     """
 
     seconds: float
@@ -93,8 +93,8 @@ class BestState:
     of the search and the reason for its end, and the gap of the extraction, where there was one:
     the share of the cost that a better one might save.
 
-    `finalists`: the costs of the cheapest states and the paths to them, the best first; the part as
-    it was is among them with an empty one.
+    `finalists`: the costs of the cheapest states and the paths to them, the best first. They
+    include the unchanged part, with an empty path.
     """
 
     path: tuple[StateRewrite, ...]
@@ -155,8 +155,8 @@ def search_model(
     progress: Callable[[int, int], None] = lambda done, total: None,
     strategy: Strategy | None = None,
 ) -> tuple[SearchState, list[RewriteStep], SearchStatistics]:
-    """Search every distinct part and put the best of each in its places, then once more with other
-    cuts. Returns the outputs and the steps taken."""
+    """Search every distinct part, put the best state of each in its places, and repeat this with
+    other cuts. Returns the outputs and the steps."""
     found: dict[Graph, BestState] = {}
     steps: list[RewriteStep] = []
     statistics = SearchStatistics()
@@ -203,9 +203,9 @@ def _searched(
     budget: Budget,
     progress: Callable[[int], None],
 ) -> dict[Graph, BestState]:
-    """The best states of some parts, until `kept` seconds are left: those first that cost most on a
-    roofline, in all their places, for each second that their search is expected to take. A part for
-    which there was no time stays as it is."""
+    """The best states of some parts, until `kept` seconds are left. The parts with the highest
+    roofline cost in all their places per expected second of search come first. A part for which
+    there was no time is unchanged."""
     orders = {graph: topological(graph.outputs) for graph in places}
     prices = {graph: sum(context.estimate(n) for n in work_terms(order)) for graph, order in orders.items()}
     found = {graph: BestState((), price, price, 0, 0, "time") for graph, price in prices.items()}
@@ -238,9 +238,9 @@ def _weights(prices: Mapping[Graph, float], places: Mapping[Graph, int]) -> dict
 
 
 def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
-    """Measure the cheapest states of the parts that are DECISIVE, those first that save most in all
-    their places, until only `kept` seconds are left, or less than the longest took: a part without
-    a measurement has the state that is predicted to be the fastest."""
+    """Measure the cheapest states of the parts that are DECISIVE, largest possible savings in all
+    places first, until `kept` seconds are left, or less time than the longest measurement took. A
+    part without a measurement has the state that is predicted to be the fastest."""
     if budget.choose is None:
         return
     longest, weights = 0.0, _weights({graph: found[graph].before for graph in places}, places)
@@ -319,7 +319,7 @@ def search_part(
 
 
 def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: int = 0) -> str:
-    """The limit that a search is at; none is empty."""
+    """The limit that a search has reached; empty if none."""
     if whole and whole.stop:
         return "interrupt"
     if budget.left() <= 0:
@@ -332,11 +332,12 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: 
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
-    """`first`, and the cheapest of the other states that are worth a measurement, the best first.
+    """Return `first` and the cheapest of the other states that are worth a measurement, the best
+    first.
 
-    Of states that have one cost (SAME_COST) the one of the fewest terms that is most like the
-    first is best, whatever noise says. Of those that differ in the order of operands alone there is
-    one.
+    Among states of equal cost (SAME_COST) the one with the fewest terms, and then the one most
+    similar to `first`, is best, independent of noise. States that differ only in the order of
+    operands occur once.
     """
     worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
     least = min(map(prices.__getitem__, worth))
@@ -347,9 +348,9 @@ def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget
 
 
 def changed(state: SearchState, first: SearchState) -> tuple[int, int, int, str]:
-    """How many terms of a state run, how many of them are of operators that `first` has not, how
-    many terms are others, and a text that tells the state from all: an order that depends on no
-    measurement."""
+    """A sort key that depends on no measurement: the number of running terms of a state, the number
+    of them whose operator `first` lacks, the number of terms that `first` lacks, and a text that
+    identifies the state."""
     order, before = topological(state), set(topological(first))
     known, terms, numbers = {n.op for n in before}, work_terms(order), {node: i for i, node in enumerate(order)}
     rows = [
@@ -372,10 +373,10 @@ def rewrites(
 ) -> Iterator[StateRewrite]:
     """Every state one equation away, simplified.
 
-    Deterministic: terms in topological order, rules in theirs.
+    The order is deterministic: terms in topological order, rules in the order of their set.
 
-    `raw` keeps the states as they were before simplifying: one that was met is not simplified again
-    (most rules of a large library lead where others led).
+    `raw` contains the states before simplification, so a known one is not simplified again; most
+    rules of a large library lead to known states.
     """
     raw = set() if raw is None else raw
     order = topological(state)
@@ -390,8 +391,8 @@ def rewrites(
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
-    """Whether an application has its outputs in the graph's order: of the permutations of several
-    outputs under one operator, only this one is taken."""
+    """Whether the outputs of an application are in the order of the graph. Only this one of the
+    permutations of several outputs under one operator is used."""
     if len(set(application.equation.roots)) > 1:
         return True
     places = [position[o] for o in application.found.outputs]
@@ -419,10 +420,10 @@ def _applied(
 
 
 def _only_grows(application: Application) -> bool:
-    """Whether a library's equation, read backwards, leaves more terms to run: of a large library
-    such states are legion.
+    """Whether an equation of the library, applied backwards, increases the number of running terms;
+    a large library gives too many such states.
 
-    A term over weights does not count, so enlarging a kernel is none.
+    Terms over weights do not count, so enlarging a kernel does not increase the number.
     """
     equation, operands = application.equation, application.found.operands
     if equation.evidence != LIBRARY or not equation.backward:
@@ -433,10 +434,10 @@ def _only_grows(application: Application) -> bool:
 
 @lru_cache(maxsize=8)
 def directions(equations: tuple[Equation, ...]) -> list[Equation]:
-    """Every equation, and its reverse where that is a rule too.
+    """Every equation, and its reverse if that is a useful rule.
 
-    A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches
-    everywhere and leads nowhere.
+    A reverse that would expand one term into several (add(x, y) into sub(x, neg(y))) is left out,
+    because it matches everywhere and saves nothing.
     """
     found: list[Equation] = []
     for equation in equations:

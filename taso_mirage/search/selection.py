@@ -1,4 +1,5 @@
-"""Parts of a result: which rewrites rest on each other, and the original without some of them."""
+"""Parts of a result: the rewrites that depend on each other, and the result without some of
+them."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.search.steps import RewriteStep, replay, used
 
 INSIDE = 64
-"""The largest number of terms of a step that are visited: a deeper term is an operand."""
+"""The largest number of visited terms of a step; a deeper term counts as an operand."""
 SINGLE = 400_000
-"""Terms times steps up to which steps of several equations are taken apart."""
+"""The largest product of terms and steps for which steps of several equations are split into single
+ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeKind:
-    """Rewrites that rest on each other, at all places where they look alike: the names of their
-    equations, how many places there are, and the numbers of the steps."""
+    """Rewrites that depend on each other, at all places with equal rewrites: the names of their
+    equations, the number of places, and the numbers of the steps."""
 
     equations: tuple[str, ...]
     places: int
@@ -39,10 +41,10 @@ def single_steps(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> list[
 
 
 def change_kinds(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> list[ChangeKind]:
-    """The kinds of the changes of some steps.
+    """The kinds of changes of some steps.
 
-    Two steps rest on each other if one replaces a term that the other made. A step that only leaves
-    terms away, or computes weights ahead, is of no kind: it is not slower.
+    Two steps depend on each other if one replaces a term that the other made. A step that only
+    removes terms, or computes weights in advance, has no kind, because it cannot be slower.
     """
     chains = _Chains(outputs)
     for group in _groups(steps):
@@ -64,11 +66,11 @@ def change_kinds(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> list[
 def steps_without(
     outputs: Sequence[Node], steps: Sequence[RewriteStep], left_out: Container[int]
 ) -> tuple[RewriteStep, ...]:
-    """The steps but for some, given by number, over terms as they are then.
+    """The steps without some, given by number, over the terms that then exist.
 
-    Every step says that two terms are equal, so each of those that stay does too, whatever its
-    operands have become: terms made by a step that is left out are the terms that it would have
-    replaced. Steps that then replace nothing are left out as well.
+    Each step states that two terms are equal, and this remains true for other operands: a term that
+    an omitted step would have made is the term that the step would have replaced. Steps that then
+    replace nothing are omitted, too.
     """
     rebased = _Rebased(outputs)
     for group in _groups(steps):
@@ -77,14 +79,15 @@ def steps_without(
 
 
 def _groups(steps: Sequence[RewriteStep]) -> Iterator[list[int]]:
-    """The numbers of steps that are taken at once: those of a sweep, and each of the others."""
+    """Groups of numbers of steps that are applied at once: the steps of each sweep, and every other
+    step alone."""
     for sweep, numbers in groupby(range(len(steps)), key=lambda i: steps[i].sweep):
         group = list(numbers)
         yield from [group] if sweep else ([i] for i in group)
 
 
 class _Chains:
-    """Steps in sets of those that rest on each other."""
+    """Sets of steps that depend on each other."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.current = tuple(outputs)

@@ -1,9 +1,9 @@
-"""Laws that are tried at all of their places at once: those that save nothing alone, and those that
-mostly pay, so that no search has to find each place.
+"""Laws that are tried at all of their places at once: laws that save nothing at a single place, and
+laws that usually pay, so that no search has to find each place.
 
 ONNX Runtime's CPU provider keeps the blocked layout of its convolutions from one to the next
-through the operators that it has in that layout. One term between them that it has not costs two
-changes of layout, so taking it away at one place of several gains nothing.
+through the operators that it has in that layout. One term between them without that layout costs
+two changes of layout, so removing it at one of several places gains nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from taso_mirage.search.steps import RewriteStep
 SPREAD = 16
 """The largest size of a new weight, relative to its source."""
 _SWEEPS = count(-1, -1)
-"""Numbers that no sweep of the passes has."""
+"""The first number of sweeps here, larger than any sweep of the passes."""
 
 
 def laws_together(equations: Iterable[Equation]) -> list[Equation]:
-    """The equations that are marked so, larger patterns first."""
+    """The equations with the flag, larger patterns first."""
     return sorted((e for e in equations if e.together), key=lambda e: -len(e.lhs_terms))
 
 
 def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
-    """The graph with the first legal application at every place, in one walk; as it is where
-    nothing in it has a layout or is quantized."""
+    """The graph after the first legal application at every place, in one traversal; unchanged if no
+    term has a layout or is quantized."""
     order = topological(outputs)
     if not any(traits(n).layout or traits(n).quantized for n in order):
         return tuple(outputs), []
@@ -43,7 +43,7 @@ def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tupl
 def at_every_place(
     outputs: Sequence[Node], rules: Rules, context: Context
 ) -> tuple[tuple[Node, ...], list[RewriteStep]]:
-    """The graph with the first legal application at every place, in one walk."""
+    """The graph after the first legal application at every place, in one traversal."""
     order = topological(outputs)
     done: dict[Node, Node] = {}
     steps: list[RewriteStep] = []
@@ -59,7 +59,7 @@ def at_every_place(
 
 
 def _legal(application: Application, context: Context) -> bool:
-    """Whether all new terms may be written, and none is a weight that is spread over an image."""
+    """Whether all new terms can be written, and none is a weight that is expanded over an image."""
     new = new_terms(application.results, application.found.operands)
     return all(context.legal(n) and not (is_weight(n) and _spread(n)) for n in new)
 

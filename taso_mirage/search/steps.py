@@ -13,10 +13,10 @@ from taso_mirage.onnx_io.bodies import Body
 from taso_mirage.rewriting.equation import Equation
 
 FOLDING = "constant folding"
-"""The name under which weights that are computed ahead stand among the equations of a step."""
+"""The name, among the equations of a step, of weights that are computed in advance."""
 BODIES = "bodies of a node"
-"""The name of a step that puts other bodies into an If, a Loop or a Scan: these were optimized as
-models of their own."""
+"""The name of a step that replaces the bodies of an If, a Loop or a Scan, which were optimized as
+separate models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node,
 
 
 def claimed(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> dict[Node, Node]:
-    """For each term below `outputs`, the term after the steps: they claim that the two are
+    """For each term below `outputs`, the term after the steps; the steps claim that both are
     equal."""
     nodes = topological(outputs)
     return dict(zip(nodes, replay(nodes, steps), strict=True))
 
 
 def folded_from(steps: Sequence[RewriteStep]) -> dict[Node, Node]:
-    """For each weight that the steps computed ahead, the term that it was."""
+    """For each weight that the steps computed in advance, the term from which it was computed."""
     return {new: old for step in steps if step.equations == (FOLDING,) for old, new in step.table.items()}
 
 
@@ -91,8 +91,8 @@ def used(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> set[Node]:
 
 
 def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node], met: set[Node] | None = None) -> tuple[Node, ...]:
-    """The outputs with terms replaced over operands that are already so; `met` gets the terms that
-    were."""
+    """The outputs with terms replaced, over operands that are already replaced; `met` receives the
+    terms that were replaced."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         current, seen = with_args(node, tuple(done[a] for a in node.args)), set[Node]()

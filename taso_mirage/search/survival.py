@@ -1,4 +1,4 @@
-"""Rewrites that crash the runtime: a candidate goes on without them, as if they were slow."""
+"""Rewrites that crash the runtime: a candidate continues without them, as with slow rewrites."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from taso_mirage.search.steps import RewriteStep
 After = Callable[[Sequence[RewriteStep]], tuple[Model, tuple[RewriteStep, ...]]]
 """The original after steps, and these with the folded weights that they need."""
 MOST = 4
-"""The number of rewrites that crash that are left out of one candidate."""
+"""The largest number of crashing rewrites that are removed from one candidate."""
 
 
 def surviving(
     candidate: ModelCandidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
 ) -> tuple[ModelCandidate | None, Session | None]:
-    """The candidate, and a session on it, if the runtime loads it and runs it once; where that
-    crashes the runtime, without the first rewrites that do so; None where nothing is left. Each
-    rewrite that is left out is named in a note. Raises the runtime's error for a model that it
-    refuses."""
+    """The candidate, and a session on it, if the runtime loads it and runs it once; if that crashes
+    the runtime, without the first rewrites that cause it; None if nothing is left. A note names
+    each removed rewrite. Raises the runtime's error for a model that it refuses."""
     for _ in range(MOST):
         try:
             session = runtime.open_in_child(candidate.model, candidate.target)
@@ -49,8 +48,8 @@ def surviving(
 
 
 def _without(steps: Sequence[RewriteStep], k: int, after: After) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """The model by all steps except the k-th; by the steps before it alone where later ones depend
-    on it."""
+    """The model after all steps except the k-th, or after only the steps before it if later ones
+    depend on it."""
     try:
         return after([*steps[: k - 1], *steps[k:]])
     except (TasoMirageError, LookupError, TypeError, ValueError):

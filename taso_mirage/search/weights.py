@@ -1,5 +1,5 @@
-"""Weights: terms that depend on weights only are computed ahead, and facts about their values are
-written into the graph."""
+"""Weights: terms that depend on weights only are computed in advance, and facts about their values
+are written into the graph."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from taso_mirage.operators.work import size
 from taso_mirage.search.steps import FOLDING, RewriteStep
 
 FOLDED_GROWTH = 1 << 16
-"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
+"""The largest number of bytes by which a folded weight-only term may exceed its leaves (an Expand
 stays an Expand)."""
 LAST_DIGITS = 4
-"""The largest error of a number, in units of its dtype, where its declared dtypes count."""
+"""The largest error of a number in units of its dtype, for terms whose declared dtypes matter."""
 HALVES = "equal halves of a weight"
-"""The name under which such a weight stands among the equations of a step."""
+"""The name of such a weight among the equations of a step."""
 HALVED = 1 << 22
-"""Bytes above which weights are not searched for equal halves: tables of angles are small."""
+"""The largest number of bytes of a weight that is tested for equal halves; tables of angles are
+small."""
 
 
 def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[RewriteStep]]:
     """Every small weight whose halves along its last axis are equal, as their concatenation: the
-    tables of angles of a rotary embedding are exported so. Bit by bit, so it holds for this model,
-    and the step says so."""
+    tables of angles of a rotary embedding are exported so. The halves are equal bit by bit in this
+    model, and the step records this."""
     weights, table = dict(model.weights), dict[Node, Node]()
     for node in model.nodes():
         if node.op != "weight" or not is_float(node.dtype) or node.tensor.rank < 3 or size(node.tensor) > HALVED:
@@ -86,14 +87,14 @@ def fold_weights(
 
 
 def _computed(targets: list[Node], weights: Mapping[str, Weight], taken: Mapping[str, Any]) -> dict[Node, str]:
-    """The names of those terms that are weights of `taken`, made of the weights that are given."""
+    """The names of the terms that are weights of `taken`, computed from the given weights."""
     made = {each.of: name for name, each in taken.items() if isinstance(each, StoredWeight) and each.of is not None}
     found = {t: made[t] for t in targets if t in made and weights.get(made[t], taken[made[t]]) is taken[made[t]]}
     return {t: name for t, name in found.items() if all(taken.get(w) is weights[w] for w in _names([t]))}
 
 
 def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, Any]:
-    """The arrays of terms of weights, but of those that a conversion on the way rounds."""
+    """The arrays of terms over weights, except terms with a conversion that rounds."""
     exact = interpret(targets, EXACT, {n: EXACT.load(weights[n.attr("name")].numpy()) for n in _leaves(targets)})
     found = {}
     for target in targets:
@@ -113,7 +114,7 @@ def _names(nodes: Iterable[Node]) -> set[str]:
 
 
 def _converts_within(node: Node) -> bool:
-    """Whether something is converted on the way, or to integers at the end."""
+    """Whether an intermediate value is converted, or the result is converted to integers."""
     return any(traits(n).converts and (n is not node or not is_float(node.dtype)) for n in topological([node]))
 
 
@@ -150,11 +151,11 @@ def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:
-    """The largest weight-only terms below terms that are not, as far as folding them does not blow
-    the model up.
+    """The largest weight-only terms below other terms whose folding does not enlarge the model too
+    much.
 
-    An operand of an operator with a kernel is folded whatever its size: the search chose a kernel
-    with zeros for other groups because it is faster.
+    An operand of an operator with a kernel is folded at any size, because the search chose a kernel
+    with zeros for other groups for its speed.
     """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
@@ -171,7 +172,7 @@ def _foldable(model: Model, needed: bool) -> list[Node]:
 
 
 def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
-    """`node`, or where it is larger than its operands, the terms below it that are not."""
+    """`node`, or, if it is larger than its operands, the terms below it that are not."""
     pending, kept = [node], []
     while pending:
         each = pending.pop()

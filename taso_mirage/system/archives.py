@@ -1,5 +1,5 @@
-"""Zip archives and arrays of numpy (`.npz`) that others made, read with bounds: nothing is
-unpickled, and no more memory is taken than the file itself accounts for, or a fixed sum."""
+"""Untrusted zip archives and arrays of numpy (`.npz`), read with limits: nothing is unpickled, and
+the memory use is limited to the size of the file, or to a fixed size if that is larger."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import numpy as np
 from numpy.lib import format as npy
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The methods that numpy and `cache export` use; others may grow a million times."""
+"""The compression methods that numpy and `cache export` use; others may expand a file a million
+times."""
 LARGEST = 1 << 30
-"""Bytes of an archive's content, where that is more than the file has."""
+"""The largest number of bytes of an archive's content, unless the file is larger."""
 HEADER = 10_000
-"""Characters of an array's header, as numpy reads them."""
+"""The largest number of characters of an array's header; numpy has the same limit."""
 ENCRYPTED = 1
-"""Bit of a member's flags."""
+"""The bit of a member's flags that marks encryption."""
 
 
 class BadArchive(ValueError):
-    """Why a file is no archive that can be read, in one line."""
+    """Raised for a file that is no readable archive; the message is one line."""
 
 
 @contextmanager
 def opened_archive(path: Path, largest: int = LARGEST) -> Iterator[zipfile.ZipFile]:
-    """A zip archive whose members are listed once, unencrypted, packed as `METHODS` say, and hold
-    together no more than the file or `largest` bytes.
+    """Open a zip archive whose members are listed once, not encrypted, and compressed by one of
+    `METHODS`, and whose content has at most the size of the file or `largest` bytes.
 
-    BadArchive where it is none, and where its content is damaged that the block reads.
+    Raises BadArchive if it is none, or if content that the block reads is damaged.
     """
     with _damage(), path.open("rb") as content:
         if not zipfile.is_zipfile(content):
@@ -60,8 +61,8 @@ def _check(members: list[zipfile.ZipInfo], most: int) -> None:
 def read_arrays(path: Path) -> Mapping[str, Any]:
     """The arrays of an `.npz` file by name.
 
-    Raises BadArchive, also for an array of Python objects, and for one whose header gives another
-    size than its file has: it is compared before memory is taken.
+    Raises BadArchive, also for an array of Python objects, and for an array whose header gives
+    another size than its file, which is tested before memory is allocated.
     """
     with opened_archive(path) as archive:
         members = archive.infolist()

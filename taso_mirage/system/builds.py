@@ -1,8 +1,8 @@
-"""Compiled files kept on disk: whole, checked before they are opened, and of this user alone.
+"""Compiled files on disk: complete, verified before they are opened, and owned by this user.
 
-A file is kept under the digest of its content, beside an entry that names it; both are moved into
-place, so that processes that build the same at once cannot hurt each other, and a file that was cut
-off or changed is built anew.
+A file is stored under the digest of its content, beside an entry that names it. Both are moved into
+place, so processes that build the same file at once do not interfere, and a truncated or changed
+file is built again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT = 600.0
 
 DAY = 86400.0
 USED = ".used"
-"""The file of a folder whose lock says that a process uses the folder."""
+"""The file in a folder whose lock shows that a process uses the folder."""
 
 
 def cache_root() -> Path:
@@ -40,8 +40,8 @@ def cache_root() -> Path:
 
 def private_folder(name: str, cache: Path | None = None) -> Path:
     """A folder below a cache for files that are trusted because this user made them (code,
-    verdicts), which only this user writes to: in a cache that others share it has this user's
-    number in its name. Raises RuntimeUnavailable where there can be none."""
+    verdicts); only this user can write to it. In a shared cache its name contains the user's
+    number. Raises RuntimeUnavailable if no such folder is possible."""
     cache = cache or cache_root()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ _USED: dict[str, int] = {}
 
 
 def _use(folder: Path, name: str) -> None:
-    """Let other processes see that this one uses the files of a folder, to its end."""
+    """Show other processes that this process uses the files of a folder until it ends."""
     with suppress(ImportError, OSError):  # where there are no such locks, they do not
         import fcntl
 
@@ -79,8 +79,8 @@ def _use(folder: Path, name: str) -> None:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[bool]:
-    """Whether a process uses a folder of code; if not, none begins to before the end of the
-    block."""
+    """Whether a process uses a folder of code. If not, no process can begin to use it before the
+    end of the block."""
     import fcntl
 
     number = os.open(folder / USED, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -95,8 +95,8 @@ def in_use(folder: Path) -> Iterator[bool]:
 
 
 def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> Path:
-    """The file that `make` makes in a folder that it is given, kept in `folder` under `key`; the
-    kept one where it is whole and of this user."""
+    """The file stored in `folder` under `key`, if it is complete and owned by this user; otherwise
+    the file that `make` creates in a given folder, which is then stored."""
     entry = folder / f"{key}.built"
     kept = _kept(entry, suffix)
     if kept is not None:
@@ -124,8 +124,8 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of builds that were killed: one of today may still run, and one that runs
-    has a lock, whatever the clock says."""
+    """Remove the files of killed builds. A build of today may still run, and a running build has a
+    lock, independent of the clock."""
     for each in folder.glob("tmp*"):
         with suppress(OSError, OutputError):
             if time.time() - each.stat().st_mtime > DAY:

@@ -11,8 +11,8 @@ from taso_mirage.system.terminal import printable
 
 
 class Console(rich.console.Console):
-    """One that escapes control characters in texts; its own styles and movements are no text and
-    stay."""
+    """A console that escapes control characters in texts; its own styles and cursor movements are
+    unchanged."""
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

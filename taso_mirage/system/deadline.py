@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from taso_mirage.errors import OutOfTime
 
 OVERTIME, GRACE = 1.05, 1.2
-"""How many times its seconds, and how many more, a command may take before all of its work is given
-up. It promises a tenth and 2 s: the rest is for the end of the process."""
+"""The factor of its seconds, and the additional seconds, after which all work of a command is
+abandoned. The documented limit is a tenth and 2 s; the difference is for the end of the process."""
 EXTRA = 1.02
-"""How many times its seconds work may take that only makes more of a result."""
+"""The factor of its seconds after which work that only improves a result is abandoned."""
 FOREVER = 1e9
-"""Seconds that are left where there is no end."""
+"""The remaining seconds of a deadline without an end."""
 INTERRUPTED = 1.5, 4.0
-"""Seconds that are left after an interrupt, beside those of the stages that end a command: until
-nothing begins that is not needed, and until all is given up."""
+"""The remaining seconds after an interrupt, in addition to those of the stages that end a command:
+until only necessary work begins, and until all work is abandoned."""
 
 
 @dataclass(slots=True, eq=False)
 class Deadline:
-    """The end of `seconds` that `began` at a time of the clock (now, if left out), and a later,
-    last one.
+    """The end of `seconds` that `began` at a time of the clock (default: now), and a later, last
+    end.
 
-    After the first end no work begins that is not needed, at the last all work is given up. An
-    interrupt moves both up (`hasten`), as far as the stages that end the command allow: `closing`
-    are the seconds that loading, comparing and checking a result take, by their times so far.
-    Neither is later than that of the deadline that it is `within`.
+    After the first end only necessary work begins; at the last end all work is abandoned. An
+    interrupt moves both ends forward (`hasten`), as far as the stages that end the command permit:
+    `closing` are the estimated seconds of loading, comparing and checking a result. Neither end is
+    later than that of the deadline that it is `within`.
     """
 
     seconds: float = math.inf
@@ -54,7 +54,7 @@ class Deadline:
     def left(self) -> float:
         """Seconds to the end; none are left after it.
 
-        Where there is no end, FOREVER: parts of them have to be numbers.
+        Without an end they are FOREVER, so that shares of them are numbers.
         """
         return min(max(self._ends[0] - self.clock(), 0.0), FOREVER)
 
@@ -64,7 +64,7 @@ class Deadline:
         return min(max(self._ends[1] - self.clock(), 0.0), around)
 
     def earlier(self, seconds: float) -> Deadline:
-        """A deadline with both ends some seconds earlier, to leave time for work that follows."""
+        """A deadline with both ends some seconds earlier, which leaves time for later work."""
         found = Deadline(self.seconds, self.clock, self, self.start)
         found._ends = self._ends[0] - seconds, self._ends[1] - seconds
         return found
@@ -78,7 +78,8 @@ class Deadline:
         return found
 
     def hasten(self) -> None:
-        """An interrupt: the results so far are to be measured and checked, and no more."""
+        """Shorten the deadline after an interrupt, so that only the results so far are measured and
+        checked."""
         now = self.clock()
         least = (seconds + times * self.closing for seconds, times in zip(INTERRUPTED, (1, 2), strict=True))
         end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, least, strict=True))

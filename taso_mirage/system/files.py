@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from taso_mirage.errors import OutputError
 
 
 def write_file(path: Path, content: str | bytes, lasting: bool = True) -> None:
-    """Write a file beside its target, flush it, then rename: never half a file.
+    """Write a file beside its target, flush it, then rename it, so no partial file is visible.
 
-    OutputError where that fails. A file that need not be `lasting`, as it can be made again, is not
-    waited for until it is on the disk.
+    Raises OutputError if that fails. A file that is not `lasting`, because it can be made again, is
+    not flushed to the disk.
     """
     refuse_irregular(path)
     new = path.parent / f".{secrets.token_hex(8)}.tmp"
@@ -40,8 +40,8 @@ def write_file(path: Path, content: str | bytes, lasting: bool = True) -> None:
 
 
 def refuse_irregular(path: Path) -> None:
-    """OutputError for a path that is there and is no regular file: a rename over it would put a
-    file in a device's place."""
+    """Raise OutputError for an existing path that is no regular file, because a rename would
+    replace a device by a file."""
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name the file")
     if path.exists() and not path.is_file():
@@ -61,5 +61,5 @@ def file_digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
 
 
 def file_name(name: str) -> str:
-    """A name from a file as the name of a file, which leads to no other folder."""
+    """Convert a name from a model into a file name that leads to no other folder."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:150] or "_"

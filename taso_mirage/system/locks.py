@@ -1,9 +1,9 @@
-"""Outputs that one run at a time writes: an advisory lock of the operating system on a small file
-beside each.
+"""Locks of outputs, so that one run at a time writes each: an advisory lock of the operating system
+on a small file beside the output.
 
-The system lets go of a lock when its process ends, however it ends: a file that a killed process
-leaves locks nothing, and goes with the next run that has this output. Where a file system has no
-locks, as some network mounts, nothing is locked.
+The system releases a lock when its process ends in any way. The file of a killed process locks
+nothing, and the next run with this output removes it. On file systems without locks, such as some
+network mounts, nothing is locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(number: int) -> None:
-        """A byte far behind the text: a locked byte cannot be read by others."""
+        """The position of the locked byte, far behind the text, because other processes may be
+        unable to read a locked byte."""
         os.lseek(number, 1 << 30, os.SEEK_SET)
         msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
 else:
@@ -36,13 +37,13 @@ else:
 
 
 TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
-"""The errors of the systems for a lock that another process has."""
+"""The error codes for a lock that another process holds."""
 FLAGS = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""A link or a pipe that somebody put there is not followed, and not waited for."""
+"""Flags with which a link is not followed, and opening a pipe does not block."""
 HOLDER = re.compile(r"(\d+) on ([\w.-]+)\n")
 WRITTEN, LOOK = 10, 0.02
-"""How often the name of a holder is looked for, which it writes once it has the lock, and seconds
-between."""
+"""The number of attempts to read the name of the holder, which writes it after it has the lock, and
+the seconds between them."""
 
 
 _HELD: dict[int, Path] = {}
@@ -62,8 +63,8 @@ def locked(*outputs: Path) -> Iterator[None]:
 
 
 def lock_file(output: Path) -> Path:
-    """Where the lock of an output is: beside a file, in a folder, which may be all that can be
-    written to."""
+    """The path of an output's lock: beside a file, but inside a folder, because only the folder may
+    be writable."""
     return output / ".lock" if output.is_dir() else output.with_name(f".{output.name}.lock")
 
 
@@ -138,13 +139,14 @@ def _holder(number: int) -> str:
 
 
 def let_go_all() -> None:
-    """Let go of all locks that this process has, which ends."""
+    """Release all locks of this process at its end."""
     for number, path in list(_HELD.items()):
         _let_go(number, path)
 
 
 def _let_go(number: int, path: Path) -> None:
-    """The file goes first: who opened it before finds that it is no longer there."""
+    """Release a lock. The file is removed first, so a process that has opened it sees that it no
+    longer exists."""
     if _HELD.pop(number, None) is None:
         return
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How this process takes memory from the operating system, and lets it go."""
+"""Settings for the allocation and release of this process's memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt(3)."""
 KEPT = 64 << 20
-"""Bytes that are free and stay with the process, at its end of the heap."""
+"""The free bytes at the end of the heap that stay with the process."""
 
 
 def reuse_memory() -> None:
-    """Large arrays come from the heap, and their memory is used again.
+    """Allocate large arrays from the heap and reuse their memory.
 
-    Else glibc maps and unmaps every array of 32 MiB or more, and the system clears its pages each
-    time, which is much of a float64 evaluation of a large model. For a process of our own only.
-    Nothing where the C library is another one.
+    By default glibc maps and unmaps every array of 32 MiB or more, and the system clears the pages
+    each time, which takes a large part of a float64 evaluation of a large model. Only for processes
+    of this package. Without effect for other C libraries.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -26,17 +26,17 @@ def reuse_memory() -> None:
 
 
 def collect_seldom() -> None:
-    """Garbage in cycles is looked for after 50,000 new objects instead of 700.
+    """Run the cyclic garbage collector after 50,000 new objects instead of 700.
 
-    There is little of it among terms and rules that stay, and to look took a tenth of a command's
-    time. For a process of our own only.
+    Terms and rules create few cycles, and with the default the collector takes a tenth of a
+    command's time. Only for processes of this package.
     """
     gc.set_threshold(50_000, 20, 20)
 
 
 def leave_garbage() -> None:
-    """Stop the garbage collector at the end of a process: the system takes its memory back at once,
-    and a last collection takes long where there are many terms. For a process of our own only.
+    """Disable the garbage collector at the end of a process. The system reclaims the memory at
+    once, and a last collection of many terms takes long. Only for processes of this package.
     """
     gc.disable()
     gc.freeze()

@@ -1,5 +1,4 @@
-"""The choice of the next work: the one that is expected to gain most for each second that it
-takes."""
+"""The choice of the next work: the work with the highest expected gain per second."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ class ScheduledWork:
     """A piece of work that may make a result better.
 
     `gain` is its expected saving in one run of the model, in all of its places, and `seconds` its
-    expected time; where fewer than `least` are left, it is not begun. `run` does it within the
-    seconds that it is given, more or less, and returns its gain. Works of one `sort` are alike: the
+    expected time; where fewer than `least` are left, it is not begun. `run` does the work within
+    approximately the given seconds and returns its gain. Works of one `sort` are similar: the
     actual seconds and gains of some correct the expectations of the others.
     """
 
@@ -50,9 +49,10 @@ class _Record:
 
 @dataclass(slots=True)
 class Schedule:
-    """Works that wait, of which the best is done first, until no time is `left` for another one.
+    """Waiting works.
 
-    `left` gives the seconds that works may still take, without those of the work that must follow.
+    The best one is done first, until no time is `left` for another one. `left` gives the seconds
+    that works may still take, without the seconds reserved for later steps.
     """
 
     left: Callable[[], float]
@@ -75,8 +75,8 @@ class Schedule:
         return gain / seconds if seconds > 0 else math.inf if gain > 0 else 0.0
 
     def given(self, work: ScheduledWork) -> float:
-        """The seconds that a work is given: those that it is expected to take, and where there is
-        more time, a part of it by its gain among all that wait."""
+        """The seconds given to a work: its expected seconds, and a part of the additional time in
+        proportion to its gain among all waiting works."""
         left = max(self.left(), 0.0)
         together = sum(each.gain for each in self.waiting) or work.gain
         share = left * (work.gain / together) if together > 0 and left < math.inf else left

@@ -1,9 +1,9 @@
-"""Where the seconds of a command go: by stage, and by purpose.
+"""An account of a command's seconds by stage and by purpose.
 
-An account is of the thread that opened it. Each of its seconds is in one stage, the outermost, and
-for one purpose, the innermost, so that all sums are the wall time. Other threads, and processes,
-work beside it: the seconds in which the thread waits for one count, for the purpose that it has
-then.
+An account belongs to the thread that opened it. Each of its seconds belongs to one stage, the
+outermost, and to one purpose, the innermost, so the sums over stages and over purposes equal the
+wall time. Work of other threads and processes counts only while the thread waits for it, for the
+thread's current purpose.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Purpose(StrEnum):
     WAITING = "waiting"
     """For searches in other processes, and for files that another command has."""
     FILES = "files"
-    """Read and written."""
+    """Models that are read or written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class Account:
 
     @contextmanager
     def purpose(self, purpose: Purpose, usual: bool = False) -> Iterator[None]:
-        """Seconds for this, but for those that something inside has another purpose for. A `usual`
-        purpose is for seconds that have none yet."""
+        """Charge the block's seconds to this purpose, except seconds with another purpose inside of
+        the block. A `usual` purpose applies only to seconds without a purpose."""
         purpose = self._purposes[-1] if usual and self._purposes[-1] is not Purpose.OWN else purpose
         self._charge()
         if purpose is Purpose.LOADS is not self._purposes[-1]:
@@ -172,7 +172,7 @@ def staged(name: str) -> Iterator[None]:
 
 
 def waited(items: Iterable[T], purpose: Purpose) -> Iterator[T]:
-    """The items, where the seconds until there is a next one are for this purpose."""
+    """The items of an iterator; the seconds until each next item are charged to this purpose."""
     each = iter(items)
     while True:
         with spent(purpose):
@@ -184,7 +184,7 @@ def waited(items: Iterable[T], purpose: Purpose) -> Iterator[T]:
 
 
 def process_age() -> float:
-    """Seconds since this process was started; 0 where the system does not tell."""
+    """Seconds since this process was started; 0 if the system does not report it."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

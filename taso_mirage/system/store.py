@@ -1,6 +1,6 @@
-"""Results kept on disk: a table in SQLite.
+"""Results on disk: a table in SQLite.
 
-A damaged file costs no more than its content.
+If the file is damaged, only its content is lost.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class Store:
-    """Rows of `columns` (of SQL types) in a table, by the first of them, `keys` in number.
+    """A table of `columns` (with SQL types); the first `keys` columns are the primary key.
 
-    A file that is no such database, or whose schema is another, is set aside as NAME.damaged;
-    without a file that can be opened nothing is kept.
+    A file that is no such database, or has another schema, is renamed to NAME.damaged. If no file
+    can be opened, nothing is stored.
     """
 
     def __init__(self, path: Path | None, table: str, columns: Sequence[str], keys: int) -> None:
@@ -79,11 +79,11 @@ class Store:
         return int(found[0][0]) if found else 0
 
     def put(self, *row: Any) -> None:
-        """Keep a row, if it can be kept."""
+        """Store a row, if possible."""
         self._asked(f"INSERT OR REPLACE INTO {self._table} VALUES ({', '.join('?' for _ in row)})", row)
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Keep many rows, but those whose keys are there already; how many are new."""
+        """Store many rows, except rows whose keys exist. Returns the number of new rows."""
         before = self.count()
         if self._database is not None:
             places = ", ".join("?" for _ in self._names)

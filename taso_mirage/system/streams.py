@@ -1,5 +1,5 @@
-"""Standard input and outputs of a command as they may be: closed before it began, or a pipe whose
-reader has gone."""
+"""Standard input and outputs of a command, which may be closed at the start, or a pipe whose reader
+has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAMES = "stdin", "stdout", "stderr"
 
 
 class CannotPrint(OutputError):
-    """The output cannot be printed any more; this is said once."""
+    """Report once that the output can no longer be printed."""
 
 
 class _Output(io.FileIO):
-    """A descriptor whose reader may leave: later output is dropped, as by /dev/null.
+    """A descriptor whose reader may end. Later output is then dropped, as by /dev/null.
 
     A reader of the first lines of a command's output, as `head`, has them then; the command
     completes its work. Of standard error nothing is ever missed: the exit code says the same.

@@ -1,7 +1,7 @@
 """Printing of commands' output.
 
-Names come from files: characters in them that would steer a terminal, or end a line, are escaped
-here, and only here.
+Names come from files, so characters that control a terminal or end a line are escaped, only in this
+module.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def say_lines(lines: Iterable[str]) -> None:
 
 
 def asking() -> bool:
-    """Whether somebody is there to answer."""
+    """Whether a user can answer a question: both streams are terminals."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()

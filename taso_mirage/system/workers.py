@@ -1,6 +1,6 @@
-"""Processes of our own for work that holds the interpreter's lock: compilers, and searches.
+"""Worker processes for work that holds the interpreter's lock: compilers and searches.
 
-Those of `multiprocessing` run the user's script again in every one.
+Processes of `multiprocessing` would run the user's script again.
 
     python -m taso_mirage.system.workers MODULE:FUNCTION SECONDS [MODULE ...]
 
@@ -55,7 +55,7 @@ class Workers:
             self(job)
 
     def close(self) -> None:
-        """End all, those that are still at work too."""
+        """End all processes, also busy ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._started:
             _kill(process)
@@ -108,8 +108,8 @@ class Workers:
 
 
 def end_with_parent(descriptor: int) -> None:
-    """End this process, whatever it is at, and all that it started when the other end of a pipe
-    from its parent is closed."""
+    """End this process and all processes that it started when the other end of a pipe from its
+    parent is closed."""
 
     def wait() -> None:
         poll = select.poll()

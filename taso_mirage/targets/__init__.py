@@ -1,7 +1,6 @@
-"""Targets: where a model runs.
+"""Targets: the runtimes and devices on which a model runs.
 
-One folder each (`cpu/`, `cuda/`, `openvino/`) has all that is known of it: the hardware
-(`device.py`), the options of its runtime (`options.py`), the target itself with its sessions
-(`target.py`, `session.py`), and where fused kernels run there, how they are made (`lowering.py`).
-`protocol.py` defines a target; `known.py` names them.
+Each has a folder (`cpu/`, `cuda/`, `openvino/`) with the target itself and its sessions
+(`target.py`, `session.py`). `protocol.py` defines a target; `known.py` names them. `devices/`
+describes their hardware and options, and `lowering/` makes their fused kernels.
 """

@@ -1,7 +1,7 @@
 """The targets by name.
 
-A new one is a folder beside these, a line here, and one in `stamp.KNOWN_OPTIONS`; or an entry point
-of another package (docs/plugins.md).
+A new one is a folder beside these, a line here, and one in `devices.stamp.KNOWN_OPTIONS`; or an
+entry point of another package (docs/plugins.md).
 """
 
 from __future__ import annotations

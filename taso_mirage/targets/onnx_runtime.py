@@ -1,9 +1,9 @@
 """ONNX Runtime, for the targets that run on it: with `cuda/session.py` the only module that imports
 it.
 
-From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in
-processes that import this module first: models are their users' own, and the thread is in the way
-of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
+From version 1.29 on, its wheels for Linux start a thread at import that sends usage data. It is
+disabled in processes that import this module first, because models are private and the thread
+disturbs measurements. An existing value of ORT_DISABLE_TELEMETRY is kept.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.devices.cuda.options import PROVIDER as CUDA
+from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor, numpy_dtype
-from taso_mirage.kernels.packaging.register import carries_kernels, register
-from taso_mirage.targets.cuda.options import PROVIDER as CUDA
+from taso_mirage.runtime.register import carries_kernels, register
 from taso_mirage.targets.protocol import STANDARD, Arrays, Source, Trusted, plain
-from taso_mirage.targets.stamp import Provider
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
@@ -78,11 +78,11 @@ def inference_session(
 
 
 def opened_session(source: Source, providers: Sequence[Provider], options: Any = None) -> Any:
-    """The one way to an `onnxruntime.InferenceSession`, for a user's own process too, with the
-    user's options, if there are any.
+    """The only function that creates an `onnxruntime.InferenceSession`, also in a user's process,
+    with the user's options, if given.
 
-    The library of kernels is registered for a `Trusted` model alone; of any other the functions of
-    the kernels run. A file is ONNX, whatever its name or its first bytes say.
+    The library of kernels is registered only for a `Trusted` model; for other models the functions
+    of the kernels run. A file is read as ONNX, independent of its name and first bytes.
     """
     import onnxruntime
 
@@ -106,8 +106,8 @@ def check_provider(session: Any, provider: str) -> None:
 
 
 def resting_options() -> Any:
-    """Options of a session whose threads stop to wait for work where a run ends: they would take
-    the cores of others."""
+    """Options of a session whose threads stop waiting for work when a run ends, so that they do not
+    use the cores of others."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -116,13 +116,13 @@ def resting_options() -> Any:
 
 
 def ort_values(arrays: Arrays) -> dict[str, Any]:
-    """The arrays as values of the runtime: they stay at their addresses for as long as a session
-    has these values."""
+    """The arrays as values of the runtime; they keep their addresses while a session has these
+    values."""
     return {name: ort_value(array) for name, array in arrays.items()}
 
 
 def ort_value(array: Any) -> Any:
-    """An array as the runtime takes it, also of floats that numpy itself does not have."""
+    """An array in a form that the runtime accepts, also of floats that numpy does not have."""
     from onnxruntime import OrtValue
 
     whole = np.ascontiguousarray(array).reshape(np.shape(array))
@@ -162,7 +162,7 @@ def bind_there(binding: Any, name: str, array: Any, out: bool = False) -> Any:
 
 
 def _array(value: Any, dtype: str) -> Any:
-    """A run's output as an array: from its bytes, where the runtime makes none of its dtype."""
+    """A run's output as an array, from its bytes if the runtime cannot convert its dtype."""
     if not hasattr(value, "data_ptr"):
         return value
     if dtype not in EXTENSIONS:
@@ -190,7 +190,7 @@ def _dtype(text: str) -> str:
 
 
 def runtime_nodes(source: Source, providers: Sequence[Provider]) -> int:
-    """How many nodes the runtime makes of a model, with its fusions and layouts."""
+    """The number of nodes into which the runtime turns a model, with its fusions and layouts."""
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
     with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +206,7 @@ def refused(what: str, error: Exception, runtime: str = "ONNX Runtime") -> RunFa
 
 
 PLACE = re.compile(r"/\S*onnxruntime\S*:\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? ")
-"""Where in its own source the runtime found an error, and in which function."""
+"""A pattern of the source position and function at the beginning of the runtime's errors."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,5 @@
-"""Files and the targets that they were measured on: the stamp of a result, and opening one as it
-was measured."""
+"""Files and the targets on which they were measured: the stamp of a result, and opening a file as
+it was measured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.devices import stamp
+from taso_mirage.devices.stamp import Stamp
 from taso_mirage.ir.model import Model
-from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.onnx_io.originals import copy_model
-from taso_mirage.targets import stamp
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets.known import target as target_named
 from taso_mirage.targets.protocol import Target, Trusted
-from taso_mirage.targets.stamp import Stamp
 
 
 def stamped(model: Model, target: Target) -> Model:
@@ -40,15 +40,15 @@ def session(
     an `onnxruntime.InferenceSession` with the provider and its options, or for openvino an
     `openvino.CompiledModel`.
 
-    `target`: another one than the file says; its options are then those that it has by itself.
-    `trust_kernels`: compile and run the fused kernels that the file carries. **That runs code from
-    the file: only for models that you trust.** Without it the kernels' functions of ordinary
-    operators run. `cuda_graph`: capture runs as a CUDA graph where the whole model runs on the GPU,
-    as measured. Inputs and outputs must be bound then (`io_binding`): a plain `run` would give the
-    first run's outputs again. `options`: your own `onnxruntime.SessionOptions`.
+    `target`: another target than that of the file, with its default options. `trust_kernels`:
+    compile and run the fused kernels in the file. **This runs code from the file: use it only for
+    models that you trust.** Without it the kernels' functions of ordinary operators run.
+    `cuda_graph`: capture runs as a CUDA graph if the whole model runs on the GPU, as in the
+    measurement. Inputs and outputs must then be bound (`io_binding`), because a plain `run` would
+    return the outputs of the first run again. `options`: your own `onnxruntime.SessionOptions`.
 
-    Raises InvalidModel for a file that asks for options that are not known, RuntimeUnavailable
-    where its runtime is missing.
+    Raises InvalidModel for a file that requests unknown options, and RuntimeUnavailable if its
+    runtime is missing.
     """
     source = model if isinstance(model, bytes) else str(model)
     wanted = _wanted(source, target)

@@ -1,5 +1,5 @@
-"""The model that ONNX Runtime makes of a model, with the operands and the time of each of its
-nodes, or only the times of its operators: by the runtime's own profiler."""
+"""The model into which ONNX Runtime turns a model, with the operands and the time of each of its
+nodes, or only the times of its operators, from the runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
 from taso_mirage.targets.protocol import Arrays, Source, timed
-from taso_mirage.targets.stamp import Provider
 
 RUNS, MOST = 3, 300
-"""At least and at most, after one that is not counted: of more the profiler's file takes longer to
-read than they took."""
+"""The smallest and the largest number of runs, after one that is not counted. With more runs,
+reading the profiler's file takes longer than the runs."""
 TIME, RUN = "_kernel_time", "model_run"
 
 
@@ -42,7 +42,8 @@ class RunNode:
 def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float) -> list[RunNode]:
     """The nodes of the optimized model, in its order.
 
-    It is written, its nodes are numbered, and it runs as it is. Raises RunFailed.
+    The optimized model is written, its nodes are numbered, and it runs without further
+    optimization. Raises RunFailed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
@@ -125,13 +126,13 @@ def _by_operator(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _quartile(seconds: Sequence[float]) -> float:
-    """The lower one: a shared machine only ever adds time."""
+    """The lower quartile, because other work on a machine only adds time."""
     return sorted(seconds)[len(seconds) // 4]
 
 
 def _own(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Each node with the microseconds that it takes without those that run inside of it; they are
-    sorted by their beginnings."""
+    """Each node with its microseconds, without those of nodes that run inside of it, sorted by the
+    start of the runs."""
     own = [float(each["dur"]) for each in nodes]
     around: list[int] = []
     for i, each in enumerate(nodes):

@@ -9,18 +9,19 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.targets.device import Device
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """A model whose kernels may be compiled and run: they were made here, or the user says so.
+    """A model whose kernels may be compiled and run, because they were made in this process or the
+    user trusts them.
 
-    Code that opens models runs the kernels of no other (`onnx_runtime.opened_session`).
+    Kernels of other models never run (`onnx_runtime.opened_session`).
     """
 
     model: bytes | str
@@ -31,12 +32,12 @@ Source = bytes | str | Trusted
 
 
 def plain(source: Source) -> bytes | str:
-    """The bytes or the path themselves, without the word of anybody."""
+    """The bytes or the path, without the statement of trust."""
     return source.model if isinstance(source, Trusted) else source
 
 
 STANDARD = frozenset(("", "ai.onnx"))
-"""ONNX's own domain, by both of its names."""
+"""The two names of ONNX's own domain."""
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -47,9 +48,9 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def worked(run: Callable[[], object]) -> float:
-    """Seconds of one call that the processor works for this process: of a model on one thread those
-    of its operators, whatever else the machine does. Threads that wait for each other spin, which
-    counts as work, so there must be no others."""
+    """CPU seconds of this process in one call: for a model on one thread, the seconds of its
+    operators, independent of other processes. Waiting threads spin, which counts as CPU time, so
+    there must be only one thread."""
     start = time.process_time()
     run()
     return time.process_time() - start
@@ -74,15 +75,15 @@ class RuntimeSession(Protocol):
         the wall seconds, or those of the processor on a target that is `serial`."""
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
-        """A run with inputs and outputs bound in place. A plain run takes a microsecond for each of
-        them and copies every output, which a term within a model does not; a small term would seem
-        to cost several times as much."""
+        """A run with bound inputs and outputs. A plain run takes a microsecond for each of them and
+        copies every output, which does not happen for a term inside a model; a small term would
+        seem several times as expensive."""
 
 
 class Target(Protocol):
     """Where a model runs, with the options of the runtime there.
 
-    A value: equal ones measure alike; it travels to other processes.
+    Targets are values: equal targets give equal measurements, and they are sent to other processes.
     """
 
     def __hash__(self) -> int:
@@ -103,8 +104,9 @@ class Target(Protocol):
         """The hardware's parameters for the analytic models."""
 
     @property
-    def gpu(self) -> bool:
-        """Whether models run beside the processor's cores, in a memory of their own."""
+    def on_cores(self) -> bool:
+        """Whether models run on the processor's cores, where other work slows them down. Where they
+        do not, cores are free while a model runs, and weights are copied to another memory."""
 
     @property
     def machine(self) -> str:
@@ -121,30 +123,31 @@ class Target(Protocol):
 
     @property
     def variants(self) -> tuple[Target, ...]:
-        """Targets with other options, each of which is searched for models that they suit."""
+        """Targets with other options, with which models that they suit are also searched."""
 
     @property
     def plain(self) -> Target:
-        """A variant without its own options, which runs other operators alike."""
+        """A variant without the options that have no effect on other operators."""
 
     @property
     def serial(self) -> Target | None:
         """This target on one thread, timed by the clock of the processor (CPU time), which other
-        processes do not change; None where models do not run on the processor's cores."""
+        processes do not change; None unless models run `on_cores`."""
 
     @property
     def resting(self) -> Target:
-        """This target with threads that stop waiting for work where a run ends: otherwise they take
-        the cores of the session that runs next."""
+        """This target with threads that stop waiting for work when a run ends, so that they do not
+        use the cores of the next session."""
 
     @property
-    def channels_last(self) -> bool:
-        """Whether the options ask for channels last in the whole model."""
+    def mixes_layouts(self) -> bool:
+        """Whether parts of a model may have channels last. They may not where the runtime has no
+        operators for that, or where the options ask for channels last in the whole model."""
 
     @property
     def blocked(self) -> bool:
-        """Whether the runtime keeps a blocked layout from one convolution to the next, through the
-        operators that it has in it."""
+        """Whether the runtime keeps a blocked layout from one convolution to the next, through
+        operators that it implements in that layout."""
 
     def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         """A session.
@@ -172,8 +175,8 @@ class Target(Protocol):
 
     @property
     def domains(self) -> frozenset[str]:
-        """The domains of the operators that rewrites may make for it; which of them it implements,
-        a session says."""
+        """The domains of operators that rewrites may use; a session decides which of them the
+        runtime implements."""
 
     @property
     def repeats(self) -> bool:
@@ -184,8 +187,8 @@ class Target(Protocol):
 
     @property
     def lowering(self) -> str | None:
-        """The module whose function `here` gives the target's `lowering.Backend`; None where models
-        have no fused kernels."""
+        """The module whose function `here` gives the target's `lowering.backend.Backend`; None
+        where models have no fused kernels."""
 
     @property
     def stamp(self) -> Stamp:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,41 +16,23 @@ from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.search.effort import effort_named
-from taso_mirage.torch.fallback import EAGER, INDUCTOR, Fallback, checked_fallback
 from taso_mirage.torch.functionalization import (
     CALLS,
     Captured,
-    functional_split,
+    StaysInPart,
     is_trained,
     only_looks,
-    states_of_norms,
+    placeholders_of,
 )
-from taso_mirage.torch.pieces import StaysInPart, in_pieces
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
-from taso_mirage.torch.random_ops import RandomSplit, random_state, restore_random_state, split_random
+from taso_mirage.torch.random_ops import random_state, restore_random_state, split_random
+from taso_mirage.torch.ways import COMPOSED, EAGER, INDUCTOR, OURS, Fallback, Way, checked_fallback, in_pieces
 
-GIVEN = frozenset(
-    (
-        "began",
-        "command",
-        "elsewhere",
-        "output",
-        "target",
-        "shape",
-        "inputs",
-        "report",
-        "certificate",
-        "trace",
-        "trust_kernels",
-    )
-)
+GIVEN = frozenset("began command elsewhere output target shape inputs report certificate trace trust_kernels".split())
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""
 FALLBACK = "fallback"
-"""The option that is the backend's own: see `taso_mirage.torch.fallback.Fallback`."""
-OURS, COMPOSED = "ours", "composed"
-"""The ways of this package, beside INDUCTOR and EAGER: by ONNX Runtime, or its graph by
-Inductor."""
+"""The option that is the backend's own: see `taso_mirage.torch.ways.Fallback`."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
@@ -88,18 +69,6 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**effort_named(str(options.get("effort", "default"))).options, **options}
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
-    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
-    notes."""
-
-    by: str
-    operations: int
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-
-
 class CapturedGraph:
     """A captured graph as a function, or a `piece` of one, whose gradients nobody wants."""
 
@@ -111,14 +80,8 @@ class CapturedGraph:
         self._plain: Callable[..., Any] = captured.forward
         self._stays, self._rounding = only_looks(captured), True
         self._trained = not piece and is_trained(captured)
-        self._drawn = RandomSplit(captured, None)
-        self._refused: Unsupported | None = None
+        self._drawn = split_random(captured)
         self._way = None if self._stays else Way(OURS, operations(captured))
-        try:
-            self._drawn = split_random(captured)
-            self._split = functional_split(self._drawn.rest, states_of_norms(captured))
-        except Unsupported as refused:
-            self._refused = refused  # until there are arguments
         self._fallback = Fallback(self._drawn.rest, checked_fallback(options))
 
     def __call__(self, *arguments: Any) -> Any:
@@ -167,14 +130,12 @@ class CapturedGraph:
                 return found
             if self._stays:
                 raise Unsupported("another thread has tried it")
-            if self._refused is not None:
-                raise self._refused
             self._let_go()
             if len(self._programs) >= PROGRAMS:
                 raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
             options = {name: each for name, each in self._options.items() if name != FALLBACK}
             composing = self._fallback.measures(arguments)
-            made = Program(self._drawn.rest, self._split, arguments, options, self._rounding, composing)
+            made = Program(self._drawn.rest, arguments, options, self._rounding, composing)
             if self._measured:
                 self._check_beside_inductor(made, arguments)
             self._programs.append(made)
@@ -220,7 +181,7 @@ class CapturedGraph:
             self._plain, self._pieces, staying, by = self._with_draws(code), [], count, INDUCTOR
         notes = refused.notes if isinstance(refused, TooSlow) else ()
         self._way = Way(by, staying, why, notes)
-        self._stays, self._refused = True, None  # with its traceback it keeps arguments
+        self._stays = True
         what = (
             f"a graph of {count} operations" if staying == count else f"{staying} of the {count} operations of a graph"
         )
@@ -236,7 +197,7 @@ class CapturedGraph:
         return call if drawn.draws is None else lambda *arguments: call(*drawn.arguments(arguments))
 
     def _without_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        count = sum(node.op == "placeholder" for node in self._captured.graph.nodes)
+        count = len(placeholders_of(self._captured))
         return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:

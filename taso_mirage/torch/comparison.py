@@ -1,15 +1,18 @@
-"""Whether results are those of eager PyTorch, as far as rounding allows."""
+"""Comparison of two ways to run a graph: whether results are those of eager PyTorch, as far as
+rounding allows, and which way takes longer."""
 
 from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.measure.timing import Timing, Verdict, compared_times, enough_wins
 
 NEAR = 8.0
 """How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
@@ -18,6 +21,13 @@ ROUNDINGS = 64
 comparison."""
 PIECE = 1 << 24
 """Elements that are compared at a time: a GPU may have no room for all of them in float64."""
+ROUNDS, SECONDS = 40, 1.0
+"""Rounds at most, and seconds after which none begins once there are enough for a verdict."""
+PATIENCE = 8.0
+"""Seconds after which none begins in any case: without a verdict no graph is slower."""
+SHORT = 1e-4
+"""Seconds of calls whose time does not matter: the time of Python counts there."""
+TimedCall = Callable[[], Any]
 
 
 def check_equal(
@@ -39,9 +49,8 @@ def check_equal(
             if not torch.equal(one, other):
                 raise Unsupported(f"its result {i} is not equal to that of eager PyTorch")
             continue
-        largest = max(
-            (float(b[b.isfinite()].abs().max()) for (b,) in _pieces(other) if b.isfinite().any()), default=0.0
-        )
+        finite = (b[b.isfinite()] for (b,) in _pieces(other))
+        largest = max((float(each.abs().max()) for each in finite if each.numel()), default=0.0)
         rounding = torch.finfo(other.dtype).eps
         tolerance = (ROUNDINGS * rounding if rounded else rounding**0.5) * largest
         if not all(torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True) for a, b in _pieces(one, other)):
@@ -82,3 +91,46 @@ def _pieces(*tensors: Any) -> Iterator[tuple[Any, ...]]:
     """Parts of tensors of one shape, in float64."""
     for parts in zip(*[each.reshape(-1).split(PIECE) for each in tensors], strict=True):
         yield tuple([part.double() for part in parts])
+
+
+# ------------------------------------------------------------ times
+
+
+def slower(ours: TimedCall, theirs: TimedCall, cuda: bool) -> float | None:
+    """How many times as long as another way a graph takes, if the verdict is that it is slower;
+    both have run before.
+
+    They run in turn, in an order that changes, until the verdict is clear.
+    """
+    if both_short(ours, theirs, cuda):
+        return None
+    calls, times, start = (ours, theirs), (list[float](), list[float]()), time.perf_counter()
+
+    def timing() -> Timing:
+        return compared_times([times[0]], [times[1]], [1.0])
+
+    while (rounds := len(times[0])) < ROUNDS and time.perf_counter() < start + PATIENCE:
+        enough = enough_wins(rounds) is not None if rounds else False
+        if enough and (time.perf_counter() > start + SECONDS or timing().verdict is not Verdict.UNDECIDED):
+            break
+        for i in (0, 1) if rounds % 2 else (1, 0):
+            times[i].append(seconds(calls[i], cuda))
+    found = timing()
+    return found.ratio if found.faster else None
+
+
+def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:
+    """Whether the time of these calls does not matter."""
+    seconds(ours, cuda)  # a second run may be captured
+    return max(seconds(ours, cuda), seconds(theirs, cuda)) < SHORT
+
+
+def seconds(call: TimedCall, cuda: bool) -> float:
+    """Seconds of a call, from an idle GPU to an idle one."""
+    if cuda:
+        torch.cuda.synchronize(0)
+    start = time.perf_counter()
+    call()
+    if cuda:
+        torch.cuda.synchronize(0)
+    return time.perf_counter() - start

@@ -4,7 +4,6 @@ replayed where that is faster, its copies included."""
 from __future__ import annotations
 
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 
-from taso_mirage.torch.comparison import check_equal
+from taso_mirage.torch.comparison import check_equal, seconds
+from taso_mirage.torch.functionalization import copied
 
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
@@ -118,7 +118,7 @@ class CapturedWhereFaster:
             check_equal(captured(held), plain, lambda: None)
         except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises those of its parts
             return []
-        times = [[_seconds(call, held) for call in (self._plain, captured)] for _ in range(ROUNDS)]
+        times = [[seconds(partial(call, held), True) for call in (self._plain, captured)] for _ in range(ROUNDS)]
         slow, replayed = map(statistics.median, zip(*times, strict=True))
         return [captured] if replayed < slow else []
 
@@ -129,7 +129,7 @@ def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
 
     Raises the errors of the calls, and RuntimeError where something in them cannot be captured.
     """
-    given = [_copied(each) for each in held]
+    given = [copied(each) for each in held]
     current = torch.cuda.current_stream(0)
     with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
         apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses
@@ -184,21 +184,6 @@ def _own_workspaces() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def _copied(tensor: Any) -> Any:
-    """With the same strides, which code may be made for."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
-
-
 def _stream() -> int:
     """The address of the stream that is current on the GPU."""
     return int(torch.cuda.current_stream(0).cuda_stream) if torch.cuda.is_initialized() else 0
-
-
-def _seconds(call: TensorCall, held: Sequence[Any]) -> float:
-    """From an idle GPU to an idle one."""
-    torch.cuda.synchronize(0)
-    start = time.perf_counter()
-    call(held)
-    torch.cuda.synchronize(0)
-    return time.perf_counter() - start

@@ -1,27 +1,31 @@
-"""Operators that PyTorch's exporter writes by their definition, where eager PyTorch computes them
-otherwise: logarithms of sums of exponentials, which overflow; remainders and whole quotients, which
-are not those of the rounded quotient; numbers that are infinite in double precision, not in single;
-and convolutions without a bias, for which it writes one of a wrong shape."""
+"""Differences between PyTorch's exporter and eager PyTorch, as one table of decompositions and two
+edits of an exported program.
+
+The table has the operators that the exporter does not know, or writes so that they overflow, lose
+the sign, or have a wrong shape: each as operators that it writes as eager PyTorch computes them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch.nn import functional
 
 ATEN = torch.ops.aten
+
+
+# ------------------------------------------------------------ arithmetic
 
 
 def _log_sigmoid(x: Any) -> Any:
     """min(x, 0) - log(1 + exp(-|x|)), as PyTorch has it."""
     return x.clamp(max=0) - torch.log1p(torch.exp(-x.abs()))
-
-
-def _log_sigmoid_forward(x: Any) -> tuple[Any, Any]:
-    return _log_sigmoid(x), torch.exp(-x.abs())
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -53,7 +57,12 @@ def _floor_divided(x: Any, y: Any) -> Any:
     return whole if y else x / y
 
 
-def _without_bias(x: Any, w: Any, bias: Any = None, *how: Any) -> Any:
+def _converted(x: Any, dtype: Any) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) else float(x)
+
+
+def _conv3d(x: Any, w: Any, bias: Any = None, *how: Any) -> Any:
+    """Without a bias: the exporter writes one of a wrong shape."""
     if bias is not None:
         return NotImplemented
     ones = [1] * (w.dim() - 2)
@@ -62,41 +71,203 @@ def _without_bias(x: Any, w: Any, bias: Any = None, *how: Any) -> Any:
     return ATEN.convolution.default(x, w, None, stride, pad, dilation, False, [0] * len(ones), groups)
 
 
-def _is_infinite(x: Any) -> Any:
-    return x.abs() == inf
+# ------------------------------------------------------------ batch norms in training
 
 
-def _is_positively_infinite(x: Any) -> Any:
-    return x == inf
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    """The norm, the statistics that it saves, and the running statistics, moved."""
+    if not training:
+        norm = ATEN._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, momentum, eps)
+        return (*norm, mean.clone(), variance.clone())
+    norm, now, spread = _normalized(x, weight, bias, eps)
+    count = math.prod(x.shape) // x.shape[1]
+    moved = now * momentum + mean * (1 - momentum)
+    unbiased = spread * (count / (count - 1))
+    spread_moved = unbiased * momentum + variance * (1 - momentum)
+    return norm, now, (spread + eps).rsqrt(), moved.to(mean.dtype), spread_moved.to(variance.dtype)
 
 
-def _is_negatively_infinite(x: Any) -> Any:
-    return x == -inf
+def _batch_norm_without_statistics(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, Any, Any]:
+    norm, mean, variance = _normalized(x, weight, bias, eps)
+    return norm, mean, (variance + eps).rsqrt()
 
 
-def _converted(x: Any, dtype: Any) -> Any:
-    return x.to(dtype) if isinstance(x, torch.Tensor) else float(x)
+def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
+    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c).
+
+    Values in half precision are summed in single, as in PyTorch: squares would end at 65504.
+    """
+    half = torch.float16, torch.bfloat16
+    wide, weight, bias = (
+        each.float() if each is not None and each.dtype in half else each for each in (x, weight, bias)
+    )
+    axes = [0, *range(2, x.ndim)]
+    mean = wide.mean(axes, keepdim=True)
+    centred = wide - mean
+    mean, variance = mean.reshape(-1), (centred * centred).mean(axes)
+    norm = ATEN._native_batch_norm_legit_no_training(wide, weight, bias, mean, variance, 0.0, eps)[0]
+    return norm.to(x.dtype), mean, variance
 
 
-FAITHFUL: Mapping[Any, Callable[..., Any]] = {
+# ------------------------------------------------------------ torch.nn.TransformerEncoderLayer
+
+
+MASK_DIMS = {0: (None, None), 1: (slice(None), None, None), 2: ()}
+"""How a mask of each type, (n,n), (b,n) or (b,h,n,n), is one of scores, (b,h,n,n)."""
+
+
+def _encoder_layer(
+    x: Any,
+    width: int,
+    heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    wide_weight: Any,
+    wide_bias: Any,
+    narrow_weight: Any,
+    narrow_bias: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:
+    """(b,n,width) -> (b,n,width); a mask is true where nothing is seen, and a row of which nothing
+    is seen is not a number, as in PyTorch's own operator."""
+
+    def attended(x: Any) -> Any:
+        packed = functional.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
+        query, key, value = [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in packed]
+        scores = query @ key.transpose(-1, -2) * (width // heads) ** -0.5
+        if mask is not None:
+            hidden = mask.to(torch.bool)[MASK_DIMS[mask_type or 0]]
+            scores = scores + torch.where(hidden, -inf, 0.0).to(scores.dtype)
+        joined = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return functional.linear(joined, out_weight, out_bias)
+
+    def fed_forward(x: Any) -> Any:
+        wide = functional.linear(x, wide_weight, wide_bias)
+        wide = functional.gelu(wide) if use_gelu else functional.relu(wide)
+        return functional.linear(wide, narrow_weight, narrow_bias)
+
+    norm = partial(functional.layer_norm, normalized_shape=(width,), eps=eps)
+    first = partial(norm, weight=norm_weight_1, bias=norm_bias_1)
+    second = partial(norm, weight=norm_weight_2, bias=norm_bias_2)
+    if norm_first:
+        x = x + attended(first(x))
+        return x + fed_forward(second(x))
+    x = first(x + attended(x))
+    return second(x + fed_forward(x))
+
+
+# ------------------------------------------------------------ the table
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     **get_decompositions(
         [ATEN.logaddexp.default, ATEN.logaddexp2.default, ATEN.binary_cross_entropy_with_logits.default]
     ),
-    ATEN.conv3d.default: _without_bias,
     ATEN.log_sigmoid.default: _log_sigmoid,
-    ATEN.log_sigmoid_forward.default: _log_sigmoid_forward,
-    ATEN.isinf.default: _is_infinite,
-    ATEN.isposinf.default: _is_positively_infinite,
-    ATEN.isneginf.default: _is_negatively_infinite,
+    ATEN.log_sigmoid_forward.default: lambda x: (_log_sigmoid(x), torch.exp(-x.abs())),
+    ATEN.isinf.default: lambda x: x.abs() == inf,
+    ATEN.isposinf.default: lambda x: x == inf,
+    ATEN.isneginf.default: lambda x: x == -inf,
     ATEN.remainder.Tensor: _remainder,
     ATEN.remainder.Scalar: _remainder,
     ATEN.div.Tensor_mode: _divided,
     ATEN.div.Scalar_mode: _divided,
     ATEN.floor_divide.default: _floor_divided,
     ATEN.floor_divide.Scalar: _floor_divided,
+    ATEN.conv3d.default: _conv3d,
+    ATEN._native_batch_norm_legit_functional.default: _batch_norm,
+    ATEN._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
+    ATEN._transformer_encoder_layer_fwd.default: _encoder_layer,
 }
-"""PyTorch's operators in parts that it computes them by."""
-ALONE: Mapping[Any, str] = {
+"""Functions that compute the same as PyTorch's operators, by operators that its exporter knows."""
+EAGER_ONLY: Mapping[Any, str] = {
     ATEN.logcumsumexp.default: "overflows, as PyTorch exports it, where a row has numbers far from its greatest"
 }
-"""Operators of which there are no such parts, and why they stay in eager PyTorch."""
+"""Operators without a decomposition, and why they stay in eager PyTorch."""
+
+
+# ------------------------------------------------------------ edits of an exported program
+
+
+LAYOUTS = (ATEN.contiguous.default, ATEN.clone.default)
+JOINS = (ATEN.reshape.default, ATEN.view.default, ATEN.flatten.using_ints)
+
+
+def zero_hidden_rows(program: Any) -> None:
+    """Write zeros for rows of attention that see nothing, as eager PyTorch does, for every mask
+    that depends on inputs. The exporter makes them the mean of all values, or not a number.
+
+    They are written where the heads, (b,h,n,d), are behind one another again, (b,n,h*d), so that
+    attention stays a pattern that runtimes have one operator for.
+    """
+    given, depends = set(program.graph_signature.user_inputs), set[Any]()
+    for node in list(program.graph.nodes):
+        if node.name in given or not depends.isdisjoint(node.all_input_nodes):
+            depends.add(node)
+        if node.target is ATEN.scaled_dot_product_attention.default:
+            mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+            if mask in depends:
+                _zero(program, node, mask)
+
+
+def _zero(program: Any, attention: Any, mask: Any) -> None:
+    value = mask.meta["val"]
+    joined = _joined(attention) if value.ndim == 4 and value.shape[1] == 1 else None
+    last = joined or attention
+    add = partial(_added, program.graph, last.next)
+    seen = mask if value.dtype == torch.bool else add(ATEN.ne.Scalar, mask, -inf)
+    seen = add(ATEN.any.dim, seen, -1, True)
+    seen = add(ATEN.squeeze.dim, seen, 1) if joined else seen
+    zeroed = add(ATEN.where.ScalarOther, seen, last, 0.0)
+    last.replace_all_uses_with(zeroed, delete_user_cb=lambda user: user is not zeroed)
+    program.graph_signature.replace_all_uses(last.name, zeroed.name)
+
+
+def _joined(attention: Any) -> Any:
+    """The node that has the heads of attention behind one another, if nothing else reads them."""
+    node = attention
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.target in JOINS and node is not attention:
+            shape = user.meta["val"].shape
+            return user if len(shape) == 3 and shape[:2] == node.meta["val"].shape[:2] else None
+        is_transposed = user.target is ATEN.transpose.int and user.args[1:] == (1, 2)
+        if not (is_transposed if node is attention else user.target in LAYOUTS):
+            return None
+        node = user
+    return None
+
+
+def convert_subtracted(program: Any) -> None:
+    """Convert integers that are subtracted from a float, as in `1.0 - mask`, which the exporter
+    does not do."""
+    for node in list(program.graph.nodes):
+        if node.target is not ATEN.rsub.Scalar or not isinstance(node.args[1], float):
+            continue
+        dtype, operand = node.meta["val"].dtype, node.args[0]
+        if operand.meta["val"].dtype != dtype:
+            node.replace_input_with(operand, _added(program.graph, node, ATEN._to_copy.default, operand, dtype=dtype))
+
+
+def _added(graph: Any, place: Any, target: Any, *operands: Any, **options: Any) -> Any:
+    """A new node before `place`, with the stand-in for its value."""
+    with graph.inserting_before(place):
+        node = graph.call_function(target, operands, options)
+    values = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in operands]
+    with values[0].fake_mode:
+        node.meta["val"] = target(*values, **options)
+    return node

@@ -1,5 +1,4 @@
-"""The inner half of a graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds
-for."""
+"""A captured graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds for."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +16,32 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.torch.decompositions import ALONE, FAITHFUL
-from taso_mirage.torch.encoder import ENCODERS
-from taso_mirage.torch.functionalization import FreeDims
-from taso_mirage.torch.masks import ATEN, with_hidden_rows
-from taso_mirage.torch.norms import TRAINING_NORMS, may_change, trains
-from taso_mirage.torch.pieces import StaysInPart
+from taso_mirage.torch.decompositions import ATEN, DECOMPOSITIONS, EAGER_ONLY, convert_subtracted, zero_hidden_rows
+from taso_mirage.torch.functionalization import (
+    Captured,
+    FreeDims,
+    FunctionalSplit,
+    StaysInPart,
+    changed_arguments,
+    functional_split,
+    largest_bytes,
+    operands_written,
+)
 
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
 """SizesHeld that are known to be right or wrong, at most."""
-PARTS = {**TRAINING_NORMS, **ENCODERS, **FAITHFUL}
-"""Decompositions of operators that PyTorch's exporter does not know, or has wrong, into those that
-it knows."""
+SAMPLE = 1 << 25
+LARGE = 4 * SAMPLE
+"""Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
+and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
+takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
+NORMS = frozenset((ATEN.batch_norm.default, ATEN.instance_norm.default))
+"""Operators whose argument 5 says whether the statistics of the batch are meant."""
+HOLDING = frozenset((ATEN.detach_.default,))
+"""Operators that are said to change an operand in place, but for its numbers: constants of a graph
+go through them."""
 
 
 class ChangesInPlace(Exception):
@@ -120,6 +131,54 @@ class OnnxForm:
     sizes: SizesHeld
 
 
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A split of a graph, whose `changed` are all arguments that PyTorch or the exporter sees to
+    change in place; the inner half with its weights, as a module and as a model; and a few samples
+    of the inputs of a large graph, else these."""
+
+    split: FunctionalSplit
+    module: Any
+    form: OnnxForm
+    few: Sequence[Any]
+
+
+def exported_graph(captured: Captured, arguments: Sequence[Any], known: Collection[int] | None = None) -> ExportedGraph:
+    """A graph, exported for these arguments, of which those at the positions `known` change.
+
+    Raises Unsupported with the reason where it cannot be.
+    """
+    changed = (changed_arguments(captured, arguments) or frozenset()) if known is None else known
+    split = functional_split(captured, changed)
+    module = split.frozen(captured, arguments)
+    given, large = [arguments[i] for i in split.inputs], largest_bytes(captured)
+    try:
+        form = _form(module, given, split.free, large)
+    except ChangesInPlace as changes:
+        places = {split.inputs[i] for i in changes.inputs} | {split.weights.get(name, -1) for name in changes.weights}
+        if -1 in places or places <= set(changed):  # more than arguments
+            raise Unsupported(str(changes)) from changes
+        return exported_graph(captured, arguments, places.union(changed))
+    return ExportedGraph(split, module, form, form.sizes.sample(given, SAMPLE / max(large, 1)))
+
+
+def _form(module: Any, given: Sequence[Any], free: Sequence[FreeDims], large: int) -> OnnxForm:
+    """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
+    if large > LARGE:
+        made = to_onnx(module, given, _of_any_number(given, free))
+        if made.sizes.sample(given, 0.5) is not given:
+            return made
+    return to_onnx(module, given, free)
+
+
+def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[FreeDims, ...]:
+    """With the leading dims that are as long as that of the largest tensor: the samples."""
+    sized = [each for each in given if isinstance(each, torch.Tensor) and each.ndim]
+    count = max(sized, key=torch.Tensor.numel).shape[0] if sized else 1
+    samples = [isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == count > 1 for each in given]
+    return tuple([dims | {0} if dims is not None and one else dims for dims, one in zip(free, samples, strict=True)])
+
+
 def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> OnnxForm:
     """A module of the inner half, exported for these inputs.
 
@@ -132,8 +191,8 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             shapes = _shapes(program)
             known = len(shapes.guards) if shapes else 0
             written = _exportable(program)
-            with_hidden_rows(written)
-            _convert_subtracted(written)
+            zero_hidden_rows(written)
+            convert_subtracted(written)
             model = torch.onnx.export(written, dynamo=True, verbose=False, optimize=False).model
             _fold(model)
         except (Unsupported, ChangesInPlace, MemoryError):
@@ -195,33 +254,38 @@ def _exportable(program: Any) -> Any:
     Raises ChangesInPlace, and StaysInPart where there are none.
     """
     nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
-    if alone := [node.target for node in nodes if node.target in ALONE]:
-        raise StaysInPart(f"{alone[0]} {ALONE[alone[0]]}", ALONE.__contains__)
-    in_parts = any(trains(node) or node.target in PARTS for node in nodes)
-    if not in_parts and not any(map(may_change, nodes)):
+    if alone := [node.target for node in nodes if node.target in EAGER_ONLY]:
+        raise StaysInPart(f"{alone[0]} {EAGER_ONLY[alone[0]]}", EAGER_ONLY.__contains__)
+    decomposed = any(_trains(node) or node.target in DECOMPOSITIONS for node in nodes)
+    if not decomposed and not any(map(may_change, nodes)):
         return program
-    functional = program.run_decompositions(dict(PARTS))
+    functional = program.run_decompositions(dict(DECOMPOSITIONS))
     signature = functional.graph_signature
     weights = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
     names = list(signature.user_inputs)
     inputs = {names.index(name) for name in signature.user_inputs_to_mutate.values()}
     if weights or inputs:
         raise ChangesInPlace(frozenset(inputs), frozenset(weights))
-    return functional if in_parts else program
+    return functional if decomposed else program
 
 
-def _convert_subtracted(program: Any) -> None:
-    """Convert integers that are subtracted from a float, as in `1.0 - mask`, which the exporter
-    does not do."""
-    for node in list(program.graph.nodes):
-        if node.target is not ATEN.rsub.Scalar or not isinstance(node.args[1], float):
-            continue
-        dtype, operand = node.meta["val"].dtype, node.args[0]
-        if operand.meta["val"].dtype != dtype:
-            with program.graph.inserting_before(node):
-                wide = program.graph.call_function(ATEN._to_copy.default, (operand,), {"dtype": dtype})
-            wide.meta["val"] = node.meta["val"]  # of the same type
-            node.replace_input_with(operand, wide)
+def _trains(node: Any) -> bool:
+    """Whether a node is a norm with the statistics of its batch."""
+    return node.target in NORMS and len(node.args) > 5 and bool(node.args[5])
+
+
+def may_change(node: Any) -> bool:
+    """Whether a node of a graph of ATen may change the elements of an operand in place.
+
+    A graph inside of the graph, or an operator of others, may be anything.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
+        return bool(node.op == "call_module")
+    if node.target in HOLDING:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    aten = schema is not None and schema.name.startswith("aten::")
+    return not aten or bool(operands_written(node.target, node.args, node.kwargs))
 
 
 def _shapes(program: Any) -> Any:

@@ -5,12 +5,15 @@ views of these tensors and of the inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from taso_mirage.errors import Unsupported
 
@@ -30,6 +33,15 @@ FreeDims = frozenset[int] | None
 """The dims of a tensor whose sizes are not fixed; None for a number."""
 Captured = Any
 """A `torch.fx.GraphModule` from dynamo."""
+
+
+class StaysInPart(Unsupported):
+    """A graph of which the operators (`torch._ops.OpOverload`) that `stays` knows cannot be
+    compiled."""
+
+    def __init__(self, reason: str, stays: Callable[[Any], bool]) -> None:
+        super().__init__(reason)
+        self.stays = stays
 
 
 @dataclass(frozen=True)
@@ -64,22 +76,9 @@ def largest_bytes(captured: Captured) -> int:
     return max((each.numel() * each.element_size() for each in known), default=0)
 
 
-def states_of_norms(captured: Captured) -> set[int]:
-    """The positions of arguments that batch norms in training are seen to change in place; the
-    exporter finds these and all others, and is run again for new ones."""
-    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
-    found: set[Any] = set()
-    for node in captured.graph.nodes:
-        if node.op == "call_method" and node.target == "add_":
-            found.add(node.args[0])
-        if getattr(node.target, "__name__", "") == "batch_norm" and len(node.args) > 5 and node.args[5] is True:
-            found.update(node.args[1:3])
-    return {i for i, node in enumerate(placeholders) if node in found}
-
-
 def is_trained(captured: Captured) -> bool:
     """Whether gradients of a result are wanted; a view of a weight is not computed here."""
-    given = {_memory(node) for node in captured.graph.nodes if node.op == "placeholder"}
+    given = {_memory(node) for node in placeholders_of(captured)}
     computed = [node for node in _results(captured) if _memory(node) not in given]
     return any(getattr(value_of(node), "requires_grad", False) for node in computed)
 
@@ -94,7 +93,7 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
 
     Raises Unsupported with the reason where there are none.
     """
-    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    placeholders = placeholders_of(captured)
     for node in placeholders:
         if not isinstance(value_of(node), torch.Tensor | torch.SymInt | int):
             raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
@@ -104,23 +103,27 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
     states = [placeholders[i] for i in sorted(changed)]
     if states:
         _check_views(stays)
-    layouts = [_layout(value_of(node)) for node in (*fresh, *states)]
+    computed = {node: _layout(value_of(node)) for node in (*fresh, *states)}
     sizes = _sizes(placeholders)
     weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
     numbers = {f"number_{n.name}": n for n in placeholders if _is_fixed_number(n)}
     held = {*sizes, *weights.values(), *numbers.values()}
     inputs = [node for node in placeholders if node not in held]
-    given = captured.graph.output_node().args[0]
-    plain = list(given) == fresh and not any(layouts) and not states
+    plain = list(captured.graph.output_node().args[0]) == fresh and not any(computed.values()) and not states
     return FunctionalSplit(
-        _inner(captured, inputs, weights, numbers, sizes, fresh, states, layouts),
-        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
+        _inner(captured, inputs, {**weights, **numbers}, sizes, states, computed),
+        None if plain else _outer(captured, stays, states, computed),
         {name: placeholders.index(node) for name, node in weights.items()},
         {name: placeholders.index(node) for name, node in numbers.items()},
         tuple(placeholders.index(node) for node in inputs),
         tuple(_free(value_of(node)) for node in inputs),
         tuple(sorted(changed)),
     )
+
+
+def placeholders_of(captured: Captured) -> list[Any]:
+    """The nodes of a graph's arguments, in their order."""
+    return [node for node in captured.graph.nodes if node.op == "placeholder"]
 
 
 def _results(captured: Captured) -> list[Any]:
@@ -165,6 +168,74 @@ def _free(value: Any) -> FreeDims:
     if not isinstance(value, torch.Tensor):
         return None
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
+
+
+# ---------------------------------------------------------------- changes in place
+
+
+STATISTICS = frozenset(("running_mean", "running_var"))
+"""Operands that batch norms in training change, though PyTorch's declarations do not say it."""
+
+
+class Observer(TorchDispatchMode):  # type: ignore[misc]
+    """Calls `observe` with each operator of ATen that is called, its operands, and its named
+    ones."""
+
+    def __init__(self, observe: Callable[[Any, Sequence[Any], Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._observe = observe
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._observe(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int] | None:
+    """The positions of the arguments that a call of a graph on arguments like these changes in
+    place, seen in a run without elements; None where only a run with elements tells."""
+    mode, changed = FakeTensorMode(allow_non_fake_inputs=True), set[int]()
+
+    def observe(operator: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        leaves = tree_leaves(operands_written(operator, args, named))
+        changed.update(memory(each) for each in leaves if isinstance(each, torch.Tensor))
+
+    try:
+        fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in given]
+        with mode, Observer(observe), torch.no_grad():
+            torch.fx.Interpreter(captured).run(*fakes)
+    except Exception:  # a call that depends on elements, or is unknown to PyTorch's own tracing
+        return None
+    return frozenset(i for i, each in enumerate(fakes) if isinstance(each, torch.Tensor) and memory(each) in changed)
+
+
+def operands_written(operator: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """The operands that a call of an operator writes into."""
+    declared = operator._schema.arguments
+    values = {**dict(zip((each.name for each in declared), args, strict=False)), **named}
+    trains = values.get("training", values.get("use_input_stats", True))
+    written = [
+        values.get(each.name)
+        for each in declared
+        if (each.alias_info is not None and each.alias_info.is_write) or (trains and each.name in STATISTICS)
+    ]
+    return [each for each in written if each is not None]
+
+
+def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
+    """Whether none of the arguments at these positions shares memory with another one."""
+    memories = [each.untyped_storage().data_ptr() for each in given if isinstance(each, torch.Tensor)]
+    return all(memories.count(given[i].untyped_storage().data_ptr()) == 1 for i in changed)
+
+
+def copied(tensor: Any, strides: Sequence[int] | None = None) -> Any:
+    """A copy with these strides, or the same: code may be made for them, and a clone has others."""
+    made = torch.empty_strided(tensor.shape, strides or tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def memory(tensor: Any) -> int:
+    """A key that is equal for tensors that share memory, also for those without elements."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # ---------------------------------------------------------------- the rest, in PyTorch
@@ -232,7 +303,7 @@ def _check_views(stays: Sequence[Any]) -> None:
 def _memory(node: Any) -> Any:
     """A key that is equal for tensors that share memory; None for a number."""
     value = value_of(node)
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return memory(value) if isinstance(value, torch.Tensor) else None
 
 
 def _layout(value: Any) -> tuple[int, ...]:
@@ -275,51 +346,48 @@ def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
 def _inner(
     captured: Captured,
     inputs: Sequence[Any],
-    weights: Mapping[str, Any],
-    numbers: Mapping[str, Any],
+    held: Mapping[str, Any],
     sizes: Mapping[Any, tuple[Any, int]],
-    fresh: Sequence[Any],
     states: Sequence[Any],
-    layouts: Sequence[tuple[int, ...]],
+    computed: Mapping[Any, tuple[int, ...]],
 ) -> Any:
+    """The graph of the functional part, which holds these placeholders as attributes; `computed`
+    are the nodes of its results, with the order of their dims."""
     graph = torch.fx.Graph()
-    copied = {node: graph.node_copy(node) for node in inputs}
-    copied |= {node: graph.call_method("clone", (copied[node],)) for node in states}
-    copied |= {node: graph.get_attr(name) for name, node in weights.items()}
+    copies = {node: graph.node_copy(node) for node in inputs}
+    copies |= {node: graph.call_method("clone", (copies[node],)) for node in states}
     for node, (tensor, i) in sizes.items():
-        copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
-    copied |= {user: graph.get_attr(name) for name, node in numbers.items() for user in node.users}
+        copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (copies[tensor], i))
+    for name, node in held.items():
+        own = graph.get_attr(name)
+        copies |= dict.fromkeys(node.users, own) if _is_fixed_number(node) else {node: own}
     for node in captured.graph.nodes:
-        if node in copied or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
+        if node in copies or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
             continue
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    given = list(_turned(graph, [copied[node] for node in (*fresh, *states)], layouts))
-    graph.output(tuple(given))
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(_permuted(graph, copies[node], order) for node, order in computed.items()))
     return graph
-
-
-def _turned(graph: Any, nodes: Sequence[Any], layouts: Sequence[tuple[int, ...]]) -> Iterator[Any]:
-    for node, order in zip(nodes, layouts, strict=True):
-        yield graph.call_method("permute", (node, *order)) if order else node
 
 
 def _outer(
-    placeholders: Sequence[Any],
-    fresh: Sequence[Any],
-    states: Sequence[Any],
-    layouts: Sequence[tuple[int, ...]],
-    stays: Sequence[Any],
-    given: Sequence[Any],
+    captured: Captured, stays: Sequence[Any], states: Sequence[Any], computed: Mapping[Any, tuple[int, ...]]
 ) -> Any:
+    """The rest as a module."""
     graph = torch.fx.Graph()
-    copied = {node: graph.placeholder(node.name) for node in placeholders}
-    computed = [graph.placeholder(f"computed_{i}") for i in range(len(layouts))]
-    back = [tuple(order.index(i) for i in range(len(order))) for order in layouts]
-    found = list(_turned(graph, computed, back))
-    copied |= dict(zip(fresh, found, strict=False))
-    for node, value in zip(states, found[len(fresh) :], strict=True):
-        graph.call_method("copy_", (copied[node], value))
+    copies = {node: graph.placeholder(node.name) for node in placeholders_of(captured)}
+    results = [graph.placeholder(f"computed_{i}") for i in range(len(computed))]
+    for (node, order), result in zip(computed.items(), results, strict=True):
+        value = _permuted(graph, result, tuple(order.index(i) for i in range(len(order))))
+        if node in states:
+            graph.call_method("copy_", (copies[node], value))
+        else:
+            copies[node] = value
     for node in stays:
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph.output(tuple(copied[each] if isinstance(each, torch.fx.Node) else each for each in given))
-    return graph
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    given = captured.graph.output_node().args[0]
+    graph.output(tuple(copies[each] if isinstance(each, torch.fx.Node) else each for each in given))
+    return torch.fx.GraphModule(captured, graph)
+
+
+def _permuted(graph: Any, node: Any, order: tuple[int, ...]) -> Any:
+    return graph.call_method("permute", (node, *order)) if order else node

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from taso_mirage.report.result import Result
-from taso_mirage.torch.backend import CapturedGraph, Way, checked_options
+from taso_mirage.torch.backend import CapturedGraph, checked_options
 from taso_mirage.torch.functionalization import Captured
+from taso_mirage.torch.ways import Way
 
 
 class Optimized(torch.nn.Module):  # type: ignore[misc]

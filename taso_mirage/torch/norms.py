@@ -1,88 +1,84 @@
-"""Batch norms in training, which PyTorch's exporter writes as those of inference, in parts that
-ONNX has: the statistics of the batch, and a norm of inference with these."""
+"""Norms as one operator each, where PyTorch's exporter writes them in parts: Inductor reads memory
+once more than it needs to for the parts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from operator import getitem
 from typing import Any
 
 import torch
 
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, with_args
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.forms import RegionPattern
 
-def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
-    """(n,c,...) -> the norm, and the mean and the variance of each channel, (c).
-
-    Values in half precision are summed in single, as in PyTorch: squares would end at 65504.
-    """
-    wide, weight, bias = (each.float() if _is_half(each) else each for each in (x, weight, bias))
-    axes = [0, *range(2, x.ndim)]
-    mean = wide.mean(axes, keepdim=True)
-    centred = wide - mean
-    mean, variance = mean.reshape(-1), (centred * centred).mean(axes)
-    norm = torch.ops.aten._native_batch_norm_legit_no_training(wide, weight, bias, mean, variance, 0.0, eps)[0]
-    return norm.to(x.dtype), mean, variance
+ATEN = torch.ops.aten
+REGROUPED = RegionPattern("reshape(instance_norm(reshape(x, shape=s), g, b, epsilon=e), shape=t)")
+"""The exporter's form of a norm of groups. Its first reshape makes one dim of channels and pixels,
+which is read in its own order alone, an image in whatever order it lies in."""
 
 
-def _is_half(x: Any) -> bool:
-    return x is not None and x.dtype in (torch.float16, torch.bfloat16)
+def with_group_norms(model: Model) -> Model:
+    """The model with each norm of groups as one operator."""
+    done: dict[Node, Node] = {}
+    for node in model.nodes():
+        same = with_args(node, tuple([done[a] for a in node.args]))
+        done[node] = _group_norm(same) or same
+    return model.with_graph(tuple([done[o] for o in model.graph.outputs]))
 
 
-def _functional(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
-    if not training:
-        norm = torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, momentum, eps)
-        return (*norm, mean.clone(), variance.clone())
-    norm, now, spread = _normalized(x, weight, bias, eps)
-    count = math.prod(x.shape) // x.shape[1]
-    moved = now * momentum + mean * (1 - momentum)
-    unbiased = spread * (count / (count - 1))
-    spread_moved = unbiased * momentum + variance * (1 - momentum)
-    return norm, now, (spread + eps).rsqrt(), moved.to(mean.dtype), spread_moved.to(variance.dtype)
+def _group_norm(node: Node) -> Node | None:
+    found = REGROUPED.match(node)
+    if found is None:
+        return None
+    x, parts = found["x"], found["s"]
+    if node.shape != x.shape or len(x.shape) < 3 or len(parts) != 3 or parts[0] != x.shape[0]:
+        return None
+    groups, channels = parts[1], x.shape[1]
+    if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
+        return None
+    scale, bias = (_repeated(found[name], groups, channels) for name in ("g", "b"))
+    return term("group_norm", x, scale, bias, num_groups=groups, epsilon=found["e"])
 
 
-def _without_statistics(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, Any, Any]:
-    norm, mean, variance = _normalized(x, weight, bias, eps)
-    return norm, mean, (variance + eps).rsqrt()
+def _repeated(values: Node, groups: int, channels: int) -> Node:
+    """(groups) -> (channels), that of a group for each of its channels."""
+    each = term("expand", term("reshape", values, shape=(groups, 1)), shape=(groups, channels // groups))
+    return term("reshape", each, shape=(channels,))
 
 
-TRAINING_NORMS: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: _functional,
-    torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
-}
-"""The operators that PyTorch calls for them once nothing changes in place, and their
-decompositions."""
+def with_variances(module: Any) -> Any:
+    """A graph module of ATen whose variances, and the means that they are around, are one operator
+    each (Welford 1962), where they are means of squared distances from the mean."""
+    for node in module.graph.find_nodes(op="call_function", target=ATEN.mean.dim):
+        mean = _centre(node)
+        if mean is not None:
+            _replace(module.graph, node, mean)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
 
 
-NORMS = frozenset((torch.batch_norm.__name__, torch.instance_norm.__name__))
-STATISTICS = 5
-"""The place of the flag that says whether those of the batch are meant."""
-
-HOLDING = frozenset((torch.ops.aten.detach_.default,))
-"""Operators that are said to change an operand in place, but for its numbers: constants of a graph
-go through them."""
-
-
-def trains(node: Any) -> bool:
-    """Whether a node of a graph is a norm with the statistics of its batch."""
-    name = getattr(node.target, "__name__", "").partition(".")[0]
-    return name in NORMS and len(node.args) > STATISTICS and bool(node.args[STATISTICS])
+def _centre(node: Any) -> Any:
+    """The mean that a mean of squared distances is around; None for another mean."""
+    squares = node.args[0]
+    if squares.target is not ATEN.mul.Tensor or squares.args[0] is not squares.args[1]:
+        return None
+    distances = squares.args[0]
+    if distances.target is not ATEN.sub.Tensor or distances.kwargs:
+        return None
+    data, mean = distances.args
+    around = getattr(mean, "target", None) is ATEN.mean.dim and mean.args == (data, node.args[1], True)
+    return mean if around and not mean.kwargs and not node.kwargs else None
 
 
-def may_change(node: Any) -> bool:
-    """Whether a node of a graph of ATen may change the elements of an operand in place, or trains.
-
-    A schema names the operands that an operator changes, except for the running statistics of
-    norms. A graph inside of the graph, or an operator of others, may be anything.
-    """
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
-        return bool(node.op == "call_module")
-    if node.target in HOLDING:
-        return False
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.name.startswith("aten::"):
-        return True
-    return bool(schema.is_mutable) or any(argument.name.startswith("running_") for argument in schema.arguments)
+def _replace(graph: Any, node: Any, mean: Any) -> None:
+    with graph.inserting_before(mean):
+        options = {"correction": 0, "keepdim": True}
+        both = graph.call_function(ATEN.var_mean.correction, mean.args[:2], options)
+        variance, centre = (graph.call_function(getitem, (both, i)) for i in range(2))
+        if node.args[2:] != (True,):
+            variance = graph.call_function(ATEN.squeeze.dims, (variance, mean.args[1]))
+    mean.replace_all_uses_with(centre)
+    node.replace_all_uses_with(variance)

@@ -6,42 +6,44 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter, is_
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
+from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
+from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.targets.onnx_runtime import first_line
-from taso_mirage.torch.calls import DTYPES
-from taso_mirage.torch.changes import are_apart, changed_arguments
-from taso_mirage.torch.comparison import check_equal, in_float64
-from taso_mirage.torch.export import ChangesInPlace, OnnxForm, sizes_of, to_onnx
-from taso_mirage.torch.functionalization import Captured, FreeDims, FunctionalSplit, functional_split, largest_bytes
-from taso_mirage.torch.inductor_calls import candidates
-from taso_mirage.torch.parts import rounded_now, rounding_operators
-from taso_mirage.torch.pieces import StaysInPart
-from taso_mirage.torch.precedent import PRECEDENTS, likeness, precedent_of
-from taso_mirage.torch.race import both_short, slower
+from taso_mirage.torch.calls import DTYPES, Calls
+from taso_mirage.torch.comparison import both_short, check_equal, in_float64, slower
+from taso_mirage.torch.export import exported_graph, sizes_of
+from taso_mirage.torch.functionalization import CALLS, Captured, StaysInPart, are_apart, value_of
+from taso_mirage.torch.inductor import candidates
+from taso_mirage.torch.precision import rounded_now, rounding_operators
 from taso_mirage.torch.random_ops import drawing
 from taso_mirage.torch.sessions import Sessions
 
 _VERSION = attrgetter("_version")
 ROUNDS = frozenset(("cuda",))
 """The devices on which PyTorch may round operands to TF32."""
-SAMPLE = 1 << 25
-LARGE = 4 * SAMPLE
-"""Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
-and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
-takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
 COMPOSED_ON = frozenset(("cuda",))
 """The devices on which the optimized graph may run by Inductor's code: on a CPU its operators are
 hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
 """PyTorch's operators in which the order among equals is free."""
+SHARE = 0.25
+"""The share of the budget for a graph like one that got kernels: those are made for its own
+sizes."""
+PREDICTED = {"effort": "quick", "measure": False, "scheduler": None, "kernels": "off", "strategy": "best-first"}
+"""Options of `optimize` by which costs are predicted, and nothing is tuned."""
+Likeness = tuple[Any, ...]
+"""A key that is equal for graphs that are alike."""
 COMPARED = 3
 """The number of sizes at which the first run is compared with eager PyTorch."""
 
@@ -76,7 +78,6 @@ class Program:
     def __init__(
         self,
         captured: Captured,
-        cut: FunctionalSplit,
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         rounding: bool = True,
@@ -84,37 +85,27 @@ class Program:
     ) -> None:
         began = time.monotonic()
         self._device = _device(arguments)
-        cut, self._module, model = _exported(captured, cut, arguments)
-        self._outer, self._changed = None if cut.outer is None else cut.outer.forward, cut.changed
-        self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
+        exported = exported_graph(captured, arguments)
+        split, form, self._module = exported.split, exported.form, exported.module
+        self._outer, self._changed = None if split.outer is None else split.outer.forward, split.changed
+        self._places, self._inputs, self._sizes = tuple(split.weights.values()), split.inputs, form.sizes
         self._weights = [arguments[i] for i in self._places]
-        self._numbers = {i: arguments[i].item() for i in cut.numbers.values()}
+        self._numbers = {i: arguments[i].item() for i in split.numbers.values()}
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
-        self._sizes = model.sizes
-        self._may_round = rounding_operators(model.model) if rounding and self._device.type in ROUNDS else frozenset()
+        self._may_round = rounding_operators(form.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
         self._reference(given)  # so that a graph that draws random numbers is not optimized
-        few = model.sizes.sample(given, SAMPLE / max(largest_bytes(captured), 1))
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
         optimizing = None if known is None else known.options(options)
-        sessions = Sessions(model.model, self._device, options, optimizing, began)
-        parts = sessions.parts(self._rounded, few)
-        try:
-            self.results, self._calls = sessions.optimized(parts, few)
-        except (InvalidOption, Unsupported):
-            if few is given:
-                raise
-            self.results, self._calls = sessions.optimized(parts, given)  # it may name samples
+        sessions = Sessions(form.model, self._device, options, optimizing, began)
+        self.results, self._calls, self._rounds = self._optimized(sessions, given, exported.few)
         self._precedent = PRECEDENTS.setdefault(like, known or precedent_of(self.results))
-        self._rounds = any(part.tf32 for part in parts)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
-        self._compare(found, self._reference(given), given)
+        self._compare(found, given)
         if not self._calls.owning:
             self._kept = _kept(given, found, self._run(given))
         del found
@@ -123,8 +114,24 @@ class Program:
         Runtime takes."""
         if options.get("measure", True):
             if composing and self._device.type in COMPOSED_ON:
-                self._compose(sessions, given, any(dims is None or dims for dims in cut.free))
+                self._compose(sessions, given, any(dims is None or dims for dims in split.free))
             self._check_fast(given)
+
+    def _optimized(
+        self, sessions: Sessions, given: Sequence[Any], few: Sequence[Any]
+    ) -> tuple[list[Result], Calls, bool]:
+        """The optimizer's results and calls, on few samples if they can be; and whether operands
+        are rounded."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
+        parts = sessions.parts(self._rounded, few)
+        rounds = any(part.tf32 for part in parts)
+        try:
+            return *sessions.optimized(parts, few), rounds
+        except (InvalidOption, Unsupported):
+            if few is given:
+                raise
+            return *sessions.optimized(parts, given), rounds  # it may name samples
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""
@@ -144,18 +151,21 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         found = self._run(given)
         if self._sizes.free and len(self._compared) < COMPARED and (sizes := sizes_of(given)) not in self._compared:
-            self._compare(found, self._reference(given), given)
+            self._compare(found, given)
             self._compared.add(sizes)
         return found if self._outer is None else self._outer(*arguments, *found)
 
-    def _compare(self, found: Sequence[Any], reference: Sequence[Any], given: Sequence[Any]) -> None:
-        exact = cache(partial(in_float64, self._module, given))
+    def _compare(self, found: Sequence[Any], given: Sequence[Any]) -> None:
         try:
-            check_equal(found, reference, exact, self._rounds)
+            check_equal(found, self._reference(given), self._exact(given), self._rounds)
         except Unsupported as differs:
             if self._rounds:
                 raise TooRounded(str(differs)) from differs
             raise StaysInPart(str(differs), ORDERING.__contains__) from differs
+
+    def _exact(self, given: Sequence[Any]) -> Callable[[], Sequence[Any] | None]:
+        """The outputs in float64, once they are wanted."""
+        return cache(partial(in_float64, self._module, given))
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
         try:
@@ -168,12 +178,11 @@ class Program:
         """Run the optimized graph by Inductor's code, with its kernels or without, where that gives
         the same and is faster; at other sizes, if some are `free`, the session runs if it is no
         slower than eager PyTorch."""
-        cuda, session, eager = self._device.type == "cuda", self._calls, partial(self._eager, given)
-        run = partial(self._run, given)
+        cuda, session, exact = self._device.type == "cuda", self._calls, self._exact(given)
+        run, eager = partial(self._run, given), partial(self._eager, given)
         if both_short(run, run, cuda):
             return
         reference = eager()
-        exact = cache(partial(in_float64, self._module, given))
         kept = free and slower(run, eager, cuda) is None
         for parts in candidates(self.results):
             try:
@@ -199,61 +208,23 @@ class Program:
             return list(self._module(*given))
 
     def _check_fast(self, given: Sequence[Any]) -> None:
-        with torch.no_grad():
-            found = slower(lambda: self._run(given), lambda: self._module(*given), self._device.type == "cuda")
+        found = slower(partial(self._run, given), partial(self._eager, given), self._device.type == "cuda")
         if found is not None:
             raise TooSlow(f"it takes {found:.2f} times as long here", self.results)
 
-    def _reference(self, given: Sequence[Any]) -> Any:
+    def _reference(self, given: Sequence[Any]) -> list[Any]:
         """The outputs of eager PyTorch.
 
         A graph that draws random numbers is refused.
         """
-        with torch.no_grad():
-            found, drew = drawing(lambda: self._module(*given), self._device.type == "cuda")
+        found: list[Any]
+        found, drew = drawing(partial(self._eager, given), self._device.type == "cuda")
         if drew:
-            raise StaysInPart("it draws random numbers (model.eval() turns dropout off)", _draws)
+            raise StaysInPart(
+                "it draws random numbers (model.eval() turns dropout off)",
+                lambda operator: torch.Tag.nondeterministic_seeded in operator.tags,
+            )
         return found
-
-
-def _draws(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operator.tags
-
-
-def _exported(
-    captured: Captured, cut: FunctionalSplit, arguments: Sequence[Any]
-) -> tuple[FunctionalSplit, Any, OnnxForm]:
-    """The split, with those arguments outside of the functional part that are changed in place, as
-    PyTorch or the exporter sees it; the inner half with its weights, and as a model."""
-    changed = changed_arguments(captured, arguments) or frozenset()
-    if not changed <= set(cut.changed):
-        cut = functional_split(captured, changed.union(cut.changed))
-    module = cut.frozen(captured, arguments)
-    given = [arguments[i] for i in cut.inputs]
-    try:
-        return cut, module, _model(captured, cut, module, given)
-    except ChangesInPlace as changes:
-        places = {cut.inputs[i] for i in changes.inputs} | {cut.weights.get(name, -1) for name in changes.weights}
-        if -1 in places or places <= set(cut.changed):  # more than arguments
-            raise Unsupported(str(changes)) from changes
-        return _exported(captured, functional_split(captured, places.union(cut.changed)), arguments)
-
-
-def _model(captured: Captured, cut: FunctionalSplit, module: Any, given: Sequence[Any]) -> OnnxForm:
-    """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
-    if largest_bytes(captured) > LARGE:
-        made = to_onnx(module, given, _of_any_number(given, cut.free))
-        if made.sizes.sample(given, 0.5) is not given:
-            return made
-    return to_onnx(module, given, cut.free)
-
-
-def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[FreeDims, ...]:
-    """With the leading dims that are as long as that of the largest tensor: the samples."""
-    sized = [each for each in given if isinstance(each, torch.Tensor) and each.ndim]
-    count = max(sized, key=torch.Tensor.numel).shape[0] if sized else 1
-    samples = [isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == count > 1 for each in given]
-    return tuple([dims | {0} if dims is not None and one else dims for dims, one in zip(free, samples, strict=True)])
 
 
 def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> frozenset[int]:
@@ -285,3 +256,53 @@ def _device(tensors: Sequence[Any]) -> Any:
     if unknown:
         raise Unsupported(f"it has a tensor of {unknown[0]}")
     return device
+
+
+# ------------------------------------------------------------ precedents
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Precedent:
+    """`rules` are those that were applied, all that may be where nothing was decided; `corrected`:
+    whether mutants were, too; `fused`: whether there are kernels."""
+
+    rules: RuleSet | None
+    corrected: bool
+    fused: bool
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `optimize` for a graph that is alike.
+
+        Rules that a user allows to round by name have to be there, applied or not.
+        """
+        limited = self.rules is not None and given.get("allow_rounding") is None
+        own = {**given, "partial": self.corrected} | ({"rules": self.rules} if limited else {})
+        if self.fused:
+            return {**own, "budget": SHARE * given.get("budget", Options().budget)}
+        return {**own, **PREDICTED}
+
+
+def precedent_of(results: Sequence[Result]) -> Precedent:
+    """The precedent that the results of a graph's parts are."""
+    applied = {name for result in results for name in result.equations}
+    decided = all(result.changed or result.timing is not None for result in results)
+    rules = results[0].rules.where(lambda each: each.name in applied) if results and decided else None
+    known = {each.name for result in results for each in result.rules}
+    return Precedent(rules, not applied <= known, any(result.kernels for result in results))
+
+
+def likeness(captured: Captured, weights: Sequence[Any], options: Mapping[str, Any]) -> Likeness:
+    """The operators of a graph on floats in their order, the shapes of its weights, and the
+    options: no sizes of inputs, and no values."""
+    floats = tuple([node.target for node in captured.graph.nodes if node.op in CALLS and _is_float(node)])
+    shapes = tuple([(tuple(each.shape), each.dtype, each.device) for each in weights])
+    return floats, shapes, repr(sorted(options.items(), key=lambda item: item[0]))
+
+
+def _is_float(node: Any) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+PRECEDENTS: WeakValueDictionary[Likeness, Precedent] = WeakValueDictionary()
+"""The precedents of live graphs: each graph keeps its own."""

@@ -23,10 +23,10 @@ from taso_mirage.targets.cuda.target import CUDA_TF32
 from taso_mirage.targets.onnx_runtime import opened_session, resting_options
 from taso_mirage.targets.protocol import Source, Trusted
 from taso_mirage.torch.calls import BoundCalls, Calls, HostCalls, OpenSession
+from taso_mirage.torch.comparison import slower
 from taso_mirage.torch.cuda_graphs import TURN, TensorCall
-from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
-from taso_mirage.torch.parts import PrecisionPart, parts_of
-from taso_mirage.torch.race import slower
+from taso_mirage.torch.inductor import ComposedCalls, OptimizedPart
+from taso_mirage.torch.precision import PrecisionPart, parts_of
 
 WARM = 3
 """Calls after which all is captured that will be."""

@@ -21,8 +21,8 @@ from onnx import numpy_helper
 from scripts import ROOT, script
 
 from models.real import KNOWN
+from taso_mirage.emit import tune
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure.check import check_cases
 from taso_mirage.onnx_io import load
 
@@ -118,6 +118,7 @@ def cut_off(source: Path, target: Path) -> None:
 TOOLS: dict[str, Callable[[Path, Path], Any]] = {"same": shutil.copy, "wrong": doubled, "damaged": cut_off}
 
 
+@pytest.mark.sampled(3)
 def test_a_peer_that_fails_or_is_wrong_has_a_note_and_no_file(
     peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_peer_that_fails_or_is_wrong_has_a_note_and_no_file(
     assert notes[2] == "failing failed: ValueError: no such operator"
 
 
+@pytest.mark.sampled(3)
 def test_a_tool_runs_in_a_process_of_its_own_and_says_why_it_fails(peers: ModuleType, tmp_path: Path) -> None:
     source, target = ROOT / "models" / "mini_transformer.onnx", tmp_path / "made.onnx"
     assert peers.put("onnxruntime.transformers", source, target, "bert", 100.0) is None
@@ -180,15 +182,21 @@ def test_times_beside_the_peers_are_at_the_sizes_that_the_run_settled_on(
 
 
 def test_the_table_of_real_models_has_rows_with_and_without_times() -> None:
-    table = script("real_table").real
+    tables = script("real_table")
     row = {"budget": 10, "seconds": 9.0, "peak_mb": 100.0, "model_mb": 1.0, "checked": "3 of 3", "ratio": 1.25}
     times = {"ours": 1e3, "baselines": {"onnxruntime": 2e3, "onnxsim": 1500.0}, "quartiles": [1.9, 2.1]}
     times |= {"ratio": 2.0, "best_peer": "onnxsim", "ratio_best_peer": 1.5}
-    rows = [{"case": "a", "ended": "changed", **row, "times": times}, {"case": "b", "ended": "changed", **row}]
-    rows += [{"case": "c", "ended": "kept", **row}, {"case": "d", "ended": "exit 5", **row, "checked": None}]
-    lines = table({"rows": rows, "kernels": "off", "device": "a CPU", "versions": {"onnxruntime": "1"}})
+    cases = ("ppocr_a", "ppocr_b", "magika", "nudenet", "gru", "gru_torchscript")
+    rows = [{"case": cases[0], "ended": "changed", **row, "times": times}]
+    rows += [{"case": cases[1], "ended": "changed", **row}]
+    rows += [{"case": cases[2], "ended": "kept", **row}, {"case": cases[3], "ended": "exit 5", **row, "checked": None}]
+    found = {"rows": rows, "kernels": "off", "device": "a CPU", "versions": {"onnxruntime": "1"}}
+    lines = tables.real(found)
+    exported = {"rows": [{"case": case, "ended": "kept", **row} for case in cases[3:]]}
+    assert [line.split()[1] for line in tables.exports(exported)[2:]] == ["gru"]
+    assert [line.split()[1] for line in tables.torchscript(exported)[2:]] == ["gru_torchscript"]
     assert lines[2] == (
-        "| a | changed | 3 of 3 | 9 of 10 | 100 of 1.0 | 1 | 2 | none | 1.5 | none | none "
+        "| ppocr_a | changed | 3 of 3 | 9 of 10 | 100 of 1.0 | 1 | 2 | none | 1.5 | none | none "
         "| 2.00 (1.90 to 2.10) | onnxsim | 1.50 |"
     )
     assert [line.count("|") for line in lines[:6]] == [lines[0].count("|")] * 6

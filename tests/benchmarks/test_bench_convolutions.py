@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from taso_mirage.kernels.form import in_operators
+from taso_mirage.forms.base.form import in_operators
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 

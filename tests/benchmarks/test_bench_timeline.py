@@ -9,14 +9,15 @@ import pytest
 from scripts import ROOT, script
 
 from models.workloads import PAPER
-from taso_mirage.kernels.codegen.compile import compiled
-from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
-from taso_mirage.kernels.codegen.tune import earlier, overlapped, scheduled
-from taso_mirage.kernels.search import superoptimize
+from taso_mirage.emit.compile import compiled
+from taso_mirage.emit.gpu.program import TritonBuffer
+from taso_mirage.emit.tune import earlier, overlapped, scheduled
+from taso_mirage.mugraph.search import superoptimize
 
 pytest.importorskip("triton")
 
 
+@pytest.mark.sampled(3)
 def test_every_kernel_of_a_program_notes_its_phases() -> None:
     timeline = script("kernel_timeline")
     found = superoptimize(PAPER["gqa"](batch=8).graph(), best=8)

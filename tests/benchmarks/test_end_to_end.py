@@ -43,6 +43,7 @@ def common(cpu: ModuleType) -> ModuleType:
 # ---------------------------------------------------------------- the model with adapters
 
 
+@pytest.mark.sampled(3)
 def test_adapters_are_kept_apart_and_add_to_their_linear_maps(small: Small) -> None:
     """Merged by hand, W + SCALE * A B, the plain decoder computes the same."""
     import torch
@@ -74,11 +75,11 @@ def test_adapters_are_kept_apart_and_add_to_their_linear_maps(small: Small) -> N
 def quick(layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options for a run of moments: a layer under the name of one of the benchmarks'
     own."""
-    monkeypatch.setattr(runtime, "SPINNING", 0.0)
     (tmp_path / "bert-b1.onnx").write_bytes(layer.read_bytes())
     return ["bert", "--seconds", "0.1", "--budget", "0.1", "--models", str(tmp_path), "-o", str(tmp_path / "rows.json")]
 
 
+@pytest.mark.sampled(3)
 def test_a_row_has_all_stages_and_its_file_is_written(
     cpu: ModuleType, tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

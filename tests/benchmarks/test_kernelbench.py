@@ -77,6 +77,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "names", [("level1/1_right", "level2/1_wrong_sizes"), pytest.param(tuple(PROGRAMS), marks=pytest.mark.slow)]
 )

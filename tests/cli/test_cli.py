@@ -220,6 +220,7 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("waits", [(0.1, 1.5), pytest.param((0.8, 2.5), marks=pytest.mark.slow)])
 def test_interrupt_leaves_a_good_model_or_nothing(waits: Sequence[float], tmp_path: Path) -> None:
@@ -254,6 +255,7 @@ def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path
     assert done.returncode == 130, done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(
     ("end", "code", "said"),

@@ -22,16 +22,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import typer
-from commandline import Done, run
+from commandline import Done, commands, run
 from onnx import TensorProto, helper, numpy_helper
 
 import taso_mirage
 from taso_mirage import api
-from taso_mirage.cli.commands import app
+from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import InvalidModel, TasoMirageError, Unsupported
-from taso_mirage.kernels.packaging.embed import embed
-from taso_mirage.kernels.packaging.register import PLAN_FORMAT, carries_kernels
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.child import child
 from taso_mirage.measure.fine import Fine
@@ -39,8 +36,9 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import load, serialize
 from taso_mirage.onnx_io.files import load_as_data
+from taso_mirage.runtime.embed import embed
+from taso_mirage.runtime.register import PLAN_FORMAT, carries_kernels
 from taso_mirage.targets import onnx_runtime, packaging, profile
-from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.protocol import Target, Trusted
 
@@ -222,21 +220,6 @@ OWN = {("optimize", "--kernels")}
 """Where kernels that are made here are compiled."""
 SHELL = {"--install-completion", "--show-completion"}
 """Options of the shell's, which change files of the user's."""
-
-
-def commands() -> dict[str, Any]:
-    """Every command that does something, by its words."""
-    found: dict[str, Any] = {}
-
-    def walk(command: Any, words: str) -> None:
-        inner = getattr(command, "commands", {})
-        if not inner or command.params:
-            found[words] = command
-        for name, each in inner.items():
-            walk(each, f"{words} {name}".strip())
-
-    walk(typer.main.get_command(app), "")
-    return found
 
 
 def given(option: Any) -> tuple[str, ...]:
@@ -484,7 +467,7 @@ def parameters(function: Any) -> list[inspect.Parameter]:
 def test_a_model_from_pytorch_brings_no_code(place: Place) -> None:
     """An exported model is opened as it is, to be compared with the optimized one."""
     torch = pytest.importorskip("torch")
-    from taso_mirage.torch.parts import PrecisionPart
+    from taso_mirage.torch.precision import PrecisionPart
     from taso_mirage.torch.sessions import Sessions
 
     model = ir.from_proto(code(place.canary))
@@ -514,17 +497,17 @@ def test_what_the_user_trusts_and_what_is_made_here_may_run(place: Place) -> Non
 
 ONLY = {
     "InferenceSession": {"targets/onnx_runtime.py"},
-    "register_custom_ops_library": {"kernels/packaging/register.py"},
+    "register_custom_ops_library": {"runtime/register.py"},
     "register": {"targets/onnx_runtime.py"},
-    "build_kernels": {"kernels/packaging/register.py"},
-    "compile_kernels": {"kernels/packaging/register.py"},
-    "compile_files": {"kernels/packaging/build.py", "kernels/codegen/cpu/native.py"},
-    "exec_module": {"operators/ops.py", "kernels/codegen/compile.py"},
+    "build_kernels": {"runtime/register.py"},
+    "compile_kernels": {"runtime/register.py"},
+    "compile_files": {"runtime/compilation.py", "emit/cpu/native.py"},
+    "exec_module": {"operators/ops.py", "emit/compile.py"},
     "eval": {"torch/export.py"},
     "exec": set(),
     "pickle.loads": {"measure/child.py", "measure/messages.py"},
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
-    "CDLL": {"kernels/codegen/cpu/native.py", "system/memory.py", "targets/cuda/device.py"},
+    "CDLL": {"emit/cpu/native.py", "system/memory.py", "devices/cuda/device.py"},
 }
 """The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}
@@ -549,4 +532,4 @@ def test_each_way_to_code_has_one_place() -> None:
         calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         assert not {"register", "taso_mirage.register"} & set(calls), file
         assert "Trusted" not in calls or file.name in ("real.py", "quantized.py"), file  # of what `optimize` wrote
-    assert trusting == {"onnx_io/read.py", "kernels/packaging/embed.py", "ir/model.py"}
+    assert trusting == {"onnx_io/read.py", "runtime/embed.py", "ir/model.py"}

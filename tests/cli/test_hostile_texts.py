@@ -14,10 +14,10 @@ from commandline import one_line, run
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.generate.pipeline import GenerateOptions, _Partial
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.checkpoint import Checkpoint, to_json
-from taso_mirage.kernels.regions import KernelRegion
-from taso_mirage.kernels.survey import _from_data
+from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
 from taso_mirage.operators.ops import term
+from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.survey import _from_data
 from taso_mirage.rewriting.library import parse_rules
 from taso_mirage.search.mutations import MutationStore
 from taso_mirage.system.toml import read_json
@@ -124,10 +124,11 @@ def test_a_pipe_is_no_folder(model: Path, tmp_path: Path, command: str) -> None:
 # ---------------------------------------------------------------- interrupts at every line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", ["probe", "file"])
 def test_an_interrupt_at_any_line_leaves_nothing(tmp_path: Path, write: str) -> None:
     """In a small process, which forks fast."""
-    script = [sys.executable, Path(__file__).parents[1] / "interrupted.py", write, tmp_path]
+    script = [sys.executable, Path(__file__).parents[1] / "harness" / "interrupted.py", write, tmp_path]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10

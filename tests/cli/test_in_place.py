@@ -12,7 +12,7 @@ import onnx
 import pytest
 from commandline import one_line, run
 from onnxruntime import InferenceSession
-from test_faults import shortened
+from small_models import shortened
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption
@@ -109,6 +109,7 @@ save(model, Path("m.onnx"))
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_kill_at_any_moment_leaves_a_whole_model(folder: Path) -> None:
     """With its weights in a file beside it, which are another file afterwards."""

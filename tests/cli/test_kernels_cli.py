@@ -23,13 +23,13 @@ from taso_mirage.cli.commands import app
 from taso_mirage.cli.kernels import normal
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.regions import INPUTS, OPERATORS, KernelRegion, kernel_regions
-from taso_mirage.kernels.search import superoptimize
-from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.search import superoptimize
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
+from taso_mirage.regions.fragments import INPUTS, OPERATORS, KernelRegion, kernel_regions
+from taso_mirage.regions.survey import survey
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.verdicts import Evidence
 
@@ -158,18 +158,18 @@ def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
     assert "not measured" in done.stdout
 
 
-def test_one_region_is_shown_with_its_schedule_predicted_seconds_and_program(model: Path) -> None:
+def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path) -> None:
     (row,) = kernels(model, "--budget", 20, "--show", 1)["regions"]
     done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20", "--show", "1"], catch_exceptions=False)
     assert len(row["launches"]) == len(row["kernels"])
-    assert all(0 < each["seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
+    assert all(0 < each["tuner_seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
     assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
     compile(row["source"], "source", "exec")
     assert all(f"def {each['name']}(" in row["source"] for each in row["launches"])
     (text,) = re.findall(r"(?ms)^def mugraph\(.*?^    return [^\n]*$", done.stdout)
     assert parse_graph(text) == from_json(row["mugraph"])
     assert re.search(r"schedule: warps=\d+, stages=\d+", done.stdout)
-    assert re.search(r"predicted: \d+\.\d us; \d+ blocks on a processor, \d+ waves", done.stdout)
+    assert re.search(r"tuner's estimate: \d+\.\d us; \d+ blocks on a processor, \d+ waves", done.stdout)
     assert row["source"] in done.stdout
 
 
@@ -205,7 +205,7 @@ def test_programs_and_the_page_are_written(model: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "kept.json"
     first = kernels(model, "--budget", 20, "--checkpoint", kept)
-    monkeypatch.setattr("taso_mirage.kernels.survey.Search", None)  # nothing is searched again
+    monkeypatch.setattr("taso_mirage.regions.survey.Search", None)  # nothing is searched again
     again = kernels(model, "--checkpoint", kept)
     for found in (first, again):  # what is known of each is found anew, at the region's own sizes
         for each in found["regions"]:
@@ -239,7 +239,7 @@ def test_ctrl_c_is_as_before_after_the_command(model: Path) -> None:
 
 
 def test_a_region_without_a_mugraph_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taso_mirage.kernels.search.Search.run", lambda *_: [])
+    monkeypatch.setattr("taso_mirage.mugraph.search.Search.run", lambda *_: [])
     (row,) = kernels(model)["regions"]
     assert row["mugraph"] is None
     assert "share of the budget" in row["problem"]

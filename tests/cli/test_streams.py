@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_folder import relus
+from small_models import relus
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors of POSIX")
 QUICK = "--no-measure --kernels off --budget 0"
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_as_nothing(folder: Path, closed: str) -> None:
     """The files that are written get nothing of the printed text, though their descriptors are the
@@ -48,7 +48,7 @@ def test_a_closed_stream_is_as_nothing(folder: Path, closed: str) -> None:
     assert shell(f"{PROGRAM} optimize none.onnx {closed}", folder).returncode == 3
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "command", [f"optimize m.onnx {QUICK} -o out.onnx", "--help", f"optimize m.onnx {QUICK} --json"]
 )
@@ -67,6 +67,7 @@ def test_the_exit_code_is_that_of_the_command(folder: Path) -> None:
     assert shell(f"{PROGRAM} nothing 2>&1 | true", folder).returncode == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_is_told(folder: Path) -> None:
     for command in (f"optimize m.onnx {QUICK} -o out.onnx", "--help", "doctor --json"):

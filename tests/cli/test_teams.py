@@ -18,7 +18,7 @@ import pytest
 import yaml
 from commandline import run
 from scripts import ROOT
-from test_folder import relus
+from small_models import relus
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
@@ -33,6 +33,18 @@ def program(tmp_path: Path) -> dict[str, str]:
     (folder / "taso-mirage").write_text(f'#!/bin/sh\nexec {sys.executable} -m taso_mirage.cli "$@"\n')
     (folder / "taso-mirage").chmod(0o755)
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `taso-mirage` only writes its arguments to a file: a zero byte ends
+    each argument, and a line ends each call."""
+    folder = tmp_path / "noting"
+    folder.mkdir()
+    (folder / "taso-mirage").write_text('#!/bin/sh\nprintf "%s\\0" "$@" >>"$NOTES"\nprintf "\\n\\0" >>"$NOTES"\n')
+    (folder / "taso-mirage").chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "NOTES": str(tmp_path / "notes")}
 
 
 def shell(command: list[str], environment: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -78,6 +90,11 @@ def optimized(given: dict[str, str], program: dict[str, str], cwd: Path) -> tupl
     return done.returncode, told(out.read_text())
 
 
+def calls(noted: dict[str, str]) -> list[list[str]]:
+    """The arguments of every call of `taso-mirage`."""
+    return [call.split("\0")[:-1] for call in Path(noted["NOTES"]).read_text().split("\n\0")[:-1]]
+
+
 def test_the_action_optimizes_a_folder(tmp_path: Path, program: dict[str, str]) -> None:
     work = tmp_path / "work"
     relus(work / "my models" / "a.onnx", 2)
@@ -100,15 +117,22 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_is_given_to_the_action_is_data(tmp_path: Path, program: dict[str, str], text: str) -> None:
+def test_what_is_given_to_the_action_is_data(tmp_path: Path, noted: dict[str, str], text: str) -> None:
     """Names and options with all that a shell, or the file of outputs, would understand."""
     work, quick = tmp_path / "work", "--no-measure --kernels off"
-    relus(work / text.replace("/", "") / "a.onnx", 2)
+    work.mkdir()
+    (work / "a.onnx").touch()  # a pattern would find it
     given = {"models": text, "output": f"out {text}", "budget": "0", "options": quick}
-    assert optimized(given, program, work) == (0, {"output": f"out {text}"})
-    for name in ("options", "budget"):
-        assert optimized(given | {name: f"{quick} {text}"}, program, work)[0] == 2
-    assert {p.name for p in work.iterdir()} == {text, f"out {text}"}
+    assert optimized(given, noted, work) == (0, {"output": f"out {text}"})
+    assert optimized(given | {"options": f"{quick} {text}"}, noted, work)[0] == 0
+    assert optimized(given | {"budget": f"0 {text}"}, noted, work)[0] == 0
+    out, *rest = f"--output=out {text}", "--", text
+    assert calls(noted) == [
+        ["optimize", *quick.split(), out, "--budget=0", *rest],
+        ["optimize", *quick.split(), *text.split(), out, "--budget=0", *rest],
+        ["optimize", *quick.split(), out, f"--budget=0 {text}", *rest],
+    ]
+    assert [p.name for p in work.iterdir()] == ["a.onnx"]
 
 
 def test_a_model_of_the_action_is_no_option(tmp_path: Path, program: dict[str, str]) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from test_certificates import LARGE, Case, certified, followed
+from certificate_cases import LARGE, Case, certified, followed
 
 import models
 from taso_mirage import pipeline
+from taso_mirage.certificates.judge import AGAIN, CHECKED
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.report.judge import AGAIN, CHECKED
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 
@@ -77,7 +77,7 @@ def signature(proto: onnx.ModelProto) -> list[Any]:
     return [(name, t.elem_type, [d.dim_param or d.dim_value for d in t.shape.dim]) for name, t in tensors]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in models.NAMES])
 def test_small_model(small: Small, name: str, tmp_path: Path) -> None:
     result = optimize(small(name)) if name in LARGE else with_certificate(small(name), tmp_path)[0]

@@ -16,24 +16,24 @@ import numpy as np
 import onnx
 import pytest
 from commandline import one_line, run
+from mutated import halved, side_by_side
 from onnx import helper, numpy_helper
-from test_mutations import halved, side_by_side
 
 from taso_mirage.errors import InvalidOption, OutputError, RuntimeUnavailable, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels import verify
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.free import FreeSizes
-from taso_mirage.kernels.regions import KernelRegion
-from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.survey import _from_data
 from taso_mirage.measure.cost_cache import cache_path, proofs_path
+from taso_mirage.mugraph import verification
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.choices import Choices
+from taso_mirage.pipeline.fuse.choices import KernelRecords
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.survey import _from_data
 from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.partial.source import mutation, programs
 from taso_mirage.system import builds
@@ -210,7 +210,7 @@ def relu(*shape: Any) -> Graph:
 @pytest.mark.parametrize("free", [None, FreeSizes(((symbol("n0"), 4),), ((symbol("n0"), 4),))])
 def test_a_planted_record_is_compared_with_its_goal(cache: Path, free: FreeSizes | None) -> None:
     """Records of this user are trusted; others are once found to be right."""
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     rows = 8 if free is None else symbol("n0")
     right, wrong = ({"mugraph": to_json(make(rows, 4))} for make in (relu_of_sum, relu))
     file = choices._path(goal, free, ())
@@ -236,13 +236,13 @@ def test_a_planted_record_that_overflows_is_no_choice(cache: Path) -> None:
     x = variable("i0", Tensor("float32", (8, 4)))
     powers = term("exp", x)
     unsafe = Graph((x,), (term("div", powers, term("reduce_sum", powers, axes=(1,), keepdims=True)),))
-    goal, choices = Graph((x,), (term("softmax", x, axis=1),)), Choices("cpu", "here")
+    goal, choices = Graph((x,), (term("softmax", x, axis=1),)), KernelRecords("cpu", "here")
     write_file(choices._path(goal, None, ()), json.dumps({"mugraph": to_json(unsafe)}))
     assert choices.record(goal, None, ()) is None
 
 
 def test_what_this_user_found_is_not_verified_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     choices.keep({"mugraph": to_json(goal)}, goal, None, ())
     monkeypatch.setattr("taso_mirage.pipeline.fuse.choices._computes", lambda *_: False)
     assert choices.record(goal, None, ()) is not None
@@ -302,7 +302,7 @@ def test_where_no_folder_is_ones_own_nothing_is_kept(cache: Path, monkeypatch: p
     assert proofs_path() is None
     with closing(Proofs(None)) as proofs:
         assert not proofs.judge(false_instance())
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     choices.keep({"mugraph": to_json(goal)}, goal, None, ())
     assert choices.record(goal, None, ()) is not None
     with pytest.raises(RuntimeUnavailable):
@@ -328,10 +328,13 @@ def test_a_link_of_another_users_is_no_database(cache: Path, tmp_path: Path) -> 
 
 def surveyed(goal: Graph) -> tuple[KernelRegion, dict[str, Any]]:
     """A region, and its row of a checkpoint."""
-    evidence = verify.verified_mugraph(goal, goal)
+    evidence = verification.verified_mugraph(goal, goal)
     assert isinstance(evidence, Evidence)
     row = {"mugraph": to_json(goal), "device": "H100", "seconds": {"fused": 1e-6, "apart": 1e-5}}
-    return KernelRegion(goal, (), 0, 0, 0), row | {"search": {"seconds": 1.0}, "evidence": verify.tests_json(evidence)}
+    return KernelRegion(goal, (), 0, 0, 0), row | {
+        "search": {"seconds": 1.0},
+        "evidence": verification.tests_json(evidence),
+    }
 
 
 def changed_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -354,7 +357,7 @@ def test_a_checkpoint_vouches_for_no_mugraph() -> None:
 
 def test_a_checkpoint_of_a_search_vouches_for_no_mugraph() -> None:
     goal = relu_of_sum(8, 4)
-    evidence = verify.verified_mugraph(goal, goal)
+    evidence = verification.verified_mugraph(goal, goal)
     assert isinstance(evidence, Evidence)
     kept = FoundMuGraph(goal, goal, 1e-6, "H100", evidence).as_json()
     assert FoundMuGraph.of_json(kept, goal).graph == goal
@@ -362,6 +365,7 @@ def test_a_checkpoint_of_a_search_vouches_for_no_mugraph() -> None:
         FoundMuGraph.of_json({**kept, "graph": to_json(relu(8, 4))}, goal)
 
 
+@pytest.mark.sampled(2)
 def test_a_changed_checkpoint_is_refused_by_the_command(tmp_path: Path) -> None:
     shutil.copy(MINI, tmp_path / "m.onnx")
     command = ("kernels", tmp_path / "m.onnx", "--budget", "8", "--checkpoint", tmp_path / "c.json")

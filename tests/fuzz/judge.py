@@ -23,7 +23,7 @@ from commandline import Done, run
 from fuzz.graphs import random_model
 from fuzz.mutate import hostile
 from fuzz.seeds import contents
-from taso_mirage.targets.cpu.compiler import compiler
+from taso_mirage.devices.cpu.compiler import compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"of no one else's concern"

@@ -105,6 +105,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("text", "given", "wanted", "attributes", "typing"), CASES, ids=lambda v: v[:40])
 def test_general_form(text: str, given: str, wanted: str, attributes: str, typing: str) -> None:
     found = generalise(parse_equation(text), parse_given(given), family="test")

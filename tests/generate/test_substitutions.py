@@ -490,7 +490,7 @@ def test_the_page_counts_families_sizes_proofs_and_stages(folder: Path) -> None:
     library.write_rejected(folder / "rejected.toml", [RejectedRule("relu(x) == x", "field", {})])
     refresh(folder, counts)
     page = (folder / "README.md").read_text()
-    assert "9 rules: 8 replace one value, 1 several at once." in page
+    assert "9 rules: 8 replace one value, 1 replace several values at once." in page
     assert "1 candidates were refuted" in page
     assert "| family | 2 | 3 | 4 | 5 | all |" in page
     assert "| taso | 0 | 1 | 1 | 0 | 2 |" in page

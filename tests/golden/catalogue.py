@@ -11,11 +11,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")})]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "harness"),
+    *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")}),
+]
 
 import mugraphs  # noqa: E402
 import test_batches as batches  # noqa: E402
@@ -31,15 +39,17 @@ import test_max_pool_gpu as max_pool  # noqa: E402
 import test_shifted_gpu as shifted  # noqa: E402
 import test_stationary as stationary  # noqa: E402
 
+from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit.cpp import SizeRange, vector_header  # noqa: E402
+from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.mugraph import Batch  # noqa: E402
-from taso_mirage.ir.terms import Graph  # noqa: E402
-from taso_mirage.kernels.checkpoint import from_json  # noqa: E402
-from taso_mirage.kernels.codegen import triton, tune  # noqa: E402
-from taso_mirage.kernels.codegen.cpp import SizeRange, vector_header  # noqa: E402
-from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
-from taso_mirage.kernels.packaging.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
-from taso_mirage.kernels.tensorrt import plan, python_plugin, source  # noqa: E402
+from taso_mirage.ir.terms import ABSENT, Graph, Tensor, constant, variable  # noqa: E402
+from taso_mirage.mugraph.checkpoint import from_json  # noqa: E402
+from taso_mirage.operators.ops import term  # noqa: E402
+from taso_mirage.runtime.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
+from taso_mirage.runtime.tensorrt import plugin_attributes, plugin_source, python_plugin  # noqa: E402
 
 SEARCHED = Path(__file__).parent / "searched.json"
 Named = Iterator[tuple[str, str]]
@@ -102,8 +112,26 @@ def cpu_graphs() -> Iterator[tuple[str, Graph]]:
         product, goal = block_linear.case(*packed)
         for block in block_linear.BLOCKS[:3]:
             yield f"block linear/{packed} block {block}", Graph(goal.inputs, (product.mugraph(block),))
+    yield from _whole_programs()
     for name, value in _searched("cpu"):
         yield f"searched/{name}", value
+
+
+def _whole_programs() -> Iterator[tuple[str, Graph]]:
+    """Programs for a CPU with tables and copies, with results that one block of several writes,
+    with terms that run together, and with any number of images."""
+    x, row = variable("X", Tensor("float32", (4, 6))), constant(np.arange(6, dtype=np.float32))
+    made = mugraphs.kernel([(x, (0,), -1), (row, (-1,), -1)], lambda a, b: term("mul", a, b), (2,), 1, (0,))
+    yield "programs/table and copies", Graph((x,), (term("softmax", made, axis=1), made, x, made))
+    repeated = mugraphs.kernel([(x, (0, -1), -1)], lambda a: term("relu", a), (2, 3), 1, (0, -1))
+    yield "programs/one block of several", Graph((x,), (repeated,))
+    product, goal = block_linear.case(*block_linear.CASES[0])
+    both = tuple([product.mugraph(block) for block in block_linear.BLOCKS[:2]])
+    yield "programs/together", Graph(goal.inputs, both)
+    convolution, goal = winograd.case(*winograd.CASES[0])
+    images = variable("X", Tensor("float32", (symbol("n0"), *convolution.x.shape[1:])))
+    free = replace(convolution, x=images, b=ABSENT, z=ABSENT)
+    yield "programs/any number of images", Graph((images, free.w), (free.mugraph((2, 2), (16, 1)),))
 
 
 def _searched(target: str) -> Iterator[tuple[str, Graph]]:
@@ -187,8 +215,8 @@ def _tensorrt() -> Named:
         program = triton.program(codegen_triton.CASES[name]()[0])
         images = _images(program)
         made = cuda_kernel(program, [*images, *(each.with_ptx(_ptx(program, each)) for each in images)])
-        kernels[name] = plan.kernel(name, made.attributes, [None] * len(made.inputs))
-    for name, text in source.sources(kernels).items():
+        kernels[name] = plugin_attributes.kernel(name, made.attributes, [None] * len(made.inputs))
+    for name, text in plugin_source.sources(kernels).items():
         yield f"tensorrt/{name}", text
     module, missing = python_plugin.module(kernels)
     yield "tensorrt/plugins.py", module + "".join(f"# {name}: {why}\n" for name, why in missing.items())

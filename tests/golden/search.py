@@ -15,12 +15,12 @@ import test_int8_kernels as int8
 import test_latent_attention as latent
 # isort: on
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.device import Device
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 
 EACH = 2
 """MuGraphs of a goal."""

@@ -12,15 +12,15 @@ import mugraphs
 import numpy as np
 import pytest
 
+from taso_mirage.emit import triton
+from taso_mirage.emit.cpp import generate_cpp
+from taso_mirage.emit.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
-from taso_mirage.kernels.codegen import triton
-from taso_mirage.kernels.codegen.cpp import generate_cpp
-from taso_mirage.kernels.codegen.cpu.native import NativeKernel
-from taso_mirage.kernels.graph import new_graph
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Fact, Function, declare_function, function_of, record
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.residues import exact
+from taso_mirage.mugraph.graph import new_graph
 from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.ops import REGISTRY, load_specs, op, term
 from taso_mirage.prove.axioms import AXIOMS

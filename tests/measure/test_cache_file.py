@@ -16,10 +16,10 @@ import pytest
 from commandline import one_line, run
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem
-from taso_mirage.kernels.checkpoint import from_json
 from taso_mirage.measure.cache_clear import clear_cache
 from taso_mirage.measure.cache_file import COSTS, FORMAT, MANIFEST, contents, export_cache, import_cache
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.mugraph.checkpoint import from_json
 from taso_mirage.system.builds import USED
 
 KERNEL = f"kernels/{'0a' * 16}.json"

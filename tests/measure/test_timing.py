@@ -23,7 +23,7 @@ import pytest
 from quiet import counted_cores
 from scipy import integrate
 
-from taso_mirage.measure import load
+from taso_mirage.measure import load, session
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.native import spins
 from taso_mirage.measure.session import FEW, ROUNDS, SPINNING, interleaved, pause_between
@@ -208,7 +208,10 @@ def test_threads_that_go_on_after_a_run_are_seen() -> None:
     ("threads", "target", "pause"),
     [([2, 1], CPU, SPINNING), ([1, 2], CPU, SPINNING), ([1, 1], CPU, 0.0), ([2], CPU, 0.0), ([2, 2], CUDA, 0.0)],
 )
-def test_runs_whose_threads_spin_wait_for_each_other(threads: list[int], target: Target, pause: float) -> None:
+def test_runs_whose_threads_spin_wait_for_each_other(
+    threads: list[int], target: Target, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SPINNING", SPINNING)
     runs = [lambda count=count: float(count) for count in threads]
     assert pause_between(runs, target, lambda run, seconds: run() > 1) == pause
 

@@ -100,6 +100,7 @@ def broken_by_optimization(first: Node, more: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("options", [("--budget", "4"), QUICK, ("--budget", "3", "--kernels", "off")])
 @pytest.mark.parametrize(("op", "attributes"), [("Cast", {"to": 1}), ("Dropout", {}), ("Identity", {})])

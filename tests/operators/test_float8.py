@@ -13,7 +13,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from test_laws import stated
+from stated_laws import stated
 
 from taso_mirage.ir.terms import (
     ABSENT,
@@ -206,6 +206,7 @@ def keeps_bits(typing: Typing) -> bool:
     return True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "wanted"), [("float8_e4m3fn", 3), *(pytest.param(d, 6, marks=pytest.mark.slow) for d in NUMBERS)]
 )

@@ -31,6 +31,7 @@ RULES, TYPINGS, RUNS = 90, 3, 3
 LEAST = 450
 
 
+@pytest.mark.sampled(2)
 def test_a_slice_of_the_rules_and_laws_gives_the_same_on_both_sides_in_the_runtime() -> None:
     seed, proofs = DAY, Proofs()
     found, verdicts = list[str](), Counter[str]()

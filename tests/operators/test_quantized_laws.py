@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from test_laws import stated
+from stated_laws import stated
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float, numpy_dtype, topological
@@ -111,7 +111,7 @@ def cases(law: Equation, given: Any, attributes: Any, wanted: int) -> list[Typin
     return list(islice(runnable, wanted))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_a_law_keeps_every_bit(law: Equation) -> None:
     found = cases(law, *stated(law), TYPINGS)
@@ -126,7 +126,7 @@ def test_a_law_keeps_every_bit(law: Equation) -> None:
     assert tried
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("count", [2, pytest.param(TYPINGS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_the_runtime_gives_the_same_bits(law: Equation, count: int) -> None:
@@ -289,7 +289,7 @@ def wrong_cases(text: str, typing: str, wanted: int = 40) -> list[Typing]:
     return cases(parse_equation(text), parse_given(given), parse_attributes(attributes), wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("most", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_law_is_told_and_not_proved(name: str, most: int) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzzed import fuzz
-from partial_programs import graph, image, kernel
-from test_ops import build, uses
-from test_partial import differing
+from operator_uses import build, uses
+from partial_programs import differing, graph, image, kernel
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import StoredWeight
@@ -118,9 +117,9 @@ ELSEWHERE = {
 """Packages that may name operators, and why."""
 OWN = {
     "ir/mugraph.py": {"accumulate", "combine", "kernel", "running_max"},
-    "kernels/forms/max_pool.py": {"max_pool"},
+    "forms/max_pool.py": {"max_pool"},
     "report/leftover.py": {"conv", "gemm", "matmul"},
-    "targets/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
+    "devices/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
 }
 """The parts of a muGraph's body besides operators, as `KINDS` has them for a term; the
 operator that a form serves; words of a report; facts about a runtime's kernels, each by its

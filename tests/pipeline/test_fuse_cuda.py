@@ -22,31 +22,31 @@ import pytest
 from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
 
+from taso_mirage.devices.cuda.device import H100, Gpu
+from taso_mirage.emit import triton as codegen
+from taso_mirage.emit.compile import compiled
+from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
-from taso_mirage.kernels.batches import equal_regions
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.codegen import triton as codegen
-from taso_mirage.kernels.codegen.compile import compiled
-from taso_mirage.kernels.codegen.gpu.program import TritonProgram
-from taso_mirage.kernels.packaging import library
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
-from taso_mirage.kernels.packaging.plan import cuda_kernel
-from taso_mirage.kernels.search import Search, SearchOptions
-from taso_mirage.kernels.tensorrt.export import export
+from taso_mirage.lowering import backend as lowering
+from taso_mirage.lowering import cuda as cuda
+from taso_mirage.lowering.cuda import SHIPPED, CudaLowering, Float64Oracle, everywhere
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CUDA
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse import fused, searches, stage
+from taso_mirage.regions.batches import equal_regions
 from taso_mirage.report.result import Result
-from taso_mirage.targets import lowering
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100, Gpu
-from taso_mirage.targets.cuda.lowering import SHIPPED, CudaLowering, Float64Oracle, everywhere
+from taso_mirage.runtime import library
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import cuda_kernel
+from taso_mirage.runtime.tensorrt.plugin_export import export
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
@@ -101,10 +101,10 @@ from pathlib import Path
 import torch
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
-from taso_mirage.torch import fallback
-from taso_mirage.torch.inductor_calls import ComposedCalls, OptimizedPart
+from taso_mirage.torch import inductor
+from taso_mirage.torch.inductor import ComposedCalls, OptimizedPart
 
-fallback.compiled_by_inductor = lambda graph, given: graph.forward
+inductor.compiled_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
 file, records = Path(sys.argv[1]), json.loads(sys.argv[2])
 before, after = load(file.parent / "before.onnx"), load(file, trust_kernels=True)
@@ -118,6 +118,7 @@ torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
 
 
+@pytest.mark.sampled(3)
 def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("torch")
@@ -330,8 +331,8 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.targets.cuda.lowering import Float64Oracle, launcher
-from taso_mirage.kernels.checkpoint import from_json
+from taso_mirage.lowering.cuda import Float64Oracle, launcher
+from taso_mirage.mugraph.checkpoint import from_json
 
 torch.manual_seed(0)
 for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):

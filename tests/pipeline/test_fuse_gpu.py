@@ -17,22 +17,22 @@ import onnxruntime
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
 
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.emit import triton as codegen
+from taso_mirage.emit.compile import compiled
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.codegen import triton as codegen
-from taso_mirage.kernels.codegen.compile import compiled
-from taso_mirage.kernels.packaging import register
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
-from taso_mirage.kernels.packaging.plan import cuda_kernel, images
-from taso_mirage.kernels.regions import fragments
-from taso_mirage.kernels.search import Search, SearchOptions
+from taso_mirage.lowering import cuda as cuda
 from taso_mirage.measure import timing
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import serialize
-from taso_mirage.pipeline.fuse import alone, fused, searches, stage
+from taso_mirage.pipeline.fuse import fused, region_times, searches, stage
+from taso_mirage.regions.fragments import fragments
 from taso_mirage.report.result import Result
-from taso_mirage.targets.cuda import lowering as cuda
-from taso_mirage.targets.cuda.device import H100
+from taso_mirage.runtime import register
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import cuda_kernel, images
 from taso_mirage.targets.protocol import Trusted
 
 pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
@@ -50,13 +50,13 @@ def free() -> Result:
 
 def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
-    measured = alone.in_child
+    measured = region_times.in_child
 
     def timed(*args: Any) -> list[float]:
         return [max(measured(*args)) + 1.0, 1.0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alone, "in_child", timed)
+        patch.setattr(region_times, "in_child", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "GAIN", 0.0)
         patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)

@@ -9,9 +9,11 @@ from typing import Any
 
 import onnx
 import pytest
-from test_cost import Here
-from test_optimize import F, model, ops, w
+from executors import Here
+from layers import FUSED, layers
+from small_models import F, model, ops, w
 
+from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.measure.cost_cache import CostCache
@@ -28,9 +30,6 @@ from taso_mirage.search.passes import Context
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.system.deadline import Deadline
-from taso_mirage.targets.cpu.device import SLOW
-
-FUSED = "SkipLayerNormalization"
 
 
 class Clock(Here):
@@ -66,18 +65,6 @@ def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator is known to be slow."""
     for name in list(SLOW):
         monkeypatch.delitem(SLOW, name)
-
-
-def layers(count: int = 3, seen: bool = True) -> Model:
-    """Sums with a norm each, as a transformer has them; the sum is used by the next one, too, where
-    it is `seen`."""
-    x = variable("x", Tensor(F, (2, 16, 64)))
-    state = x
-    for i in range(count):
-        total = term("add", state, term("tanh", state))
-        norm = term("layer_norm", total, w(64, name=f"g{i}"), w(64, name=f"b{i}"), axis=2)
-        state = term("add", term("sqrt", norm), total) if seen else term("sqrt", norm)
-    return model((x,), (state,))
 
 
 def passed(made: Model, clock: Clock | None, deadline: float | None = None) -> tuple[list[str], list[str]]:

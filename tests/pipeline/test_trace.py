@@ -17,24 +17,24 @@ import pytest
 from mugraphs import kernel
 
 import taso_mirage
+from taso_mirage.certificates.follow import _instance
 from taso_mirage.errors import CheckFailed, InvalidOption, SyntaxProblem
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import TurnedWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
-from taso_mirage.kernels.checkpoint import from_json
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
-from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.measure.session import Session
+from taso_mirage.mugraph.checkpoint import from_json
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import stages, trace
 from taso_mirage.pipeline.stage import Job, Stage
-from taso_mirage.report.follow import _instance
 from taso_mirage.report.identifiers import identifiers
 from taso_mirage.report.result import Result
 from taso_mirage.report.trace_files import TraceFiles
 from taso_mirage.rewriting.text import parse_graph, parse_graphs, show_graph
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import cpu_kernel
 
 QUICK: Mapping[str, Any] = {"effort": "quick", "budget": 20.0}
 

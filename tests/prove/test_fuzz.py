@@ -22,6 +22,7 @@ def _settle(known: Known, wanted: int, infer: bool) -> Settled | Failure:
     return infer_guard(equation, parse_given(known.given), parse_attributes(known.attributes), wanted, infer=infer)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("known", TRUE, ids=lambda k: k.equation[:60])
 def test_true_rule_settles_as_it_is(known: Known) -> None:
     found = _settle(known, 80, infer=False)
@@ -29,6 +30,7 @@ def test_true_rule_settles_as_it_is(known: Known) -> None:
     assert found.typings >= 25
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("known", FALSE, ids=lambda k: k.equation[:60])
 def test_false_rule_is_refuted_and_the_reference_agrees(known: Known) -> None:
     found = _settle(known, 500, infer=False)

@@ -49,6 +49,7 @@ def accepts(rule: Rule, typings: int = 300) -> bool:
     return not verdict_of(rule, 1, typings).problem
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", FALSE[::70], ids=lambda rule: rule.name)
 def test_false_rules_are_refused(rule: Rule) -> None:
     assert not accepts(rule)
@@ -120,6 +121,7 @@ def test_every_false_rule_is_refused(rule: Rule) -> None:
     assert not accepts(rule, 600)
 
 
+@pytest.mark.sampled(3)
 def test_true_rules_are_accepted() -> None:
     sample = TRUE[::42]
     assert sum(accepts(rule, 120) for rule in sample) >= (1 - UNDECIDED) * len(sample)
@@ -130,6 +132,7 @@ def test_all_true_rules_are_accepted() -> None:
     assert sum(accepts(rule) for rule in TRUE) >= (1 - UNDECIDED) * len(TRUE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", [r for r in SCALARS if r.name not in OPEN][::12], ids=lambda rule: rule.name)
 def test_true_rules_of_scalars_are_accepted(rule: Rule) -> None:
     assert accepts(rule, 64)
@@ -252,6 +255,7 @@ def test_every_seed_meets_typings_of_a_law_that_states_none(name: str, seed: int
     assert verdict.cases["proved"]
 
 
+@pytest.mark.sampled(3)
 def test_a_law_claims_its_proved_cases_however_few_they_are() -> None:
     (law,) = (each for each in law_rules() if each.name == "reduce_mean.3")
     assert verdict_of(law, 1, 320).problem

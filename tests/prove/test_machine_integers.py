@@ -280,6 +280,7 @@ def each(rows: list[tuple[str, tuple[str, ...]]]) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("text", "dtype"), each(FALSE))
 def test_what_wraps_is_not_proved(text: str, dtype: str) -> None:
     assert differs(text, dtype), "this is true"

@@ -14,7 +14,6 @@ import tomllib
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+from torch_calls import QUICK, Pair, compiled, same  # noqa: E402
+
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption, RunFailed, Unsupported  # noqa: E402
 from taso_mirage.measure.session import FEW  # noqa: E402
@@ -32,57 +33,18 @@ from taso_mirage.pipeline import stages  # noqa: E402
 from taso_mirage.targets.cuda import session as cuda_session  # noqa: E402
 from taso_mirage.torch import backend as backend_of_torch  # noqa: E402
 from taso_mirage.torch import calls as calls_of_sessions  # noqa: E402
-from taso_mirage.torch import program, race  # noqa: E402
+from taso_mirage.torch import comparison, export, program  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
-from taso_mirage.torch.comparison import check_equal  # noqa: E402
-from taso_mirage.torch.export import held_sizes, to_onnx  # noqa: E402
-from taso_mirage.torch.norms import may_change  # noqa: E402
+from taso_mirage.torch.comparison import check_equal, slower  # noqa: E402
+from taso_mirage.torch.export import held_sizes, may_change, to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
-from taso_mirage.torch.race import slower  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
-QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parents[2]
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[CapturedGraph]]:
-    """The function under torch.compile, and the graphs that will be captured in it."""
-    graphs: list[CapturedGraph] = []
-
-    def kept(captured: Any, example: Any) -> CapturedGraph:
-        graphs.append(CapturedGraph(captured, {**QUICK, **options}))
-        return graphs[-1]
-
-    return torch.compile(function, backend=kept), graphs
-
-
-def same(found: Any, wanted: Any) -> None:
-    """Equal in kind, shape, layout and numbers."""
-    assert type(found) is type(wanted)
-    if isinstance(wanted, torch.Tensor):
-        torch.testing.assert_close(found, wanted, equal_nan=True)
-        strides = zip(found.stride(), wanted.stride(), found.shape, strict=True)
-        assert all(a == b for a, b, n in strides if n > 1 and found.numel())
-    elif isinstance(wanted, tuple | list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            same(one, other)
-    elif isinstance(wanted, dict):
-        same(list(found.items()), list(wanted.items()))
-    elif isinstance(wanted, Pair):
-        same([found.first, found.second], [wanted.first, wanted.second])
-    else:
-        assert found == wanted
-
-
-@dataclass
-class Pair:
-    first: Any
-    second: Any
 
 
 torch.manual_seed(0)  # some weights give a column that hardly varies: its batch norm only rounds
@@ -246,7 +208,7 @@ def test_batch_norm_in_training_at_other_sizes() -> None:
 def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter takes minutes for a large model: the changes by such norms are seen before."""
     exported: list[Any] = []
-    monkeypatch.setattr(program, "to_onnx", lambda *given: (exported.append(given), to_onnx(*given))[1])
+    monkeypatch.setattr(export, "to_onnx", lambda *given: (exported.append(given), to_onnx(*given))[1])
     ours, graphs = compiled(torch.nn.Sequential(LINEAR, torch.nn.BatchNorm1d(8)))
     with torch.no_grad():
         ours(X)
@@ -255,19 +217,24 @@ def test_a_batch_norm_in_training_is_exported_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_may_change_an_operand_is_seen() -> None:
-    """Schemas do not say it of the running statistics of norms."""
+    """Schemas do not say it of the running statistics of norms, which change in training."""
     aten, inner = torch.ops.aten, torch.ops.higher_order.cond
-    changing = (
-        aten.add_.Tensor,
-        aten.batch_norm.default,
-        aten.instance_norm.default,
-        aten.native_batch_norm.default,
-        inner,
-    )
+    norms = aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default
     still = aten.add.Tensor, aten.linear.default, aten.layer_norm.default, aten.dropout.default, operator.getitem
     still += (aten.detach_.default,)  # of constants
-    for targets, wanted in ((changing, True), (still, False)):
-        nodes = [SimpleNamespace(op="call_function", target=target) for target in targets]
+    trains, holds, unknown = (
+        (X, None, None, X, X, True),
+        (X, None, None, X, X, False),
+        (X, None, None, None, None, True),
+    )
+    for targets, args, wanted in (
+        ((aten.add_.Tensor, inner), (X, X), True),
+        (norms, trains, True),
+        (norms, holds, False),
+        (norms, unknown, False),
+        (still, (X,), False),
+    ):
+        nodes = [SimpleNamespace(op="call_function", target=target, args=args, kwargs={}) for target in targets]
         assert [may_change(node) for node in nodes] == [wanted] * len(nodes)
 
 
@@ -431,8 +398,8 @@ def bound(folder: Path, owning: bool) -> BoundCalls:
 
 def test_a_large_graph_is_optimized_with_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimized graph runs, and is compared with eager, with all samples."""
-    monkeypatch.setattr(program, "LARGE", 1 << 12)
-    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    monkeypatch.setattr(export, "LARGE", 1 << 12)
+    monkeypatch.setattr(export, "SAMPLE", 1 << 10)
     model = torch.nn.Sequential(LINEAR, torch.nn.ReLU(), torch.nn.LayerNorm(8))
     ours, graphs = compiled(lambda x, y: model(x) + y)
     x, y = torch.randn(200, 8), torch.randn(8)
@@ -450,7 +417,7 @@ def test_what_is_slower_than_eager_stays_there(monkeypatch: pytest.MonkeyPatch) 
     """The clock is made up: only calls take time."""
     done: list[str] = []
     now = [0.0]
-    monkeypatch.setattr(race.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(comparison.time, "perf_counter", lambda: now[0])
 
     def call(name: str, seconds: float) -> Callable[[], None]:
         def run() -> None:
@@ -698,6 +665,7 @@ def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
         same(found(X), model(X))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> None:
     """In a process that sees the entry points of pyproject.toml as an installed package's. The
@@ -730,8 +698,8 @@ def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> Non
 
 def test_a_large_graph_that_names_its_samples_is_optimized_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that it takes by number are not among the first few."""
-    monkeypatch.setattr(program, "LARGE", 1 << 12)
-    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    monkeypatch.setattr(export, "LARGE", 1 << 12)
+    monkeypatch.setattr(export, "SAMPLE", 1 << 10)
     weight = torch.randn(8, 8)
     ours, graphs = compiled(lambda x, i: x[i] @ weight)
     x, i = torch.randn(200, 8), torch.arange(0, 200, 4)
@@ -741,8 +709,8 @@ def test_a_large_graph_that_names_its_samples_is_optimized_with_all(monkeypatch:
 
 
 def test_a_weight_is_no_tensor_that_has_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "LARGE", 1 << 12)
-    monkeypatch.setattr(program, "SAMPLE", 1 << 10)
+    monkeypatch.setattr(export, "LARGE", 1 << 12)
+    monkeypatch.setattr(export, "SAMPLE", 1 << 10)
     model = torch.nn.Embedding(512, 8)
     ours, graphs = compiled(model)
     tokens = torch.randint(0, 512, (32, 2))

@@ -20,7 +20,7 @@ from taso_mirage.torch.cuda_graphs import CAPTURING, SIZES, CapturedRun, Capture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[Any, float]:
     """Seconds by call."""
     known: dict[Any, float] = {}
-    monkeypatch.setattr(cuda_graphs, "_seconds", lambda call, held: known[call])
+    monkeypatch.setattr(cuda_graphs, "seconds", lambda call, cuda: known[call.func])
     return known
 
 

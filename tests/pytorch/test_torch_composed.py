@@ -25,15 +25,15 @@ from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
 from taso_mirage.ir.model import Model  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable  # noqa: E402
-from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed  # noqa: E402
-from taso_mirage.kernels.packaging.plan import PlannedNode  # noqa: E402
 from taso_mirage.measure.target import CPU, CUDA  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.torch import backend, fallback, inductor_calls, program, race  # noqa: E402
+from taso_mirage.runtime.embed import EmbeddedRegion, embed  # noqa: E402
+from taso_mirage.runtime.plan import PlannedNode  # noqa: E402
+from taso_mirage.torch import comparison, inductor, program, ways  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
-from taso_mirage.torch.inductor_calls import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
+from taso_mirage.torch.inductor import PLACED, ComposedCalls, OptimizedPart, candidates  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
 pytestmark = [
@@ -81,7 +81,7 @@ def kerneled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     types = tuple(n.tensor for n in total.args), (total.tensor, activated.tensor)
     region = EmbeddedRegion(total.args, (total, activated), PlannedNode("cuda", "kernel_0f", *types, "", "", (b"",)))
     launched = Launched(goal_of(region.outputs, region.inputs))
-    monkeypatch.setattr(inductor_calls, "launch_maker", lambda target: launched.maker)
+    monkeypatch.setattr(inductor, "launch_maker", lambda target: launched.maker)
     return before, embed(before, [region]), launched
 
 
@@ -100,7 +100,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(fallback, "compiled_by_inductor", compiled)
+    monkeypatch.setattr(inductor, "compiled_by_inductor", compiled)
     return graphs
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_rounded_that_was_not(
     rounded: tuple[str, ...], of_products: int, of_convolutions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product written as a convolution, and the other way round, with a kernel and without."""
-    monkeypatch.setattr(inductor_calls, "rounded_now", lambda operators: operators.intersection(rounded))
+    monkeypatch.setattr(inductor, "rounded_now", lambda operators: operators.intersection(rounded))
     x, w, k = (variable(n, Tensor("float32", s)) for n, s in (("x", (2, 4, 6)), ("w", (5, 4)), ("k", (5, 4, 1))))
     attrs: dict[str, Any] = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": 1}
     product, convolution = of(term("matmul", w, x)), of(term("conv", x, k, **attrs))
@@ -247,9 +247,9 @@ class Choice:
         monkeypatch.setattr(program, "COMPOSED_ON", frozenset(("cpu",)))
         monkeypatch.setattr(program, "both_short", lambda *_: False)
         monkeypatch.setattr(program, "slower", self.race)
-        monkeypatch.setattr(fallback.Fallback, "compiled", lambda *_: None)
-        monkeypatch.setattr(fallback, "compiled_by_inductor", self.compiled)
-        monkeypatch.setattr(race, "SHORT", 0.0)
+        monkeypatch.setattr(ways.Fallback, "compiled", lambda *_: None)
+        monkeypatch.setattr(inductor, "compiled_by_inductor", self.compiled)
+        monkeypatch.setattr(comparison, "SHORT", 0.0)
 
     def compiled(self, graph: Any, given: Any) -> Any:
         self.graphs.append(graph)
@@ -307,7 +307,7 @@ def test_the_faster_one_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert torch.equal(state, torch.get_rng_state())
     (way,) = graph.ways
-    assert (way.by, way.reason) == (backend.COMPOSED, "ONNX Runtime takes 1.50 times as long")
+    assert (way.by, way.reason) == (ways.COMPOSED, "ONNX Runtime takes 1.50 times as long")
     (traced,) = choice.graphs
     made_of = [n.meta["val"].numel() for n in traced.graph.nodes if n.op == "call_function"]
     assert max(made_of) in (64, 256)  # one column of results, or of weights where they are turned
@@ -327,12 +327,12 @@ def test_another_one_does_not_run(monkeypatch: pytest.MonkeyPatch, why: str) -> 
     if why == "wrong":
         choice.wrong, choice.left = 0.01, [None]
     if why == "refused":
-        monkeypatch.setattr(inductor_calls, "TorchMeaning", lambda device: Refusing(device))
+        monkeypatch.setattr(inductor, "TorchMeaning", lambda device: Refusing(device))
         choice.left = [None]
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         made, graph = compiled(module)
-    assert [way.by for way in graph.ways] == [backend.OURS]
+    assert [way.by for way in graph.ways] == [ways.OURS]
     before = choice.calls
     same(made, module)
     assert choice.calls == before
@@ -350,11 +350,11 @@ def test_where_inductor_fails_the_session_runs(monkeypatch: pytest.MonkeyPatch) 
     def failing(graph: Any, given: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fallback, "compiled_by_inductor", failing)
+    monkeypatch.setattr(inductor, "compiled_by_inductor", failing)
     with pytest.warns(UserWarning, match="does not compile an optimized graph: RuntimeError: no compiler"):
         made, graph = compiled(module)
     same(made, module)
-    assert [way.by for way in graph.ways] == [backend.OURS]
+    assert [way.by for way in graph.ways] == [ways.OURS]
     assert not choice.left
 
 
@@ -372,7 +372,7 @@ def test_at_other_sizes_the_session_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     x = X.clone()
     torch._dynamo.mark_dynamic(x, 0)
     made, graph = compiled(module, x)
-    assert [way.by for way in graph.ways] == [backend.COMPOSED]
+    assert [way.by for way in graph.ways] == [ways.COMPOSED]
     before = choice.calls
     for rows in (3, 64, 7):
         same(made, module, X[:rows])
@@ -387,19 +387,19 @@ def test_it_is_tried_where_inductor_is(monkeypatch: pytest.MonkeyPatch, options:
         monkeypatch.setattr(program, "COMPOSED_ON", frozenset(("cuda",)))
     _, graph = compiled(Summed(), **options)
     assert not choice.graphs
-    assert [way.by for way in graph.ways] == [backend.OURS]
+    assert [way.by for way in graph.ways] == [ways.OURS]
 
 
 # ---------------------------------------------------------------- Inductor itself
 
 
 @pytest.fixture
-def inductor() -> None:
+def cpp_compiler() -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
 
 
-@pytest.mark.usefixtures("inductor")
+@pytest.mark.usefixtures("cpp_compiler")
 def test_inductor_compiles_it_around_a_kernel(kerneled: Any) -> None:
     before, after, launched = kerneled
     x = torch.randn(ROWS, WIDTH)
@@ -410,13 +410,13 @@ def test_inductor_compiles_it_around_a_kernel(kerneled: Any) -> None:
     assert launched.calls == ran + 3
 
 
-@pytest.mark.usefixtures("inductor")
+@pytest.mark.usefixtures("cpp_compiler")
 def test_a_graph_runs_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = fallback.compiled_by_inductor
+    code = inductor.compiled_by_inductor
     choice, module = Choice(monkeypatch, 1.5, None), Summed()
-    monkeypatch.setattr(fallback, "compiled_by_inductor", code)
+    monkeypatch.setattr(inductor, "compiled_by_inductor", code)
     made, graph = compiled(module)
-    assert [way.by for way in graph.ways] == [backend.COMPOSED]
+    assert [way.by for way in graph.ways] == [ways.COMPOSED]
     for x in (X, X * 3):
         same(made, module, x)
     assert not choice.left

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from test_torch import compiled, same  # noqa: E402
+from torch_calls import compiled, same  # noqa: E402
 
 from taso_mirage.torch.export import _exportable  # noqa: E402
 
@@ -98,6 +98,7 @@ def test_a_graph_that_hangs_on_no_input_has_no_nodes() -> None:
     assert graphs[0].results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_other_numbers_than_those_of_the_first_run(name: str) -> None:
     function, x, y = CASES[name]

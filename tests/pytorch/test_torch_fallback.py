@@ -22,9 +22,10 @@ pytest.importorskip("onnxscript")
 
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption  # noqa: E402
-from taso_mirage.torch import backend, fallback, program, race  # noqa: E402
+from taso_mirage.torch import backend, comparison, program, ways  # noqa: E402
+from taso_mirage.torch import inductor as code  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph, checked_options  # noqa: E402
-from taso_mirage.torch.changes import changed_arguments  # noqa: E402
+from taso_mirage.torch.functionalization import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 
 pytestmark = [
@@ -44,8 +45,8 @@ class Played:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[float | None] = [1.5, 1.5]
         self.compiled, self.calls = list[Any](), 0
-        monkeypatch.setattr(fallback, "compiled_by_inductor", self.compile)
-        monkeypatch.setattr(fallback, "slower", self.race)
+        monkeypatch.setattr(code, "compiled_by_inductor", self.compile)
+        monkeypatch.setattr(ways, "slower", self.race)
 
     def compile(self, captured: Any, given: Any) -> Callable[..., Any]:
         self.compiled.append(captured)
@@ -66,7 +67,7 @@ class Played:
 def long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls are long enough to be looked at, and ours are faster than eager PyTorch."""
     monkeypatch.setattr(program, "slower", lambda *_: None)
-    monkeypatch.setattr(race, "SHORT", 0.0)
+    monkeypatch.setattr(comparison, "SHORT", 0.0)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def same(ours: Callable[..., Any], function: Callable[..., Any], *given: Any) ->
         torch.testing.assert_close((found, one), (wanted, other))
 
 
-def ways(graphs: list[CapturedGraph]) -> list[str]:
+def run_by(graphs: list[CapturedGraph]) -> list[str]:
     return [way.by for graph in graphs for way in graph.ways]
 
 
@@ -142,7 +143,7 @@ def test_what_it_computes_no_faster_does_not(inductor: Played) -> None:
     with torch.no_grad():
         model.weight.mul_(2)  # another program, another race, the same code
     same(ours, model, X)
-    assert ways(graphs) == ["ours"]
+    assert run_by(graphs) == ["ours"]
     assert not inductor.answers
     assert len(inductor.compiled) == 1
 
@@ -152,7 +153,7 @@ def test_eager_pytorch_may_be_the_fastest(inductor: Played) -> None:
     ours, graphs = compiled(torch.sin)
     with pytest.warns(UserWarning, match="runs in eager PyTorch: it takes 1.50 times"):
         same(ours, torch.sin, X)
-    assert ways(graphs) == ["eager"]
+    assert run_by(graphs) == ["eager"]
 
 
 @pytest.mark.parametrize("option", [{"measure": False}, {"fallback": "eager"}, {"fallback": None}, {}])
@@ -160,19 +161,19 @@ def test_nothing_is_compiled_by_it_where_that_cannot_matter(
     option: dict[str, Any], inductor: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not option:
-        monkeypatch.setattr(race, "SHORT", 60.0)
+        monkeypatch.setattr(comparison, "SHORT", 60.0)
     ours, graphs = compiled(torch.sin, **option)
     same(ours, torch.sin, X)
     assert not inductor.compiled
-    assert ways(graphs) == ["ours"]
+    assert run_by(graphs) == ["ours"]
 
 
 def test_on_cuda_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str | None] = []
-    monkeypatch.setattr(fallback, "_cuda", lambda given: True)
-    monkeypatch.setattr(fallback.Fallback, "_try", lambda self, *given: tried.append(self._wanted))
+    monkeypatch.setattr(ways, "_cuda", lambda given: True)
+    monkeypatch.setattr(ways.Fallback, "_try", lambda self, *given: tried.append(self._wanted))
     for wanted in (None, "eager", "inductor"):
-        fallback.Fallback(torch.fx.symbolic_trace(lambda x: x.sin()), wanted).compiled(torch.sin, [X])
+        ways.Fallback(torch.fx.symbolic_trace(lambda x: x.sin()), wanted).compiled(torch.sin, [X])
     assert tried == [None, "inductor"]
 
 
@@ -186,14 +187,14 @@ def test_a_failure_of_inductor_is_one_warning(inductor: Played, monkeypatch: pyt
         warnings.warn("said by the way", stacklevel=1)
         raise RuntimeError("no compiler\nmore of it")
 
-    monkeypatch.setattr(fallback, "compiled_by_inductor", fails)
+    monkeypatch.setattr(code, "compiled_by_inductor", fails)
     ours, graphs = compiled(torch.sin)
     with pytest.warns(UserWarning, match="Inductor") as said:
         same(ours, torch.sin, X)
     (one,) = [str(each.message) for each in said]
     assert one.startswith("taso_mirage: Inductor does not compile a graph")
     assert one.endswith("RuntimeError: no compiler")
-    assert ways(graphs) == ["ours"]
+    assert run_by(graphs) == ["ours"]
 
 
 @pytest.mark.parametrize(("factor", "by"), [(1.0, "inductor"), (1.0 + 1e-5, "inductor"), (1.0 + 2e-3, "ours")])
@@ -203,13 +204,13 @@ def test_its_results_are_compared_with_those_of_eager_pytorch(
     """Results are refused that are as far apart as operands in TF32 make them."""
     made = inductor.compile
     monkeypatch.setattr(
-        fallback, "compiled_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]
+        code, "compiled_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]
     )
     ours, graphs = compiled(torch.sin)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ours(X)
-    assert ways(graphs) == [by]
+    assert run_by(graphs) == [by]
     differs = [str(each.message) for each in said if "is not used: its result 0 differs" in str(each.message)]
     assert len(differs) == (by == "ours")
 
@@ -230,29 +231,29 @@ def test_what_it_changes_in_place_is_compared_too(inductor: Played, monkeypatch:
 
         return call
 
-    monkeypatch.setattr(fallback, "compiled_by_inductor", wrong)
+    monkeypatch.setattr(code, "compiled_by_inductor", wrong)
     ours, graphs = compiled(cached)
     with pytest.warns(UserWarning, match="is not used"):
         ours(torch.ones(7), torch.ones(7) * 3)
-    assert "inductor" not in ways(graphs)
+    assert "inductor" not in run_by(graphs)
 
 
 def test_a_graph_that_cannot_be_compiled_here_runs_by_it_where_that_is_faster(inductor: Played) -> None:
     ours, graphs = compiled(torch.fft.fft)
     with pytest.warns(UserWarning, match=r"a graph of 1 operations runs by Inductor: its result 0 is"):
         same(ours, torch.fft.fft, X)
-    assert ways(graphs) == ["inductor"]
+    assert run_by(graphs) == ["inductor"]
 
 
 def test_what_has_no_room_beside_eager_runs_by_it(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no room for a copy")
 
-    monkeypatch.setattr(fallback.Fallback, "_copies", full)
+    monkeypatch.setattr(ways.Fallback, "_copies", full)
     ours, graphs = compiled(torch.fft.fft)
     with pytest.warns(UserWarning, match="a graph of 1 operations runs in eager PyTorch"):
         same(ours, torch.fft.fft, X)
-    assert ways(graphs) == ["eager"]
+    assert run_by(graphs) == ["eager"]
     assert not inductor.compiled
 
 
@@ -266,7 +267,7 @@ def test_pieces_are_measured_together(answer: float | None, wanted: list[str], i
     ours, graphs = compiled(in_parts)
     with pytest.warns(UserWarning, match=r"(1 of the 6 .* runs in eager|a graph of 6 .* runs by Inductor).*sort"):
         same(ours, in_parts, X)
-    assert ways(graphs) == wanted
+    assert run_by(graphs) == wanted
     assert len(inductor.compiled) == 1
 
 
@@ -287,7 +288,7 @@ def test_a_race_changes_nothing(inductor: Played) -> None:
     with pytest.warns(UserWarning, match=BY_INDUCTOR):
         same(ours, twin, X)
     torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()))
-    assert ways(graphs) == ["inductor"]
+    assert run_by(graphs) == ["inductor"]
 
 
 def grown(x: Any, y: Any) -> Any:
@@ -318,7 +319,7 @@ def test_what_draws_of_elements_is_not_compiled_by_it_but_pieces_are(inductor: P
     drawn = pytest.warns(UserWarning, match="1 of the 5 .* runs in eager PyTorch: it draws random numbers")
     with pytest.warns(UserWarning, match=BY_INDUCTOR), drawn:
         same(ours, sampled, X)
-    assert ways(graphs) == ["eager", "ours", "inductor"]
+    assert run_by(graphs) == ["eager", "ours", "inductor"]
     assert len(inductor.compiled) == 2
 
 
@@ -356,7 +357,7 @@ def test_an_optimized_module_says_how_it_runs_and_its_copy_runs_so_too(inductor:
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
-    monkeypatch.setattr(fallback, "slower", lambda *_: 1.5)
+    monkeypatch.setattr(ways, "slower", lambda *_: 1.5)
 
 
 def laid_out(x: Any) -> Any:
@@ -376,7 +377,7 @@ def test_its_code_has_the_semantics_of_eager() -> None:
     assert [each.stride() for each in found] == [each.stride() for each in wanted]
     assert found[2].data_ptr() == x.data_ptr()
     assert found[1].data_ptr() == found[0].data_ptr()
-    assert ways(graphs) == ["inductor"]
+    assert run_by(graphs) == ["inductor"]
 
 
 @pytest.mark.usefixtures("faster")
@@ -390,7 +391,7 @@ def test_its_code_is_made_for_the_strides_of_what_changes() -> None:
     with pytest.warns(UserWarning, match="by Inductor"), torch.no_grad():
         torch.testing.assert_close(ours(one[:, ::2]), function(other[:, ::2]))
     torch.testing.assert_close(one, other)
-    assert ways(graphs) == ["inductor"]
+    assert run_by(graphs) == ["inductor"]
 
 
 @pytest.mark.usefixtures("faster")
@@ -402,4 +403,4 @@ def test_its_code_holds_for_free_sizes() -> None:
     for rows in (4, 6, 7, 64):
         with nullcontext() if rows > 6 else pytest.warns(UserWarning, match="by Inductor"):
             same(ours, function, torch.randn(rows, 8))
-    assert ways(graphs) == ["inductor"] * 2
+    assert run_by(graphs) == ["inductor"] * 2

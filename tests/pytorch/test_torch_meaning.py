@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_ops import build, uses
+from operator_uses import build, uses
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
@@ -23,9 +23,8 @@ from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 from taso_mirage.operators.ops import Op, term  # noqa: E402
 from taso_mirage.torch import meaning  # noqa: E402
-from taso_mirage.torch.group_norms import with_group_norms  # noqa: E402
 from taso_mirage.torch.meaning import TorchMeaning, tensor_of  # noqa: E402
-from taso_mirage.torch.variances import with_variances  # noqa: E402
+from taso_mirage.torch.norms import with_group_norms, with_variances  # noqa: E402
 
 TORCH = TorchMeaning(torch.device("cpu"))
 NONE = {("bit_shift", 1)}

@@ -17,13 +17,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from test_torch import QUICK, compiled, same  # noqa: E402
+from torch_calls import QUICK, compiled, same  # noqa: E402
 
 import taso_mirage  # noqa: E402
-from taso_mirage.torch import fallback, pieces, sessions  # noqa: E402
+from taso_mirage.torch import sessions, ways  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.comparison import in_float64  # noqa: E402
-from taso_mirage.torch.encoder import ENCODERS  # noqa: E402
+from taso_mirage.torch.decompositions import DECOMPOSITIONS  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
@@ -149,7 +149,8 @@ def test_a_graph_of_views_is_not_compiled() -> None:
 @pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
 @pytest.mark.parametrize(("gelu", "first"), [(True, False), (False, True)])
 def test_a_layer_of_an_encoder_in_parts(mask_type: int | None, gelu: bool, first: bool) -> None:
-    ((operator, parts),) = ENCODERS.items()
+    operator = torch.ops.aten._transformer_encoder_layer_fwd.default
+    parts = DECOMPOSITIONS[operator]
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
     shape = {None: (), 0: (5, 5), 1: (3, 5), 2: (3, 2, 5, 5)}[mask_type]
     mask = None if mask_type is None else torch.rand(shape) > 0.6
@@ -265,7 +266,7 @@ def test_an_operator_that_cannot_be_exported_stays_in_eager_alone(name: str) -> 
 
 def test_pieces_that_are_slower_together_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of the runtime and of PyTorch may be in each other's way."""
-    monkeypatch.setattr(fallback, "slower", lambda *_: 2.0)
+    monkeypatch.setattr(ways, "slower", lambda *_: 2.0)
     function = PARTLY["random numbers"][0]
     ours, graphs = compiled(function, measure=True)
     why = r"a graph of .* in eager PyTorch: it draws .* in pieces around that it takes 2\.00 times as long"
@@ -295,7 +296,7 @@ def test_pieces_that_were_interrupted_are_tried_again(monkeypatch: pytest.Monkey
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    monkeypatch.setattr(fallback, "slower", raced)
+    monkeypatch.setattr(ways, "slower", raced)
     function = PARTLY["an operator of others"][0]
     ours, graphs = compiled(function, measure=True)
     with torch.no_grad():
@@ -346,7 +347,7 @@ def test_a_graph_that_does_not_run_in_float64_says_nothing(capsys: pytest.Captur
 
 
 def test_a_graph_of_many_such_operators_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PLACES", 0)
+    monkeypatch.setattr(ways, "PLACES", 0)
     ours, graphs = compiled(PARTLY["an operator of others"][0])
     with torch.no_grad(), pytest.warns(UserWarning, match=r"taso_mirage: a graph of 3 .*taso_mirage_tests\.twice"):
         same(ours(X), LINEAR(LINEAR(X) * 2))

@@ -24,7 +24,7 @@ from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 from taso_mirage.torch.calls import BoundCalls, OpenSession  # noqa: E402
 from taso_mirage.torch.comparison import check_equal  # noqa: E402
 from taso_mirage.torch.export import to_onnx  # noqa: E402
-from taso_mirage.torch.parts import MOST, PrecisionPart, parts_of, rounded_now, rounding_operators  # noqa: E402
+from taso_mirage.torch.precision import MOST, PrecisionPart, parts_of, rounded_now, rounding_operators  # noqa: E402
 from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
 pytestmark = [
@@ -181,8 +181,8 @@ def chained(model: ir.Model, folder: Any) -> BoundCalls:
 def test_parts_run_as_one(name: str, faster: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts run as eager does, at every size, captured and not: the results of one part lie
     where the next one reads them, and results of earlier calls stay as they are."""
-    seconds = lambda call, held: float(isinstance(call, cuda_graphs.CapturedRun) != faster)  # noqa: E731
-    monkeypatch.setattr(cuda_graphs, "_seconds", seconds)
+    seconds = lambda call, cuda: float(isinstance(call.func, cuda_graphs.CapturedRun) != faster)  # noqa: E731
+    monkeypatch.setattr(cuda_graphs, "seconds", seconds)
     build, x, _ = MODELS[name]
     module = build().eval()
     calls = chained(exported(module, x, frozenset({0})), tmp_path)

@@ -14,9 +14,9 @@ pytest.importorskip("onnxscript")
 
 from taso_mirage.api import Options  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.torch import program, sessions  # noqa: E402
+from taso_mirage.torch import export, program, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
-from taso_mirage.torch.precedent import PRECEDENTS, Precedent, precedent_of  # noqa: E402
+from taso_mirage.torch.program import PRECEDENTS, Precedent, precedent_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
@@ -40,13 +40,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_the_export_is_in_the_budget(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    exported, clock = program.to_onnx, SimpleNamespace(now=50.0)
+    exported, clock = export.to_onnx, SimpleNamespace(now=50.0)
 
     def slowly(*given: Any) -> Any:
         clock.now += 12.0
         return exported(*given)
 
-    monkeypatch.setattr(program, "to_onnx", slowly)
+    monkeypatch.setattr(export, "to_onnx", slowly)
     for module in (program, sessions):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     model = Doubled(12)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from htmlpage import Page
 from onnx import parser
-from test_report import model, w, x
+from small_models import model, w, x
 
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import CostCache
@@ -44,11 +44,12 @@ RUNS_A_PRODUCT = {"MatMul", "Gemm", "FusedMatMul", "FusedGemm"}
 @pytest.fixture(scope="module")
 def measured() -> Result:
     """The result of a model whose operators take much longer than the profiler."""
-    a = x(64, 2048)
-    doubled = term("relu", term("relu", term("matmul", a, w(2048, 2048))))
+    a = x(64, 1024)
+    doubled = term("relu", term("relu", term("matmul", a, w(1024, 1024))))
+    config = Config(budget=60, seconds=0.5, kernels="off", explain=True, partial=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "MOST_BY_PROFILER", math.inf)  # other work on the machine is no failure
-        return optimize_model(model((a,), (doubled,)), Config(budget=60, kernels="off", explain=True, partial=False))
+        return optimize_model(model((a,), (doubled,)), config)
 
 
 def page_of(result: Result) -> str:

@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 from htmlpage import Page
 from jinja2 import UndefinedError
-from test_architecture import PACKAGE, imports, modules
+from sources import PACKAGE, imports, modules
 
 from taso_mirage.cli import kernels as kernels_command
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.regions import KernelRegion
-from taso_mirage.kernels.survey import Surveyed
 from taso_mirage.measure.check import Difference
 from taso_mirage.measure.timing import Timing
 from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.survey import Surveyed
 from taso_mirage.report import html
 from taso_mirage.report.changes import ReportedChange
 from taso_mirage.report.drawing import draw, draw_graph

@@ -62,6 +62,7 @@ def test_the_budget_of_a_body_is_not_that_of_the_command() -> None:
     assert shown(stages) == (0.5, "30 s of 60", "body of Loop: search")
 
 
+@pytest.mark.sampled(2)
 def test_nothing_of_it_stays_on_the_screen(tmp_path: Path, layer: Path) -> None:
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", layer, "-o", tmp_path / "m.onnx"]
     there, here = pty.openpty()

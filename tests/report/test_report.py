@@ -17,15 +17,15 @@ from browser import chromium, needs_browser
 from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
+from small_models import model, w, x
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Model, StoredWeight, random_array
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir.model import random_array
+from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.timing import Timing
-from taso_mirage.onnx_io import from_ir, load, to_ir
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io import load
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
@@ -47,21 +47,6 @@ from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
-
-
-def x(*shape: Any, name: str = "x") -> Node:
-    return variable(name, Tensor("float32", shape))
-
-
-def w(*shape: int, name: str = "w") -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Model:
-    rng = np.random.default_rng(0)
-    leaves = [n for n in topological(outputs) if n.op == "weight"]
-    weights = {n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
-    return from_ir(to_ir(standalone(Graph(inputs, outputs), {"": 20}, weights)))
 
 
 def named(*texts: str) -> dict[str, Equation]:
@@ -146,6 +131,7 @@ def test_several_outputs_are_one_change_and_folded_weights_are_one_each() -> Non
     assert folded.places == ("near u", "near v")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "inception_v3"])
 def test_both_sides_of_every_change_compute_the_same(
     small: Callable[..., onnx.ModelProto], name: str, tmp_path: Path
@@ -218,7 +204,7 @@ def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
     assert lines[2:5] == [
         "1. 3 x relu -> nothing",
         "   at a, b and 1 more",
-        "   predicted 3 us -> 1 us a place; measured alone 2 us -> 1 us, 2.00 times as fast; 3 us won in all",
+        "   predicted 3 us -> 1 us a place; measured alone 2 us -> 1 us, 2.00 times as fast; 3 us saved in all",
     ]
     assert sum("relu.0" in line for line in lines) == 2
     assert "   by relu.0 (above)" in lines
@@ -241,15 +227,17 @@ def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None
     timed = replace(mini, changed=True, timing=Timing(600e-6, 250e-6, 2.4, 2.3, 2.5, 40))
     assert one_by_one([change((100e-6, 50e-6), None, 7)], timed) == ""
     less = one_by_one([change((20e-6, 10e-6), None, 7)], timed)
-    assert less.startswith("One by one the changes win 70 us, the whole model 350 us: the runtime gains more")
+    assert less.startswith("Measured one by one the changes save 70 us, the whole model 350 us: the runtime gains more")
     more = one_by_one([change((200e-6, 50e-6), None, 7)], timed)
-    assert more.startswith("One by one the changes win 1.05 ms, the whole model 350 us: costs that neighbours share")
+    assert more.startswith(
+        "Measured one by one the changes save 1.05 ms, the whole model 350 us: a cost that neighbours share"
+    )
     assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 
 def test_statements_name_their_evidence() -> None:
     assert "op_specs/activations.py" in statement("relu.0").evidence
-    assert "computed ahead" in statement(FOLDING).evidence
+    assert "computed in advance" in statement(FOLDING).evidence
     generated = next(r for r in rules() if r.evidence == "library" and r.reverse() is not None)
     assert "typings" in statement(generated.name).evidence
     backward = statement(f"{generated.name}~")

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_browser
 from htmlpage import Page
-from test_report import MINI, model, w, x
+from small_models import model, w, x
+from test_report import MINI
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import load
@@ -35,7 +37,6 @@ from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, 
 from taso_mirage.search.config import Config, quiet
 from taso_mirage.search.cost import MeasuredCost, Weighted
 from taso_mirage.search.passes import Context
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 PEAKS = MeasuredPeaks(5e10, 1e10, "float32")
 
@@ -394,6 +395,7 @@ def test_search_by_keyboard(path: Path, tmp_path: Path) -> None:
     assert (found["after"], found["value"]) == (found["all"], "")
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 def test_what_is_folded_is_printed(path: Path, tmp_path: Path) -> None:
     def pages(content: str) -> int:

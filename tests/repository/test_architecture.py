@@ -14,31 +14,31 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import PACKAGE, ROOT, imported, imports, modules, parsed
 
 from taso_mirage.prove.rules.proofs import prover_files
 
 pytestmark = pytest.mark.lint
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "taso_mirage"
 LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for
     {"errors", "verdicts", "version"},
     {"plugins"},
-    {"checker", "system", "targets.device"},
+    {"checker", "system", "devices"},
     {"ir"},
     {"meanings"},
     {"operators"},
     {"rewriting"},
     {"onnx_io", "prove"},
     {"prove.rules"},
-    {"kernels.codegen", "search.partial"},
-    {"kernels"},
-    {"kernels.packaging"},
+    {"emit", "search.partial"},
+    {"certificates", "mugraph"},
+    {"forms"},
+    {"regions", "runtime"},
     {"targets"},
     {"measure"},
     {"generate", "search"},
-    {"targets.lowering"},
+    {"lowering"},
     {"report"},
-    {"pipeline.fuse", "kernels.tensorrt"},
+    {"pipeline.fuse", "runtime.tensorrt"},
     {"pipeline"},
     {"api"},
     {"folder"},
@@ -48,17 +48,13 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
 ]
 LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"}
 """Modules at the top."""
-DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
-"""Modules of `targets/` that only describe: a folder of it has all of one target, so its modules
-stand at three heights. Sessions are above the runtime, and the lowering of kernels is above their
-search."""
 HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
         "onnx_io/files.py",
         "onnx_io/groups.py",
         "onnx_io/protos.py",
-        "kernels/tensorrt/model.py",
+        "runtime/tensorrt/plugin_model.py",
         "report/inspection.py",
         "prove/rules/onnx_types.py",
     },
@@ -81,14 +77,15 @@ HEAVY = {
         "onnx_io/protos.py",
         "onnx_io/read.py",
         "onnx_io/states.py",
+        "onnx_io/value_types.py",
         "onnx_io/walk.py",
         "onnx_io/serialization.py",
         "onnx_io/streaming.py",
         "onnx_io/write.py",
         "report/inspection.py",
-        "kernels/packaging/embed.py",
-        "kernels/packaging/functions.py",
-        "torch/parts.py",
+        "runtime/embed.py",
+        "runtime/kernel_functions.py",
+        "torch/precision.py",
     },
     "onnx_shape_inference": {"onnx_io/inference.py"},
     "onnxruntime": {
@@ -99,87 +96,44 @@ HEAVY = {
     },
     "openvino": {"targets/openvino/session.py"},
     "torch": {
-        "kernels/codegen/replays.py",
-        "targets/cuda/exact.py",
-        "kernels/codegen/tune.py",
+        "emit/replays.py",
+        "lowering/exact.py",
+        "emit/tune.py",
         "torch/backend.py",
         "torch/calls.py",
         "torch/cuda_graphs.py",
-        "torch/changes.py",
-        "torch/inductor_calls.py",
+        "torch/inductor.py",
         "torch/random_ops.py",
-        "torch/encoder.py",
         "torch/comparison.py",
         "torch/export.py",
         "torch/decompositions.py",
-        "torch/fallback.py",
+        "torch/ways.py",
         "torch/functionalization.py",
-        "torch/masks.py",
         "torch/meaning.py",
         "torch/modules.py",
         "torch/norms.py",
-        "torch/parts.py",
-        "torch/pieces.py",
-        "torch/precedent.py",
+        "torch/precision.py",
         "torch/sessions.py",
         "torch/program.py",
-        "torch/race.py",
-        "torch/variances.py",
     },
     "z3": {"checker/solver.py", "meanings/integers.py", "prove/arbiter.py"},
-    "triton": {"kernels/codegen/compile.py", "kernels/codegen/tune.py"},
+    "triton": {"emit/compile.py", "emit/tune.py"},
     "sqlite3": {"system/store.py"},
 }
 SHARED_NAMES = {
     "optimize": "the dispatch hands models of ONNX to that of `api`",
     "main": "the entry of a process that is started as `python -m`",
-    "here": "what a module of a target gives of this machine: one protocol, one module for each target",
+    "here": "what a back end gives of this machine: one protocol, one module for each target",
     "fastest": "the choice of a back end among muGraphs: one protocol, one module for each target",
 }
 """Public names that several modules may have, and why."""
 
 
-@cache
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
-
-
-@cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
-def imported(file: Path) -> Iterator[tuple[str, str]]:
-    """Modules with the names taken from them, wherever the import stands: at the top, in a
-    function, for types alone."""
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield (inner, "") if inner in modules() else (node.module, alias.name)
-
-
-def imports(file: Path) -> set[str]:
-    return {name for name, _ in imported(file)}
-
-
 def room(module: str) -> str:
     """The name of a module's room in `LAYERS`."""
     parts = module.split(".")[1:]
-    if parts[0] != "targets":
-        inner = ".".join(parts[:2])
-        return inner if any(inner in names for names in LAYERS) else parts[0]
-    if parts[-1] in ("lowering", "exact"):
-        return "targets.lowering"
-    described = len(parts) == 1 or parts[-1] in DESCRIPTIONS or modules().get(module, PACKAGE).name == "__init__.py"
-    return "targets.device" if described else "targets"
+    inner = ".".join(parts[:2])
+    return inner if any(inner in names for names in LAYERS) else parts[0]
 
 
 def layer(name: str) -> int:
@@ -234,8 +188,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_the_page_of_rooms_shows_these_layers() -> None:
     _, drawn, *_ = re.split(r"^```(?:text)?\n", (ROOT / "docs/design/rooms.md").read_text(), flags=re.MULTILINE)
     rows = [re.split(r"  +", line.strip()) for line in drawn.splitlines()]
-    plain = [{re.sub(r" \((.*)\)", r".\1", n).replace(".sessions", "").replace("/", ".") for n in row} for row in rows]
-    assert plain == LAYERS[::-1]
+    assert [{name.replace("/", ".") for name in row} for row in rows] == LAYERS[::-1]
 
 
 def test_circles_are_found() -> None:
@@ -243,7 +196,7 @@ def test_circles_are_found() -> None:
 
 
 def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
-    nested = {name for names in LAYERS for name in names if "." in name and not name.startswith("targets.")}
+    nested = {name for names in LAYERS for name in names if "." in name}
     rooms = [file.parent for file in PACKAGE.glob("*/__init__.py")]
     assert {r.name for r in rooms} | LOOSE == {name for names in LAYERS for name in names if "." not in name}
     rooms += [PACKAGE / name.replace(".", "/") for name in nested]
@@ -296,7 +249,7 @@ def test_a_public_name_means_one_thing() -> None:
     for module, file in modules().items():
         for name, is_type in defined(parsed(file)):
             if (is_type or (module, name) in used) and not module.startswith("taso_mirage.checker"):
-                homes[name].add(re.sub(r"(?<=targets\.)\w+(?=\.)", "*", module))
+                homes[name].add(re.sub(r"(?<=targets\.|devices\.)\w+(?=\.)", "*", module))
     several = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in SHARED_NAMES}
     assert several == {}
 
@@ -372,7 +325,7 @@ def test_heavy_packages_are_imported_in_named_files() -> None:
 
 
 def test_generate_search_and_codegen_never_import_each_other() -> None:
-    rooms = {"generate", "search", "kernels.codegen"}
+    rooms = {"generate", "search", "emit"}
     for name, file in modules().items():
         if name != "taso_mirage" and room(name) in rooms:
             assert not {room(n) for n in imports(file) if n.startswith("taso_mirage.")} & (rooms - {room(name)})
@@ -415,7 +368,7 @@ def test_code_generators_name_no_operator() -> None:
     operators."""
     leaves = {"input", "weight", "constant", "extents", "absent", "opaque", "item"}
     wrong = []
-    for file in (PACKAGE / "kernels" / "codegen").rglob("*.py"):
+    for file in (PACKAGE / "emit").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Compare) and any(
                 isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node)

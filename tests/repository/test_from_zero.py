@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sampled(2)
 def test_every_line_of_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     flags = doctest.IGNORE_EXCEPTION_DETAIL

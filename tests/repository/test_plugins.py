@@ -14,17 +14,17 @@ from types import SimpleNamespace
 import pytest
 
 from taso_mirage import plugins
+from taso_mirage.devices.stamp import Stamp
+from taso_mirage.emit import discovery
+from taso_mirage.emit.cpu.prepared import CpuProgram
 from taso_mirage.errors import InvalidModel, InvalidOption
-from taso_mirage.kernels.codegen import discovery
-from taso_mirage.kernels.codegen.cpu.prepared import CpuProgram
-from taso_mirage.kernels.form import Form
+from taso_mirage.forms.base.form import Form
 from taso_mirage.plugins import CHOSEN, FORM_GROUP, OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP, Plugin
 from taso_mirage.prove.rules import recheck
 from taso_mirage.search.plugin_rules import plugin_rules
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.known import target
 from taso_mirage.targets.protocol import Target
-from taso_mirage.targets.stamp import Stamp
 
 ROOT = Path(__file__).parents[2]
 RULE = """

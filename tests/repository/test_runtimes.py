@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 import pytest
 from commandline import result_of
-from test_ops import build, opsets
+from operator_uses import build, opsets
 from test_runtime_shipped import with_kernel
 
 import models
@@ -31,12 +31,12 @@ import taso_mirage
 from models.real import KNOWN
 from models.real import build as real
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.kernels.packaging import build_kernels, library
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import load_specs
+from taso_mirage.runtime import build_kernels, library
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

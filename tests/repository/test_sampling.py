@@ -22,6 +22,8 @@ def test_it(case):
     assert case < 99
 """
 
+TOGETHER = TESTS.replace("sampled(3)", "sampled(3, together=True)") + "\ndef test_other(): pass\n"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -44,6 +46,11 @@ def test_each_case_runs_on_one_of_its_days(folder: Path) -> None:
     assert sorted([*first, *second, *third]) == list(range(12))
     assert 0 < len(first) < 12
     assert fourth == first
+
+
+def test_tests_that_share_a_fixture_run_on_one_day(folder: Path) -> None:
+    (folder / "test_it.py").write_text(TOGETHER)
+    assert sorted(len(ran(folder, day)) for day in (7, 8, 9)) == [0, 0, 12]
 
 
 def test_slow_runs_and_runs_of_named_files_have_all_cases(folder: Path) -> None:

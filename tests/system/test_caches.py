@@ -17,22 +17,22 @@ import fused_models
 import psutil
 import pytest
 
+from taso_mirage.devices.cpu import compiler as compilers
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.kernels.packaging.build import cache_folder
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.pipeline.fuse import fused
 from taso_mirage.prove.rules.proofs import _Kept
+from taso_mirage.runtime.compilation import cache_folder
 from taso_mirage.system import builds
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.system.store import Store
-from taso_mirage.targets.cpu import compiler as compilers
 
 ROOT = Path(__file__).parents[2]
 
 
 def python(code: str, folder: Path, *, cwd: Path | None = None) -> subprocess.Popen[str]:
     """A process with a cache of its own that runs some Python."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, sys.path)])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "harness"), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code],
         stdout=subprocess.PIPE,
@@ -53,13 +53,13 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 COMPILE = """
 import ctypes
-from taso_mirage.kernels.packaging.build import compile_kernels
+from taso_mirage.runtime.compilation import compile_kernels
 path = compile_kernels(['extern "C" int answer() { return 42; }'], ["-O1"])
 print(ctypes.CDLL(str(path)).answer())
 """
 REGISTER = """
 import onnxruntime
-from taso_mirage.kernels.packaging.build import library
+from taso_mirage.runtime.compilation import library
 onnxruntime.SessionOptions().register_custom_ops_library(str(library()))
 """
 
@@ -276,6 +276,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 GENERATE = "from taso_mirage.cli import main; import sys; sys.argv[1:] = {!r}; main()"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_what_started_them(tmp_path: Path, number: int) -> None:
     arguments = ["substitutions", "generate", "--ops", "3", "--workers", "2", "-o", str(tmp_path / "library")]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commandline import one_line, run
 from scripts import ROOT
-from test_folder import relus
+from small_models import relus
 
 from taso_mirage.errors import OutputError
 from taso_mirage.system.locks import lock_file, locked
@@ -41,6 +41,7 @@ def at_work(*arguments: str | Path, lock: Path) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", ["-o", "--report", pytest.param("--certificate", marks=pytest.mark.slow)])
 def test_a_file_is_written_by_one_run(tmp_path: Path, option: str) -> None:
     output, small = tmp_path / "output", tmp_path / "small.onnx"
@@ -101,6 +102,7 @@ def test_an_interrupt_lets_go(tmp_path: Path) -> None:
     assert not lock_file(output).exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("again", [0, 3])
@@ -161,6 +163,7 @@ except interrupt.Ended as ended:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_signal_at_any_line_leaves_no_lock(tmp_path: Path) -> None:
     """Where a lock is being taken or given back."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import mugraphs
 import pytest
 
-from taso_mirage.kernels.codegen import triton as codegen
+from taso_mirage.emit import triton as codegen
+from taso_mirage.lowering.cuda import SHIPPED, everywhere
 from taso_mirage.operators.expressions import Expr
-from taso_mirage.targets.cuda.lowering import SHIPPED, everywhere
 
 
 @contextmanager

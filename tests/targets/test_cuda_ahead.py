@@ -17,8 +17,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.ir.terms import Tensor, variable  # noqa: E402
+from taso_mirage.lowering import exact  # noqa: E402
+from taso_mirage.lowering.cuda import CudaLowering  # noqa: E402
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.measure.target import CPU, CUDA, Target  # noqa: E402
@@ -27,9 +30,6 @@ from taso_mirage.operators.ops import Ints, term  # noqa: E402
 from taso_mirage.pipeline import stages  # noqa: E402
 from taso_mirage.pipeline.fuse import searches  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
-from taso_mirage.targets.cuda import exact  # noqa: E402
-from taso_mirage.targets.cuda.device import H100  # noqa: E402
-from taso_mirage.targets.cuda.lowering import CudaLowering  # noqa: E402
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
+from taso_mirage.forms.base.form import Form
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.kernels.codegen.cpu.prepared import CpuProgram, InstanceClass
-from taso_mirage.kernels.form import Form
-from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
@@ -80,13 +80,18 @@ def members(node, users, wanted, sizes):
     return [node] if is_distance(node) else []
 
 
-CLASS = InstanceClass(
-    headers=(Path(__file__).with_name("distances.h"),),
-    name="Distances",
-    block=lambda node: node.attr("block")[0],
-    sides=lambda node: (),
-    sizes=lambda node: (*node.args[0].shape, node.args[1].shape[0], *node.attr("block")),
-    layout=lambda node: node.attr("block")[:1],
-    fixed=lambda node: node.args[0].shape,
-)
-FORM = Form(CpuProgram("distances", lambda node: CLASS), read, members)
+def instance(node):
+    """The instance of the class template of `distances.h` that computes a term."""
+    x, w = node.args
+    block = node.attr("block")
+    return TemplateInstance(
+        headers=(Path(__file__).with_name("distances.h"),),
+        name="Distances",
+        block=block[0],
+        sizes=(*x.shape, w.shape[0], *block),
+        layout=block[:1],
+        fixed=x.shape,
+    )
+
+
+FORM = Form(CpuProgram("distances", instance), read, members)

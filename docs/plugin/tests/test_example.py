@@ -5,11 +5,11 @@ import onnx
 from onnx import TensorProto, helper
 
 import taso_mirage
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
-from taso_mirage.kernels.codegen.cpu.native import NativeKernel
-from taso_mirage.kernels.form import CPU_GOALS
 from taso_mirage.operators.ops import term
-from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 
 def test_a_transposed_distance_is_the_other_distance() -> None:

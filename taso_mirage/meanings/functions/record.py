@@ -1,4 +1,4 @@
-"""A scalar function as one record: everything that any part of the system knows of it.
+"""A scalar function as one record: all facts that the system has about it.
 
 Definitions map functions over elements: `xp.map(np.exp, x)`, or `xp.map(ERROR_FUNCTION, x)` where
 numpy has no such function. A numpy function without a record is uninterpreted: it is an oracle in
@@ -72,7 +72,7 @@ class Fold:
 
 
 class Linear(Enum):
-    """How a result's degree depends on those of the operands (PET)."""
+    """The dependence of a result's degree on the degrees of the operands (PET)."""
 
     SUM = "that of the largest"
     PRODUCT = "their sum"
@@ -82,7 +82,7 @@ class Linear(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function of elements. All but the name and the numpy function may be left out.
+    """A function of elements. All fields except the name and the numpy function are optional.
 
     Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
     result is a bool. Field: `field` is its effect on residues; without it, it is a random oracle on
@@ -92,9 +92,9 @@ class Function:
     `boolean` names the function that it is on booleans. `infinite` gives the result where an
     operand is an infinite constant, or None. `comparison` and `division` say which of these it is.
     Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton`
-    are expressions of the operands. `dear`: it is not computed twice where a load will do. `fold`:
-    folding with it. `whole`: the whole number that it rounds an exact one to. `near`: the bounds of
-    f(x) - x.
+    are expressions of the operands. `dear`: it is expensive, so its result is loaded rather than
+    computed twice. `fold`: folding with it. `whole`: the whole number that it rounds an exact one
+    to. `near`: the bounds of f(x) - x.
     """
 
     name: str

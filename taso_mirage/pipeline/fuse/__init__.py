@@ -1,6 +1,6 @@
 """The last stage of `optimize`: searched kernels in place of a model's regions (Mirage, OSDI'25),
-kept where the whole model was measured faster. A target's `lowering.py` makes its kernels: see
-`targets/lowering.py`."""
+kept where the whole model was measured faster. Each target's module in `lowering/` makes its
+kernels."""
 
 from taso_mirage.pipeline.fuse.modes import check_mode, usual_mode
 from taso_mirage.pipeline.fuse.stage import fused

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taso_mirage.errors import InvalidOption
+from taso_mirage.lowering.backend import here
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config
-from taso_mirage.targets.lowering import here
 
 
 def check_mode(mode: str, measure: bool, target: str = "") -> None:

@@ -8,16 +8,16 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, replace
 from typing import Any
 
+from taso_mirage.devices.device import Device
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.form import PreparedGoal
-from taso_mirage.kernels.free import FreeSizes, with_free_names
-from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.free import FreeSizes, with_free_names
+from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
-from taso_mirage.targets.device import Device
 
 SearchedGoal = tuple[Graph, FreeSizes | None]
 """The goal of a search, and the names of its sizes where its kernels read them at run time."""

@@ -145,8 +145,8 @@ def _pads(site: AttributeSite) -> tuple[int, ...]:
 
 
 def _parts(site: AttributeSite) -> tuple[int, ...]:
-    """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is
-    another one."""
+    """The parts of an axis, sometimes more than given, because a rule for two of three parts may be
+    wrong."""
     count = len(site.given) if site.given and site.rng.random() < 0.7 else site.rng.randint(2, 4)
     total = site.shapes[0][site.known["axis"]]
     if site.given and sum(site.given) == total and site.rng.random() < 0.5:
@@ -181,7 +181,7 @@ def _wider(site: AttributeSite) -> tuple[int, ...]:
 
 
 def _bounds(site: AttributeSite, key: str) -> tuple[int, ...]:
-    """A range within each of `axes`; the two ends are drawn on their own, `ends` after `starts`."""
+    """A range within each of `axes`; the two ends are drawn separately, `ends` after `starts`."""
     axes = site.known["axes"]
     sizes = [site.shapes[0][a] for a in axes]
     given = site.given

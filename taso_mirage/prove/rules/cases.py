@@ -1,9 +1,9 @@
-"""Cases of a rule: one application cut free of its model, with letters for the sizes that may vary
-(docs/soundness.md).
+"""Cases of a rule: an application separated from its model, with letters for the sizes that may
+vary (docs/soundness.md).
 
-The typings of a rule are too many to examine; the facts that its proof depends on are not. A *case*
-is a typing with everything fixed but sizes: dtypes, ranks, which dims are 1, equal or free,
-attributes, and the constants that the rule reads. Its proof covers every size.
+A rule has too many typings to examine, but its proof depends on few facts. A *case* is a typing in
+which everything is fixed except sizes: dtypes, ranks, which dims are 1, equal or free, attributes,
+and the constants that the rule reads. Its proof covers every size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Instance:
     """The two sides of one application, with leaves in place of the terms that its variables
     matched.
 
-    Equal ones are equal objects' tuples.
+    Equal instances compare equal.
     """
 
     lhs: tuple[Node, ...]
@@ -55,14 +55,14 @@ class ProofCase:
 
     @cached_property
     def key(self) -> str:
-        """The key under which verdicts are kept."""
+        """The key under which verdicts are stored."""
         return hashlib.sha256(str(self.instance).encode()).hexdigest()[:32]
 
 
 def instance_of(application: Application, concrete: bool = False) -> Instance:
     """An application over leaves.
 
-    Constants that the rule asks about stay; all others do too if it is to be `concrete`.
+    Constants whose values the rule reads are kept, with `concrete` all constants.
     """
     read = constants_read(application.equation)
     cut: dict[Node, Node] = {}
@@ -94,8 +94,8 @@ def constants_read(equation: Equation) -> frozenset[str]:
 
 
 def cases_of(instance: Instance) -> Iterator[ProofCase]:
-    """Cases that the instance is one of, the more general the earlier: sizes vary alone, equal
-    sizes vary together."""
+    """Cases that contain the instance, the more general ones first: sizes vary alone, equal sizes
+    vary together."""
     seen: set[Instance] = set()
     for finest in (True, False):
         lifted = lift(instance.lhs, instance.rhs, finest=finest)

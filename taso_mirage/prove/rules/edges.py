@@ -17,7 +17,7 @@ from taso_mirage.rewriting.equation import Equation
 FEW = 8
 """A constant of more elements states no numbers."""
 LARGEST_SIZE = 64
-"""Numbers above this are no sizes that a typing has."""
+"""The largest number that can be a size of a typing."""
 
 
 @lru_cache(maxsize=1 << 12)

@@ -1,4 +1,4 @@
-"""The kinds of typings that a rule's guard admits, one after the other: classes of dims, ranks,
+"""Enumeration of the kinds of typings that a rule's guard admits: classes of dims, ranks,
 attributes, constants and dtypes around the stated typing, and every combination of small shapes
 (docs/soundness.md)."""
 
@@ -24,8 +24,8 @@ from taso_mirage.rewriting.equation import instantiate
 
 HIGHEST_RANK = 8
 ALL_SHAPES = 1500
-"""The number of combinations of small shapes up to which all are tried; of more, a seed picks
-some."""
+"""The largest number of combinations of small shapes that are all tried. If there are more, a
+seeded sample is used."""
 SHAPE_TRIES = 4000
 """The total number of operands that are given a small shape."""
 SOME_VALUES = 16
@@ -39,7 +39,8 @@ ATTEMPTS = 10
 
 
 def enumerated(statement: RuleStatement, seed: int = 0) -> Iterator[Typing]:
-    """Distinct typings, one class after the other in turns, so that a cut leaves some of each."""
+    """Distinct typings, taken from the classes in turn, so that a prefix contains some of each
+    class."""
     universe = Universe(statement, seed)
     if not universe.given:
         return
@@ -53,8 +54,8 @@ def enumerated(statement: RuleStatement, seed: int = 0) -> Iterator[Typing]:
 
 
 def typing_structure(statement: RuleStatement, typing: Typing) -> tuple[Any, ...]:
-    """A key that is equal for typings of one case, found without a proof: sizes that the rule does
-    not read are interchangeable."""
+    """A key that is equal for typings of one case, computed without a proof: sizes that the rule
+    does not read are interchangeable."""
     literal = reads_sizes(statement.equation)
     told = {0, 1, *stated_sizes(statement.equation)}
     order: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""A rule judged as it is stated: its cases by hostile drawing, a proof or a counterexample for each
-(docs/soundness.md)."""
+"""The judgement of a rule as it is stated: its cases, from enumerated and adversarial typings, with
+a proof or a counterexample for each (docs/soundness.md)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verdicts import Counterexample
 
 RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0, 100.0))
-"""Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
+"""The ranges from which floats are drawn. With positive ranges, roots, quotients and logarithms are
+defined."""
 TRIES = 4
 ENOUGH = 24
 """The number of failed cases after which the examination ends."""
 WORK = 400_000
-"""Steps of proofs after which cases are compared in numbers alone."""
+"""The number of proof steps after which cases are only compared in numbers."""
 COMPARED = 3
 """The number of typings that are enumerated for each one that is judged."""
 GLANCES = ((-3.0, 3.0), (0.5, 4.0), (-100.0, 100.0), (-0.05, 0.05))
-"""Where the floats lie in which every enumerated typing is compared."""
+"""The range of the floats with which every enumerated typing is compared."""
 APART = 1e-6
 ROUNDED = 2e-4
-"""How far two values must be apart, relative to the larger or 1; and where a conversion rounds."""
+"""The smallest difference that refutes, relative to the larger value or 1: in general, and if a
+conversion rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """All cases of a rule that were judged, each once, how many typings fell into them, and of how
-    many kinds of typings beside them only numbers were compared."""
+    """All judged cases of a rule, each once, the number of typings in them, and the number of other
+    kinds of typings that were only compared in numbers."""
 
     cases: tuple[Judged, ...]
     typings: int
@@ -82,9 +84,8 @@ class Examined:
 def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:
     """Judge the cases of `wanted` typings: half of them enumerated, the others drawn.
 
-    More are enumerated (`COMPARED`) and compared in numbers. Those that differ are judged first,
-    and however many there are; of the others, as many as the half and the work of proofs (`WORK`)
-    leave room for.
+    More typings are enumerated (`COMPARED`) and compared in numbers. All that differ are judged
+    first; of the others, as many as the half and the work of proofs (`WORK`) permit.
     """
     judging = _Judging(statement, proofs, seed)
     kinds = list(_by_structure(statement, islice(enumerated(statement, seed), COMPARED * wanted)))
@@ -171,8 +172,8 @@ class _Divided(Reals):
 
 DEFINED, DEFINED_ROUNDED = _Divided(None), _Divided(None, exact=False)
 STANDING = (_Divided(37), _Divided(90))
-"""Two numbers that stand for a missing value: a result that depends on the choice has none
-either."""
+"""Two numbers that represent a missing value. A result that depends on the choice between them has
+no value either."""
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
@@ -199,7 +200,7 @@ def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
 
 
 def apart_somewhere(typing: Typing, seed: int = 0) -> bool:
-    """Whether the sides differ at a glance: `refuted` on few inputs that are drawn at once."""
+    """Whether the sides differ on a few inputs that are drawn at once; a fast form of `refuted`."""
     leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
     rng = np.random.default_rng(seed)
     for i, (low, high) in enumerate(GLANCES):
@@ -256,7 +257,8 @@ def _difference(
 
 
 def _value_missing(typing: Typing, arrays: Mapping[Node, Array]) -> tuple[int, tuple[int, ...], float, float] | None:
-    """Where one side has a value at all elements, and the other none at one of them."""
+    """The place where one side has a value and the other has none, if the first has a value at all
+    elements."""
     env = {n: DEFINED.load(a) for n, a in arrays.items()}
     if _numbers((*typing.lhs, *typing.rhs), DEFINED, env) is not None:
         return None
@@ -303,7 +305,7 @@ def _first(a: Array, b: Array, apart: float) -> tuple[int, ...] | None:
 
 
 def classes(failed: Sequence[Judged]) -> Iterator[tuple[str, Judged]]:
-    """The failed cases by their special properties, the smallest of each."""
+    """The smallest failed case for each set of special properties."""
     best: dict[str, Judged] = {}
     for each in sorted(failed, key=lambda j: (j.counterexample is None, j.typing.elements)):
         best.setdefault(_class(each.typing), each)

@@ -42,8 +42,8 @@ class Typing:
 
     @property
     def elements(self) -> int:
-        """How large it is, to show the smallest; one with letters is larger than any that is
-        drawn."""
+        """The size of a typing, for the choice of the smallest one; a typing with letters is larger
+        than any drawn one."""
         terms = topological((*self.lhs, *self.rhs))
         sizes = [dim_product(n.shape) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT]
         return sum(n if isinstance(n, int) else 1 << 30 for n in sizes)
@@ -89,8 +89,8 @@ def _around(equation: Equation, drawn: RandomTypings, rng: Random, tries: int) -
 
 
 def _right(equation: Equation, names: Mapping[str, Any], lhs: tuple[Node, ...]) -> tuple[Node, ...] | None:
-    """The right side under the names that built the left: an instance of a pattern always matches
-    it in that way."""
+    """The right side under the names that built the left side; an instance of a pattern always
+    matches it under these names."""
     try:
         if equation.where is not None and not equation.where(names):
             return None
@@ -102,7 +102,7 @@ def _right(equation: Equation, names: Mapping[str, Any], lhs: tuple[Node, ...]) 
 
 
 def _runs(node: Node) -> bool:
-    """No empty tensors; and as ONNX asks, no window of a pool is all padding."""
+    """Whether no tensor is empty and, as ONNX requires, no window of a pool is only padding."""
     if pools(node):
         return windows_meet_data(node)
     return not isinstance(node.type, Tensor) or 0 not in (node.type.shape or ())
@@ -221,8 +221,8 @@ def _reshaped(shape: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ..
 
 
 def _alike(rng: np.random.Generator) -> dict[str, Example] | None:
-    """Half of the time every use of an operator takes the same example, or rules of many like terms
-    are never met."""
+    """Choose an example. In half of the draws all uses of an operator have the same example;
+    otherwise rules with many equal terms would never match."""
     return {} if rng.random() < 0.5 else None
 
 
@@ -266,7 +266,8 @@ def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: n
 
 
 def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
-    """Sometimes a lower rank, or some dims 1: broadcasting is where rules go wrong."""
+    """Sometimes lower the rank, or set some dims to 1, because wrong rules often fail for broadcast
+    operands."""
     shape = list(type.shape or ())
     if rng.random() < 0.5 or not shape:
         return type
@@ -300,7 +301,7 @@ def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[
 
 @cache
 def _type(text: str) -> Tensor:
-    """A type by its text: the examples' are few, and asked for often."""
+    """A type by its text, memoized, because examples have few types."""
     return parse_type(text)
 
 

@@ -1,10 +1,10 @@
-"""Guards for equal letters: a typing that has one letter at several dims says nothing about a match
-where those dims differ.
+"""Guards for equal letters: a typing with one letter at several dims says nothing about a match in
+which those dims differ.
 
-Fuzz finds that out only where such a match is likely; so each letter is untied, set of places by
-set of places, and each pair of letters is exchanged in some of the variables (which keeps sums and
-products). Where both sides have a type then at some sizes, the rule must be proved so, or else its
-guard asks for the equality.
+Fuzzing finds such matches only if they are likely. Therefore each letter is replaced by another one
+at each set of places, and each pair of letters is exchanged in some of the variables (which
+preserves sums and products). If both sides then have a type at some sizes, the rule must be proved
+in this form; otherwise its guard requires the equality.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from taso_mirage.verdicts import Failure
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 SIZE, MOST = 3, 200
-"""The most places of a set, and the most variants of a kind."""
+"""The largest number of places of a set, and the largest number of variants of a kind."""
 CASES, SIZES = 4, (1, 2, 2, 3, 4, 6)
 OTHER = "_other"
 
@@ -52,8 +52,8 @@ class Variant(NamedTuple):
 
 
 def equality_guards(rule: Rule) -> list[tuple[DimSite, DimSite]]:
-    """Pairs of places that must be equal for the rule to hold, as far as the operators' types do
-    not ask for it themselves."""
+    """Pairs of places that must be equal for the rule to hold, unless the operators' types already
+    require it."""
     found: list[tuple[DimSite, DimSite]] = []
     dims = dict(_dims(rule))
     for variant in (*islice(_untied(rule), MOST), *islice(_exchanged(rule), MOST)):

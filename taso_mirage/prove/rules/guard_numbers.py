@@ -1,10 +1,10 @@
 """Guards for facts that only the typing of a rule states: numbers among its dims, and attributes
-that one side alone has.
+that only one side has.
 
-Untyped rules apply wherever both sides happen to have one type. Where the types agree by accident
-(a kernel of 2 where the rule was found at 1, an output of size 1), nothing else would stop them; so
-such numbers are pinned, unless the rule is proved with letters in their place. A large number
-stands for a count (of channels, of groups): numbers equal to it must be equal.
+Untyped rules apply wherever both sides have the same type. The types may agree by accident (a
+kernel of 2 for a rule found at 1, an output of size 1). Therefore the guard fixes such numbers,
+unless the rule is proved with letters in their place. A large number represents a count (of
+channels, of groups), so dims equal to it must be equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Guards for ranks: a rule is for the ranks at which it was tested often, and never failed.
+"""Guards for ranks: a rule applies only at ranks at which it was tested often and never failed.
 
-Operators change their meaning with the rank (a product with a vector, axis 1 of a batch), and
-typings of unusual ranks are too rare for the fuzz to find the errors there. Rules of pointwise
-operators broadcast alike at every rank and need no such guard.
+The meaning of operators depends on the rank (a product with a vector, axis 1 of a batch), and
+random typings of unusual ranks are too rare to show errors. Rules of pointwise operators broadcast
+in the same way at every rank and need no such guard.
 """
 
 from __future__ import annotations

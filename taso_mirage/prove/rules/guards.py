@@ -72,7 +72,7 @@ POOL: tuple[tuple[str, str], ...] = (
     ("nxi", "{n} == dim({x}, {i})"),
     ("xytn", "prod(shape({x})[{n}:]) == prod(shape({y}))"),
 )
-"""The predicates of guards, the plainer the earlier: the names that a predicate ranges over (x, y
+"""The predicates of guards, simple ones first: the names over which a predicate ranges (x, y
 tensors; i, j axes of x and of the last tensor; n, m numbers; t, u tuples), and its text. `value`,
 `rank`, ... have their values at the given typing."""
 
@@ -260,8 +260,8 @@ Key = tuple[int, int]
 
 
 def _choose(keys: list[Key], left: int, kept: int, chosen: tuple[Key, ...], best: list[Any]) -> None:
-    """Branch over the predicates that exclude the first failing typing that is left; each one more
-    must pay for itself."""
+    """Branch over the predicates that exclude the first remaining failing typing; each additional
+    predicate must be worth its cost."""
     score = (kept.bit_count() + 0.5) * 0.9 ** len(chosen)
     if score <= best[0]:
         return

@@ -1,8 +1,8 @@
-"""Typings that a rule was not stated for but that its guard admits: each case once, where drawing
-evenly would miss most.
+"""Adversarial typings: typings that a rule's guard admits but for which it was not stated, each
+case once. Uniform draws would miss most of them.
 
-A typing that fits is changed in one or two places: dtypes, dims of 0 and 1, ranks, signs of
-attributes and constants, axes from the end.
+A valid typing is changed in one or two places: dtypes, dims of 0 and 1, ranks, signs of attributes
+and constants, axes from the end.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _balance(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _meet(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """One size becomes as another one is."""
+    """Set one size to the value of another one."""
     places = _places(names)
     if len(places) > 1:
         one, other = rng.sample(places, 2)

@@ -1,5 +1,5 @@
-"""The evidence of one rule: every case of it that hostile drawing finds is proved, or the rule is
-rejected with numbers."""
+"""The evidence of one rule: every case that the adversarial typings reach is proved, or the rule is
+rejected with a counterexample."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ WANTED = 320
 CHOSEN = 32
 """The number of structurally different typings that are proved."""
 KINDS = ("symbolic", "bounded")
-"""From the strongest to the weakest; a rule has the weakest that one of its cases needed."""
+"""The kinds of proof from the strongest to the weakest; a rule has the weakest kind that one of its
+cases needed."""
 KEPT = 0.9
-"""A guard that excludes more of the proved cases is none."""
+"""The largest share of the proved cases that a guard may exclude."""
 GUARDS = 3
-"""The number of times that a guard is sought that excludes the cases that failed."""
+"""The largest number of attempts to find a guard that excludes the failed cases."""
 EquationSides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
@@ -87,9 +88,9 @@ def failure(rule: Rule, found: Examined) -> Failure:
 
 
 def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Failure:
-    """The rule under the guard under which every case is proved, and its evidence.
+    """The rule with a guard under which every case is proved, and its evidence.
 
-    Where no readable guard says so, it claims its proved cases alone.
+    If there is no readable guard, the rule claims only its proved cases (`proved()`).
     """
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
@@ -116,8 +117,8 @@ def where_proved(rule: Rule) -> Rule:
 
 
 def excludes(found: Examined) -> bool:
-    """Whether a rule is worth having though some of its cases are excluded: that of its own typing,
-    which is the first, is proved, and most others are."""
+    """Whether a rule is useful although some of its cases are excluded: the first case, of its own
+    typing, is proved, and most others are."""
     own = found.cases[0] if found.cases else None
     return own is not None and bool(own.verdict) and len(found.of("proved")) > len(found.cases) / 2
 

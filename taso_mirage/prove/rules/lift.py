@@ -19,7 +19,7 @@ TRIES = 200
 SQUARE = "blocksize"
 """The attribute that is the side of a square of channels."""
 PROBE = 20
-"""Sizes above this are taken to tell symbols apart from the numbers of a typing."""
+"""The smallest size that represents a symbol, larger than the numbers of a typing."""
 
 
 def lift(
@@ -28,9 +28,10 @@ def lift(
     """The two sides over leaves whose dims are symbols where these have a type; equal sizes become
     one symbol where they can.
 
-    A size that attributes fix (groups, pads, kernels that must be numbers) stays a number. If
-    `apart`, equal sizes that cannot vary together may vary alone; a guard on them may then fail. If
-    `finest`, equal sizes vary alone wherever that has a type. None where no dim can be a symbol.
+    A size that attributes fix (groups, pads, kernels that must be numbers) stays a number. With
+    `apart`, equal sizes that cannot vary together may vary alone; a guard on them may then fail.
+    With `finest`, equal sizes vary alone wherever the terms have a type. None if no dim can be a
+    symbol.
     """
     outputs = (*lhs, *rhs)
     order = topological(outputs)

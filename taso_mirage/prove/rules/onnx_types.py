@@ -1,5 +1,5 @@
-"""The types that ONNX and its runtime let an operator have: other typings of a rule are no cases of
-it."""
+"""The types that ONNX and ONNX Runtime permit for an operator; other typings of a rule are not
+cases."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float
 from taso_mirage.operators.ops import Call, get
 
 OPSET = 21
-"""The opset whose types count; an operator that ended before has those of its last."""
+"""The opset whose types are used; for an operator that was removed before, the types of its last
+opset."""
 NEWEST = 23
 """The first opset of the newest operators that are known here."""
 NAMES = {
     **{"float32": "float", "float64": "double", "absent": ""},
     **{"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"},
 }
-"""ONNX's words for dtypes, where they are not numpy's."""
+"""ONNX's names of dtypes that differ from numpy's."""
 
 
 def admitted(node: Node) -> bool:
@@ -57,7 +58,7 @@ def _name(dtype: str) -> str:
 
 @cache
 def _types(domain: str, name: str, opset: int) -> tuple[frozenset[str], ...] | None:
-    """The types of each input; None where nobody knows the operator."""
+    """The types of each input; None for an unknown operator."""
     if domain in ("", "ai.onnx"):
         import onnx
 

@@ -1,4 +1,5 @@
-"""Proofs of cases, found once and kept: a rule needs them before it applies (docs/soundness.md)."""
+"""Proofs of cases, each found once and stored. A rule applies only in a proved case
+(docs/soundness.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ verified, have another."""
 BUDGET = 40_000
 """Steps of one proof at an application."""
 ELEMENTS = 512
-"""Larger terms are not proved element by element."""
+"""The largest number of elements of terms that are proved element by element."""
 ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
@@ -73,8 +74,9 @@ class Proofs:
 
     Each case is proved once: in this process, and where `path` is given on this machine.
 
-    Calling it says whether an application is proved; `Rules` keeps it. Equations that are neither
-    laws nor of the library (mutants, whose boxes are verified as they are made) pass.
+    A call returns whether an application is proved; `Rules` holds the object. Equations that are
+    neither laws nor rules of the library (mutants, whose boxes are verified when they are made) are
+    accepted.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -140,7 +142,7 @@ class Proofs:
 
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
-"""Proofs of this process, whoever asked: a verdict depends on the case alone."""
+"""The verdicts of this process, for all callers; a verdict depends only on the case."""
 MOST = 1 << 12
 """Verdicts that stay in memory."""
 
@@ -155,8 +157,8 @@ def _proof_of(case: ProofCase, budget: int, bounded: bool) -> tuple[bool, int]:
 
 
 def proof(instance: Instance, budget: int, bounded: bool) -> tuple[bool, int]:
-    """Whether there is a proof for all sizes of the letters, where there are none also one element
-    by element; and the work."""
+    """Whether there is a proof for all sizes of the letters (without letters also element by
+    element), and its work."""
     if all(_empty(n) for n in instance.lhs) or instance.lhs == instance.rhs:
         return True, 1
     found = prove_symbolic(instance.lhs, instance.rhs, budget)
@@ -215,7 +217,8 @@ PROVER = ("ir", "meanings", "operators", "rewriting", "prove")
 
 
 def prover_files() -> list[Path]:
-    """The files that a proof depends on, in an order that is the same wherever the package lies."""
+    """The files on which a proof depends, in an order that is independent of the package's
+    location."""
     package = Path(__file__).parents[2]
     files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
     others = [file for plugin in plugins(OPERATOR_GROUP) for file in plugin.files()]

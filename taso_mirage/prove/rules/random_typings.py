@@ -22,10 +22,10 @@ _Shapes = dict[str, list[int]]
 VariableTypes = Sequence[tuple[str, Tensor]]
 
 ELEMENTS = 256
-"""Variables with more elements than this are not drawn: small sizes tell as much."""
+"""The largest number of elements of a drawn variable; larger ones would show nothing more."""
 SMALL = (1, 2, 2, 3, 3, 4, 5, 6)
 FEW = (1, 2, 2, 3)
-"""Sizes that meet by chance, so that a wrong rule has a type on both sides."""
+"""Sizes that often coincide, so that a wrong rule has a type on both sides."""
 LARGE = tuple(range(1, 25))
 NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
 
@@ -158,14 +158,13 @@ def _kernels(equation: Equation) -> tuple[str, ...]:
 
 
 def _size(shapes: _Shapes, rng: Random) -> int:
-    """A size, rather one that is there: sizes that meet give both sides a type where the rule is
-    wrong."""
+    """A size, preferably an existing one: equal sizes give both sides of a wrong rule a type."""
     present = [n for shape in shapes.values() for n in shape]
     return rng.choice(present) if present and rng.random() < 0.6 else rng.choice(SMALL)
 
 
 def _change(shapes: _Shapes, rng: Random) -> None:
-    """One dim of one variable: breaks equalities that a guard must ask for."""
+    """Change one dim of one variable, which violates equalities that a guard must require."""
     shape = shapes[rng.choice(list(shapes))]
     if shape:
         shape[rng.randrange(len(shape))] = _size(shapes, rng)

@@ -1,5 +1,5 @@
-"""All rules of a library judged as they are stated, over processes, for `taso-mirage substitutions
-verify`."""
+"""The judgement of all rules of a library as they are stated, in several processes, for
+`taso-mirage substitutions verify`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the
-    evidence if it holds as it is stated, else why not: a counterexample for each class of cases
-    that fail, and the guard that would be right. Seconds it took, and how many cases that were
-    enumerated beside them only numbers were compared in."""
+    """The result for one rule: the numbers of proved, bounded, refuted and unproved cases; the
+    evidence if the rule holds as it is stated, otherwise the reason, with a counterexample for each
+    class of failing cases and a correct guard; the seconds; and the number of enumerated cases that
+    were only compared in numbers."""
 
     name: str
     found: Evidence | Failure
@@ -102,7 +102,7 @@ def _verdicts(rules: Sequence[Rule], seed: int, typings: int, laws: bool) -> lis
 
 
 def verdict_of(rule: Rule, seed: int, typings: int, laws: bool = False) -> RuleVerdict:
-    """Judge one rule as it is stated. One without a proof of every case has failed.
+    """Judge one rule as it is stated. A rule without a proof of every case fails.
 
     Nothing that its file says of it (`evidence`) is read. A rule whose guard says `proved()` claims
     its proved cases alone: the others are counted as excluded. One of a library is worth having

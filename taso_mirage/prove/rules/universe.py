@@ -24,7 +24,7 @@ from taso_mirage.prove.rules.hostile import Names, RuleStatement, legal
 from taso_mirage.rewriting.equation import instantiate
 
 ELEMENTS = 1024
-"""Operands with more elements are not tried."""
+"""The largest number of elements of an operand that is tried."""
 LARGE = 4096
 """Elements of one operand where a number that the rule states is a size."""
 GUARD_TRIES = 400
@@ -67,7 +67,7 @@ class Universe:
 
     @cached_property
     def numbers(self) -> tuple[float, ...]:
-        """The numbers that stand for a number of the rule: at, beside and far from stated and
+        """The numbers that replace a number of the rule: at, next to and far from stated and
         defined ones."""
         stated = dict.fromkeys(n for e in stated_numbers(self.statement.equation) for n in (e, -e))
         near = [e + d for e in stated for d in (0.0, 0.5, -0.5, 1.0, -1.0)]

@@ -24,24 +24,25 @@ from taso_mirage.search.partial.cells import boxes, splits
 from taso_mirage.search.partial.restrict import Restriction
 
 WHOLE = 2 * 10**8
-"""Operations in the field, at most, for which all elements are compared: tenths of a second."""
+"""The largest number of operations in the field with which all elements are compared (tenths of a
+second)."""
 BOX = 1 / 200
-"""The part of that which a box compared at points takes; where boxes are many, all elements are
-compared for more operations."""
+"""The share of that number which the comparison of a box at points takes. If there are many boxes,
+comparing all elements may take more operations."""
 MANY = 2000
-"""Boxes that are compared at points, at most: seconds."""
+"""The largest number of boxes that are compared at points (seconds)."""
 LONGEST = 2 * 10**10
-"""Operations in the field, at most, for which all elements are compared where there are no points:
-ten seconds or so."""
+"""The largest number of operations in the field with which all elements are compared if there are
+no points (about ten seconds)."""
 WIDE = 2 * 10**9
-"""Operations of the trials that are run side by side: it bounds the memory."""
+"""The largest number of operations of trials that run side by side; it bounds the memory."""
 ELEMENTS = 2**26
 """Elements of a term in the trials that are run side by side, at most: 1 GiB.
 
 A program with a larger term is not compared.
 """
 APART = 1000
-"""More than there are trials: none is drawn for two seeds."""
+"""A number larger than the number of trials, so that two seeds share no trial."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -102,9 +103,10 @@ class Agreement:
 def agreement(original: Graph, mutant: Graph, trials: int = 8, seed: int = 0, limit: int = WHOLE) -> Agreement:
     """Compare two programs of fixed sizes over the same leaves; constants keep their values.
 
-    All elements are compared if that takes at most `limit` operations (more where boxes are many),
-    else a few of each box. Raises Unsupported where a program is not linear in each leaf or reads a
-    leaf that the original does not, where types differ, and where comparing takes too long.
+    All elements are compared if that takes at most `limit` operations (more if there are many
+    boxes), otherwise a few of each box. Raises Unsupported where a program is not linear in each
+    leaf or reads a leaf that the original does not, where types differ, and where comparing takes
+    too long.
     """
     leaves = _checked(original, mutant)
     refined = _refined(original, mutant)

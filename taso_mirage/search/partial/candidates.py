@@ -1,5 +1,5 @@
-"""Possible replacements of a program: its mutants, corrected, to be costed; `whole.verified`
-verifies those that are kept."""
+"""Possible replacements of a program: its mutants with corrections, before their costs are known.
+`whole.verified` verifies the ones that are kept."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taso_mirage.search.partial.families import Mutant, mutants_of
 from taso_mirage.verdicts import Failure, FailureKind
 
 LOOKS = 3
-"""Trials that say where a mutant agrees; one that is kept is verified with more
-(`whole.verified`)."""
+"""The number of trials that determine where a mutant agrees; a mutant that is kept is verified with
+more (`whole.verified`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedMutant:
-    """A mutant, where it agrees, and the program with corrections: `joined` ones as one operator,
-    where that makes a difference."""
+    """A mutant, the region where it agrees, and the program with corrections. `joined`: corrections
+    that share weights are one operator."""
 
     mutant: Mutant
     agreement: Agreement
@@ -47,8 +47,8 @@ def made_whole(original: Graph, mutant: Mutant) -> list[CorrectedMutant | Failur
 
 
 def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[CorrectedMutant]:
-    """A mutant made whole; where its corrections can be joined, both ways, for the one that costs
-    less. Raises Unsupported."""
+    """A mutant with its corrections; if they can be joined, in both forms, so that the cheaper one
+    can be used. Raises Unsupported."""
     apart, together = (correct(original, mutant.graph, found, joined) for joined in (False, True))
     ways = [CorrectedMutant(mutant, found, apart, False)]
     if together.outputs != apart.outputs and not found.total:

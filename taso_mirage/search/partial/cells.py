@@ -1,5 +1,5 @@
-"""The boxes of a program's outputs: where an element is computed in one way (PET, OSDI'21, section
-4.1)."""
+"""The boxes of a program's outputs: the elements of a box are computed in one way (PET, OSDI'21,
+section 4.1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A partially equivalent program made whole (PET, OSDI'21, section 6): the original on the failing
-part, stitched into the mutant."""
+"""Corrections of a partially equivalent program (PET, OSDI'21, section 6): the result of the
+original on the failing part replaces that part of the mutant's output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _stitched(piece: Piece, wanted: Node, given: Node, restrict: Restriction) ->
 
 
 def _worth(original: Graph, mutant: Graph, corrected: Sequence[Node]) -> None:
-    """Refuse corrections that are no smaller than the corrected part."""
+    """Raise Unsupported if the corrections do as much work as the original."""
     shared = set(topological(mutant.outputs))
     own = products(n for n in topological(corrected) if n not in shared)
     whole = products(topological(original.outputs))
@@ -52,7 +52,7 @@ def _worth(original: Graph, mutant: Graph, corrected: Sequence[Node]) -> None:
 
 
 def products(nodes: Iterable[Node]) -> int:
-    """Operations of the terms that multiply, but for those that are known before the run."""
+    """Operations of the terms that multiply, without terms that are computed before the run."""
     return sum(work(n, {}).flops for n in nodes if multiplies(n.op) and not is_weight(n))
 
 
@@ -60,8 +60,8 @@ def products(nodes: Iterable[Node]) -> int:
 
 
 def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Products with the same weights that do not depend on each other, as one over their inputs
-    along the batch, until there are none."""
+    """Combine independent products with the same weights into one product over their inputs,
+    concatenated along the batch, until there are none left."""
     found = tuple(outputs)
     while (group := next(_alike(found), None)) is not None:
         found = substitute(found, _as_one(group))
@@ -101,7 +101,8 @@ def _along_batch(parts: Sequence[Node]) -> Node:
 
 
 def _folded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Pads that one operator alone uses, and that it can say, are its own again."""
+    """Move a pad into its operator again if no other operator uses it and the operator has such an
+    attribute."""
     order = topological(outputs)
     uses = users(order)
     done: dict[Node, Node] = {}

@@ -1,8 +1,8 @@
 """Mutants: programs of the same type that may agree on a part (PET, OSDI'21, sections 3 and 4):
 compound steps around one operator.
 
-The families stand beside their operators, in `op_specs/`. None of them claims anything:
-`agreement` finds out where they are right.
+The families are declared beside their operators, in `op_specs/`. They claim nothing; `agreement`
+determines where a mutant is right.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Mutant:
 
 
 def mutants_of(original: Graph, depth: int = 1) -> Iterator[Mutant]:
-    """Every program that up to `depth` steps at any term give, each once, those of few steps
-    first."""
+    """Every program that up to `depth` steps at any term produce, each once, in the order of the
+    number of steps."""
     seen, level = {original.outputs}, [Mutant((), original)]
     for _ in range(depth):
         found = []

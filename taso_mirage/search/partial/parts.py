@@ -1,5 +1,5 @@
-"""The costly parts of a model by the names of their nodes, at fixed sizes; and why a node is
-none."""
+"""The costly parts of a model by the names of their nodes, at fixed sizes, and the reason why a
+node begins no part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taso_mirage.search.partial.families import begins
 from taso_mirage.search.partial.source import programs
 
 NEAREST = 3
-"""The number of names that are offered in place of a wrong one."""
+"""The number of similar names that an error suggests."""
 UNSIZED = (TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -60,8 +60,7 @@ def part(model: Model, name: str, sizes: Mapping[str, int]) -> CostlyPart:
 
 
 def part_names(model: Model, node: Node) -> list[str]:
-    """The name of the ONNX node that a term comes from, and of the value that it is; neither need
-    be there."""
+    """The name of a term's ONNX node, and the name of its value; either may be missing."""
     if node.op in LEAVES:
         return [str(node.attr("name"))]
     origin = model.origins.get(node)

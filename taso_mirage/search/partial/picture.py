@@ -12,17 +12,19 @@ from taso_mirage.search.partial.agreement import AgreementRegion
 from taso_mirage.search.partial.pieces import coarse
 
 WIDEST = 3
-"""Characters of an interval, at most: a long one says its positions beside."""
+"""The largest number of characters for an interval; the positions of a longer one are written
+beside it."""
 COLUMNS, LINES = 95, 40
-"""The size of a picture, at most; a cut is noted."""
+"""The largest size of a picture; a note says if it was cut."""
 RIGHT, WRONG = ".", "#"
 
 
 def picture(region: AgreementRegion) -> str:
-    """Two axes, `.` where the programs agree and `#` where not, for each part of the other axes
-    that looks otherwise: the last two, or, where those all look alike, the last two that do not.
+    """Draw two axes, with `.` where the programs agree and `#` where they do not, once for each
+    different picture along the other axes. The two axes are the last two along which the region
+    varies, or the last two of all.
 
-    Up to three neighbouring positions that look alike are drawn one by one, more of them as three.
+    Up to three equal neighbouring positions are drawn one by one, more as three.
     """
     lines = list(_lines(region))
     if len(lines) > LINES:

@@ -15,13 +15,13 @@ from taso_mirage.operators.traits import Box
 from taso_mirage.search.partial.agreement import AgreementRegion
 
 LARGEST = 6000
-"""The most boxes of neighbouring intervals that are examined; a region that has more is too ragged
-to be worth a correction."""
+"""The largest number of boxes of neighbouring intervals that are examined. A correction of a region
+with more does not pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box on which two programs agree, or fail to everywhere; or one that is cut along `axis`
+    """A box on which two programs agree everywhere or nowhere, or a box that is cut along `axis`
     into `parts`."""
 
     box: Box
@@ -38,7 +38,8 @@ class Piece:
 
 
 def pieces(region: AgreementRegion) -> Piece:
-    """The whole output, cut so that the fewest pieces fail, and so that there are few pieces.
+    """The whole output, cut into the smallest number of failing pieces, and among those into the
+    fewest pieces.
 
     Raises Unsupported if it is too ragged.
     """

@@ -1,8 +1,8 @@
 """A program restricted to a box of its output (PET, OSDI'21, section 6.1): every operator over the
 box of its operands that it needs.
 
-An operator states its restriction beside its definition (`Traits.restriction`), unless the
-definition tells.
+An operator states its restriction beside its definition (`Traits.restriction`), unless it follows
+from the definition.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Partial equivalence as a source of equations: the costly programs of a model, and of each the
-mutants that pay, verified."""
+"""Partial equivalence as a source of equations: the costly programs of a model, and the verified
+mutants of each that make it faster."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from taso_mirage.search.partial.whole import equation, tests_in_words, verified_
 from taso_mirage.verdicts import Failure
 
 PAYS = 0.97
-"""The part of a program's seconds that a corrected mutant may take, at most."""
+"""The largest share of a program's seconds that a corrected mutant may take."""
 Seconds = Callable[[Graph], float]
 """The cost of a program."""
 Contest = Callable[[Graph, Graph], tuple[float, float]]
-"""Seconds of two programs side by side, asked for those of which the second costs less."""
+"""Seconds of two programs side by side, measured if the second has the lower predicted cost."""
 KEPT = 3
-"""Mutants of one program that are kept, at most."""
+"""The largest number of mutants of one program that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A mutant made whole that pays: `equation` puts `corrected` for `program` wherever it stands;
-    `families` led to the mutant.
+    """A corrected mutant that is faster: `equation` replaces `program` by `corrected`; `families`
+    led to the mutant.
 
     `right`: the part of the output's elements that the mutant computes rightly without corrections;
     `region` is a picture of them, empty where all are right. `seconds`: of the program and of the
@@ -50,8 +50,8 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The mutations of a program, the best first, and of how many mutants; `refused` of those that
-    might pay have no corrections."""
+    """The mutations of a program, the best first, and the number of its mutants; `refused` of those
+    that might be faster have no corrections."""
 
     mutations: tuple[Mutation, ...] = ()
     mutants: int = 0
@@ -98,12 +98,13 @@ def tried(
     depth: int = 1,
     late: Callable[[], bool] = lambda: False,
 ) -> Tried | None:
-    """The mutants of a program that take less of `seconds` with their corrections, and in the
-    contest, verified.
+    """The verified mutants of a program that take fewer `seconds` with their corrections, by
+    prediction and in the contest.
 
-    Corrections only add to a mutant, and the rest of it to its largest term: where one that takes
-    too long agrees is not asked, nor the cost of moving data if the term alone takes too long. Both
-    would be most of the time. None if it was late before the end.
+    Corrections and the other terms only add to the cost of the largest term of a mutant. Therefore
+    a mutant that is too expensive without corrections is not compared, and the cost of moving data
+    is not computed if the largest term alone is too expensive. Both would take most of the time.
+    None if it was late before the end.
     """
     before = seconds(program)
     enough = PAYS * before
@@ -155,8 +156,8 @@ def mutation(
     region: str,
     seconds: tuple[float, float],
 ) -> Mutation:
-    """A mutation with its equation, whose name says the families, and by a digest which programs it
-    is about."""
+    """A mutation with its equation, whose name contains the families and a digest of both
+    programs."""
     digest = hashlib.blake2b("\0".join(map(show_graph, (program, corrected))).encode(), digest_size=4).hexdigest()
     law = equation(f"partial: {', then '.join(families)} ({digest})", program, corrected, evidence)
     return Mutation(program, corrected, law, families, right, region, seconds)

@@ -31,10 +31,10 @@ from taso_mirage.search.partial.correct import correct
 from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 SEEDS = (1, 2, 3)
-"""None is the seed that a region is found with."""
+"""The seeds of the verification; none of them is the seed of the search for a region."""
 TRIALS, LIMIT = 8, 4 * 10**9
-"""Trials of a seed, fewer where they would take more operations than LIMIT, or have more than
-ELEMENTS; one at least."""
+"""The number of trials of a seed: fewer if they would take more than LIMIT operations or more than
+ELEMENTS elements, but at least one."""
 TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
 """The criterion of the optimizer's check: TIMES the error of the original, or FLOOR roundings of
 the largest element."""
@@ -42,8 +42,8 @@ the largest element."""
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A mutant made whole: where it agreed, the program with corrections, and its equation at these
-    sizes with its evidence."""
+    """A verified mutant: the region where it agrees, the program with corrections, and its equation
+    at these sizes with its evidence."""
 
     agreement: Agreement
     corrected: Graph
@@ -125,7 +125,7 @@ def _run(graph: Graph, xp: Reals, drawn: Mapping[Node, Array]) -> list[Array]:
 
 
 def equation(name: str, original: Graph, corrected: Graph, evidence: str) -> Equation:
-    """original = corrected where every leaf has the type it has here.
+    """The equation original = corrected, for leaves of exactly these types.
 
     Leaves are x0, x1, ... in it.
     """

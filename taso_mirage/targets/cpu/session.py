@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
+from taso_mirage.devices.stamp import TargetOptions
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.targets.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
 from taso_mirage.targets.onnx_runtime import (
     check_provider,
     fixed_input_types,
@@ -18,7 +19,6 @@ from taso_mirage.targets.onnx_runtime import (
     run_session,
 )
 from taso_mirage.targets.protocol import Arrays, Source, timed, worked
-from taso_mirage.targets.stamp import TargetOptions
 
 
 class CpuSession:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taso_mirage.targets import machine, onnx_runtime
-from taso_mirage.targets.cpu import device
-from taso_mirage.targets.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
+from taso_mirage.devices import machine
+from taso_mirage.devices.cpu import device
+from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
+from taso_mirage.devices.stamp import Stamp, TargetOptions
+from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.session import CpuSession
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,14 @@ class Cpu:
     name = "cpu"
     provider = PROVIDER
     device = device.CPU_DEVICE
-    gpu = False
-    channels_last = False
+    on_cores = True
+    mixes_layouts = False
     blocked = True
     profiles = True
     shares = True
     repeats = True
     domains = onnx_runtime.DOMAINS
-    lowering = "taso_mirage.targets.cpu.lowering"
+    lowering = "taso_mirage.lowering.cpu"
     variants = ()
     stamp = Stamp(name)
 

@@ -1,7 +1,7 @@
 """A model in ONNX Runtime's CUDA provider.
 
-A run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there;
-inputs and outputs stay on the device.
+If the whole model runs on the GPU, a run is captured as a CUDA graph and replayed; inputs and
+outputs stay on the device.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from taso_mirage.devices.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
+from taso_mirage.devices.stamp import Stamp, read_stamp
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.packaging.register import metadata
+from taso_mirage.runtime.register import metadata
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import DEFAULT, EXACT_SIZES, GRAPH, PROVIDER, ROUNDED, TF32, USER_STREAM
 from taso_mirage.targets.onnx_runtime import (
     bind_there,
     check_provider,
@@ -26,7 +27,6 @@ from taso_mirage.targets.onnx_runtime import (
     run_session,
 )
 from taso_mirage.targets.protocol import Arrays, Source, plain
-from taso_mirage.targets.stamp import Stamp, read_stamp
 
 PLAIN = "-1"
 """The annotation of a run that neither captures nor replays a CUDA graph."""
@@ -35,7 +35,7 @@ PLAIN = "-1"
 class CudaSession:
     """See `protocol.RuntimeSession`.
 
-    Where operands are rounded to TF32, `run` is of a session beside it that rounds nothing.
+    If operands are rounded to TF32, `run` uses a second session that does not round.
     """
 
     def __init__(self, source: Source, options: dict[str, str], alone: bool, apart: Arrays) -> None:
@@ -77,8 +77,8 @@ class CudaSession:
 
 
 class _Bound:
-    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every
-    one is a graph of its own."""
+    """Runs with inputs and outputs at fixed addresses on the device, as CUDA graphs require; each
+    run has its own graph."""
 
     def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
         self.session, self.options = session, None if graph is None else graph_run(graph)
@@ -101,9 +101,10 @@ class _Bound:
 
 
 def session_on_stream(model: Source, stream: int, tf32: bool) -> tuple[Any, bool]:
-    """A session on a file, with its kernels where it is `Trusted`, for this process, whose runs are
-    in the order of a CUDA stream, given by its address; and whether the whole model runs on the
-    GPU: then runs can be captured as CUDA graphs (`graph_run`), but not in CUDA's default stream.
+    """A session of this process on a file, with its kernels if it is `Trusted`. Its runs are
+    ordered on a CUDA stream, given by its address. The second result is whether the whole model
+    runs on the GPU: then runs can be captured as CUDA graphs (`graph_run`), but not on CUDA's
+    default stream.
 
     `tf32`: products and convolutions in single precision may round their operands to 10 bits.
     Raises RunFailed, RuntimeUnavailable.

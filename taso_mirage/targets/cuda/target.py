@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taso_mirage.devices.cuda import device
+from taso_mirage.devices.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, ROUNDED
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.errors import RunFailed
 from taso_mirage.targets import onnx_runtime
-from taso_mirage.targets.cuda import device
 from taso_mirage.targets.cuda.libraries import load_libraries
-from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER, ROUNDED
 from taso_mirage.targets.cuda.session import CudaSession
-from taso_mirage.targets.device import Device
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Cuda:
     options: TargetOptions = DEFAULT
     name = "cuda"
     provider = PROVIDER
-    gpu = True
+    on_cores = False
     blocked = False
     profiles = False
     shares = True
     repeats = False
     """A GPU takes some kernels of convolutions as initializers only."""
     domains = onnx_runtime.DOMAINS
-    lowering = "taso_mirage.targets.cuda.lowering"
+    lowering = "taso_mirage.lowering.cuda"
 
     @property
     def device(self) -> Device:
@@ -47,8 +47,8 @@ class Cuda:
 
     @property
     def variants(self) -> tuple[Cuda, ...]:
-        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm, and
-        with it channels last, for which ONNX has no word."""
+        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm,
+        alone and with channels last, which ONNX cannot express."""
         chosen = (*self.options, CHOSEN)
         return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
 
@@ -65,8 +65,8 @@ class Cuda:
         return self
 
     @property
-    def channels_last(self) -> bool:
-        return CHANNELS_LAST in self.options
+    def mixes_layouts(self) -> bool:
+        return CHANNELS_LAST not in self.options
 
     @property
     def stamp(self) -> Stamp:
@@ -97,5 +97,5 @@ def _on_the_gpu(model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
 
 CUDA = Cuda()
 CUDA_TF32 = Cuda((ROUNDED,))
-"""Times are those of runs that round operands. Compared models do not round: nobody could tell a
-wrong rewrite from that."""
+"""Times are measured with rounded operands. Models are compared without rounding, because it could
+not be distinguished from a wrong rewrite."""

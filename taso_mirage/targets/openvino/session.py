@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.devices.openvino.options import PLACE, SERIAL
 from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
-from taso_mirage.targets.openvino.options import PLACE, SERIAL
 from taso_mirage.targets.protocol import Arrays, Source, plain, timed, worked
 
 INSTALL = "OpenVINO is not installed: pip install 'taso-mirage[openvino]'"
@@ -60,7 +60,7 @@ class OpenVinoSession:
 
 
 class _Bound:
-    """Runs with inputs and outputs in place."""
+    """Runs with bound inputs and outputs."""
 
     def __init__(self, request: Any, feed: Mapping[Any, Any]) -> None:
         self.request = request
@@ -90,7 +90,7 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
 
 
 def openvino_nodes(source: Source, options: Mapping[str, str]) -> int:
-    """How many nodes run of a compiled model."""
+    """The number of nodes of a compiled model that run."""
     found = compiled_model(source, options).get_runtime_model().get_ops()
     return sum(str(each.get_rt_info()["layerType"].astype(str)) not in LEAVES for each in found)
 

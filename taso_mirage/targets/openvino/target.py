@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taso_mirage.devices import machine
+from taso_mirage.devices.cpu import device
+from taso_mirage.devices.openvino.options import DEFAULT, SERIAL
+from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.errors import InvalidOption
-from taso_mirage.targets import machine
-from taso_mirage.targets.cpu import device
 from taso_mirage.targets.openvino import session
-from taso_mirage.targets.openvino.options import DEFAULT, SERIAL
 from taso_mirage.targets.protocol import STANDARD, Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class OpenVino:
     options: TargetOptions = DEFAULT
     name = "openvino"
     device = device.CPU_DEVICE
-    gpu = False
-    channels_last = False
+    on_cores = True
+    mixes_layouts = False
     blocked = False
     profiles = False
     shares = False

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs, and the options of ONNX Runtime's CUDA provider."""

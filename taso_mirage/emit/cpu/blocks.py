@@ -1,0 +1,252 @@
+"""The C++ function of one block of a kernel: which part of every tensor it has, its tiles, and its
+for-loop.
+
+Where a run alone knows sizes, they are variables. The code of a block is then a generic lambda over
+the sizes of its tiles: those of a whole tile are numbers that the compiler knows, those of the last
+one the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from taso_mirage.emit.cpu.bodies import CarriedValues, LoweredBody
+from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
+from taso_mirage.emit.cpu.printer import static_cast, swept
+from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory, Root
+from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
+from taso_mirage.emit.statements import (
+    Expression,
+    For,
+    Let,
+    ProgramFunction,
+    Statement,
+    every,
+    expression,
+    select,
+    sum_of,
+    v,
+    when,
+)
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import traits
+
+STACK = 65_536
+"""Bytes of tiles up to which a block keeps them on the stack; a thread pool's may be small."""
+
+
+@dataclass
+class CppKernelFunction:
+    """The function of one kernel: the computation of one block of the grid.
+
+    An ordinary operator is a kernel of one block.
+    """
+
+    lazy: LazyMeaning
+    node: Node
+    sizes: Sequence[str] = ()
+    """The names of the sizes that a run gives."""
+    memory: Memory = field(default_factory=Memory)
+    used: set[str] = field(default_factory=set)
+    spares: list[CppBuffer] = field(default_factory=list)
+    """Where blocks write the results of another one."""
+
+    def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> ProgramFunction:
+        """The function; `operands` without doubles, `types` of those and then of the results."""
+        given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
+        results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
+        pointers = [
+            _pointer(x, static_cast(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
+            for i, x in enumerate([*given, *results])
+            for const in ["const " if i < len(given) else ""]
+        ]
+        whole = static_cast("const size_t*", v.tensors[len(types)])
+        sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
+        sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
+        kernel = traits(self.node).lowering is Lowering.KERNEL
+        computed = (self._kernel if kernel else self._ordinary)(dict(zip(operands, given, strict=True)), results)
+        shown = f"grid {self.node.attr('grid')}, loop {self.node.attr('loop')}" if kernel else self.node.op
+        size, rooms, free = self._rooms()
+        doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
+        tensors = Let("tensors", static_cast("void**", "data"), "void**")
+        body = swept([tensors, *rooms, *sizes, *free, *pointers, *computed], set())
+        return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
+
+    def _rooms(self) -> tuple[int, list[Statement], list[Statement]]:
+        """The bytes of the block's tiles, and their declarations: those of known sizes, and those
+        in memory that grows with the sizes of a run."""
+        tiles = [b for b in self.memory.allocated if b.name in self.used]
+        rooms = [(register_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
+        rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in self.spares]
+        size = sum(4 * n for _, _, n in rooms if isinstance(n, int))
+        where = "alignas(64)" if size <= STACK else "alignas(64) static thread_local"
+        made: list[Statement] = [Let(name, v.array(n), f"{where} {c}") for c, name, n in rooms if isinstance(n, int)]
+        free: list[Statement] = []
+        parts = [v.memory]
+        for c, name, n in rooms:
+            if not isinstance(n, int):
+                free.append(Let(name, v[f"reinterpret_cast<{c}*>"](sum_of(parts)), f"{c}* __restrict"))
+                parts.append(v.aligned(f"4 * {product_factor(n)}"))
+        whole = [Let("memory", v.memory_of_thread(sum_of(parts[1:])), "char*")] if free else []
+        return size, made, [*whole, *free]
+
+    def _constant(self, node: Node) -> CppBuffer:
+        value = self.lazy.constant(node.attr("value"))
+        if isinstance(value, CppBuffer):
+            return value
+        literal: Literal = node.attr("value")
+        name = f"table{len(self.lazy.tables)}"
+        self.lazy.tables[name] = literal
+        return CppBuffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
+
+    def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
+        args = [
+            None if a is ABSENT else memory[a] if a in memory else self.lazy.constant(a.attr("value"))
+            for a in self.node.args
+        ]
+        made = interpret_term(self.node, self.lazy, args)
+        values = made if isinstance(made, tuple) else (made,)
+        return self._stage([(x, r, False) for x, r in zip(values, results, strict=True)])
+
+    def _kernel(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
+        given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
+        body: Graph = self.node.attr("body")
+        grid, loop = self.node.attr("grid"), self.node.attr("loop")
+        if self.node.attr("cluster") != 1:
+            raise Unsupported("a cluster of blocks; threads of a CPU exchange nothing")
+        if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
+            raise Unsupported("blocks that overlap; two threads would write to the same places")
+        made, moved, cut = list[Statement](), list[Statement](), list[tuple[Dim, str]]()
+        tiles: dict[Node, CppBuffer] = {}
+        for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
+            imap, fmap = self.node.attr("imap")[i], self.node.attr("fmap")[i]
+            cut += [(leaf.shape[axis], f"g{g}") for g, axis in enumerate(imap) if axis >= 0]
+            tiles[leaf], start, steps = _tile(i, leaf, x, grid, loop, imap, fmap)
+            c = (register_type if x.name in self.lazy.tables else memory_type)(x.dtype)
+            (moved if steps else made).append(Let(tiles[leaf].name, start, f"const {c}* __restrict"))
+        targets = []
+        for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):
+            target, start, spare = _result(o, output.tensor, y, grid, self.node.attr("omap")[o])
+            self.spares += [spare] if spare is not None else []
+            made.append(_pointer(target, start))
+            targets.append(target)
+        made += self._staged(tiles, targets, moved)
+        return [*_block_indices(grid), *_tiled(cut, made)]
+
+    def _staged(
+        self, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], moved: list[Statement]
+    ) -> list[Statement]:
+        """The statements before, in and after the for-loop; those `moved` begin an iteration."""
+        body, loop = self.node.attr("body"), self.node.attr("loop")
+        carried = CarriedValues(self.lazy, self.memory)
+        made = LoweredBody(carried, body, self.node.attr("fmap"), loop)
+        outputs = made.values(tiles)
+        results = [(x, t, False) for x, t in zip(outputs, targets, strict=True)]
+        if loop == 1:
+            return moved + self._stage(results)
+        before = self._stage([(x, None, False) for x in made.invariants()])
+        axes = zip(body.inputs, self.node.attr("fmap"), strict=True)
+        cut = [(x.shape[axis], "iteration") for x, axis in axes if axis >= 0]
+        inside = _tiled(cut, [*moved, *self._stage([*carried.first, *carried.last])])
+        iterations = For("iteration", v.numbers(count_text((loop,))), tuple(inside))
+        return [*carried.initial, *before, iterations, *self._stage(results)]
+
+    def _stage(self, roots: Sequence[Root]) -> list[Statement]:
+        schedule = LoopSchedule(self.memory)
+        schedule.run(roots)
+        asked = {self.memory.buffers[x].name for x, t, _ in roots if t is None and x in self.memory.buffers}
+        mine = {b.name for b in self.memory.allocated}
+        outside = {t.name for _, t, _ in roots if t is not None and t.name not in mine}
+        made, used = phase_statements(schedule, frozenset(asked | outside))
+        self.used |= used
+        return made
+
+
+def _whole(name: str, type: Tensor) -> CppBuffer:
+    """A tensor that lies row by row."""
+    shape = type.shape or ()
+    return CppBuffer(type.dtype, shape, name, contiguous(shape))
+
+
+def _pointer(x: CppBuffer, value: Expression, const: str = "") -> Let:
+    """The pointer by a buffer's name."""
+    return Let(x.name, value, f"{const}{memory_type(x.dtype)}* __restrict")
+
+
+def count_text(counts: Iterable[Dim]) -> str:
+    """How many blocks or iterations there are, in C++."""
+    known = prod(n for n in counts if isinstance(n, int))
+    found = [product_factor(n).replace("//", "/") for n in counts if not isinstance(n, int)]
+    return " * ".join([*([str(known)] if known != 1 or not found else []), *found])
+
+
+def _block_indices(grid: BufferSizes) -> Iterator[Statement]:
+    for g in reversed(range(len(grid))):
+        if grid[g] != 1:
+            after, own = count_text(grid[g + 1 :]), count_text(grid[g : g + 1])
+            at = v.block if after == "1" else v.block / (after if after.isdigit() else f"({after})")
+            yield Let(f"g{g}", at % own if g or len(grid) > 1 else at, "const size_t")
+
+
+def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[Statement]:
+    """The statements for tiles of every size: once for whole ones, whose sizes the compiler knows,
+    and once for the last ones. `cut`: the dims that are cut, each with the number of the tile."""
+    parts: dict[str, tuple[int, Expression]] = {}
+    for dim, number in cut:
+        if (part := part_of(dim)) is not None:
+            whole, size = part
+            parts[str(dim)] = size, expression(whole) - v[number] * size
+    if not parts:
+        return list(made)
+    given = [f"[[maybe_unused]] const auto {name}" for name in parts]
+    known = v.tile_of(*(v[f"constant<{size}>"]() for size, _ in parts.values()))
+    left = v.tile_of(*(v.smaller(size, rest) for size, rest in parts.values()))
+    fits = every(rest >= size for size, rest in parts.values())
+    return [ProgramFunction("tile_of", given, tuple(made)), when(fits, known, otherwise=[left])]
+
+
+def _tile(
+    i: int, leaf: Node, x: CppBuffer, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
+) -> tuple[CppBuffer, Expression, bool]:
+    """The tile of an operand: its buffer, where it starts, and whether it moves in the loop."""
+    extent = list(x.shape)
+    start = v[x.name]
+    for g, axis in enumerate(imap):
+        if axis >= 0:
+            extent[axis] = tile_stride(extent[axis], leaf.shape[axis], grid[g])
+            if grid[g] != 1:
+                start += v[f"g{g}"] * product_factor(extent[axis] * x.strides[axis])
+    moves = fmap >= 0 and loop != 1
+    if moves:
+        extent[fmap] = tile_stride(extent[fmap], leaf.shape[fmap], loop)
+        start += v.iteration * product_factor(extent[fmap] * x.strides[fmap])
+    return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, moves
+
+
+def _result(
+    o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides
+) -> tuple[CppBuffer, Expression, CppBuffer | None]:
+    """Where a block's part of an output lies: the blocks of the first grid dim are the furthest
+    apart. Where only the first block along a grid dim gives it, the others write into room of their
+    own."""
+    shape = tile.shape or ()
+    extent = [n if (found := part_of(n)) is None else found[1] for n in shape]
+    start, alone = v[y.name], []
+    for g in reversed(range(len(grid))):
+        if omap[g] < 0:
+            alone += [v[f"g{g}"].equals(0)] if grid[g] != 1 else []
+            continue
+        if grid[g] != 1:
+            start += v[f"g{g}"] * product_factor(extent[omap[g]] * y.strides[omap[g]])
+        extent[omap[g]] = extent[omap[g]] * grid[g]
+    made = CppBuffer(y.dtype, shape, f"r{o}", y.strides)
+    if not alone:
+        return made, start, None
+    spare = CppBuffer(y.dtype, y.shape, f"spare{o}", y.strides)
+    return made, select(start, every(alone), spare.name), spare

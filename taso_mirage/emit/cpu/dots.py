@@ -1,0 +1,131 @@
+"""Contractions as blocks of dot products in registers (`vector.h`), chosen by which elements lie
+side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.emit.cpu.layouts import offset, strides_of
+from taso_mirage.emit.cpu.printer import expression_text, static_cast
+from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule
+from taso_mirage.emit.cpu.values import Affine, CppBuffer
+from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import product_factor, usual_size
+
+NARROW = 128
+"""Columns up to which a block of rows has all of its results in registers while it goes through all
+of k."""
+VECTOR = 4
+"""Elements side by side below which a vector is not worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An operand or the result of a contraction: a pointer, and by letter how far apart neighbours
+    lie."""
+
+    pointer: Expression
+    steps: Mapping[str, Dim]
+
+    def at(self, letters: Iterable[str]) -> Expression:
+        """The pointer at the loop variables of these letters."""
+        moved = [v[f"j_{x}"] * product_factor(self.steps[x]) for x in letters if self.step(x) != 0]
+        return sum_of([self.pointer, *moved])
+
+    def step(self, letter: str | None) -> Dim:
+        return self.steps.get(letter, 0) if letter else 0
+
+
+def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[Statement]:
+    """A product by blocks in registers where elements lie side by side, else element by element."""
+    value, target = item.value, item.target
+    pairs = list(zip(value.args, value.letters, strict=False))
+    left, right = (Side(_pointer(schedule.address(x)), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
+    made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
+    sizes = {x: n for arg, letters in pairs for x, n in zip(letters, arg.shape, strict=True) if n != 1}
+    result = [x for x in sizes if x in value.letters[2]]
+    ways = (way(sizes, result, a, b, made) for a, b in ((left, right), (right, left)) for way in (_columns, _rows))
+    product = next((found for found in ways if found is not None), None) or _single(sizes, result, left, right, made)
+    named = f"{','.join(value.letters[:2])}->{value.letters[2]}, {', '.join(f'{x} = {n}' for x, n in sizes.items())}"
+    first = [] if item.update else [fill(target, "0.0f")]
+    return [*first, replace(product, why=f"{named}: {product.why}")]
+
+
+def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> Expression:
+    """Sizes that a run alone knows are operands, whose types have their numbers where a whole tile
+    has them."""
+    if all(isinstance(n, int) for n in sizes):
+        return v[f"{name}<{', '.join(map(str, sizes))}>"](*args)
+    said = [v[f"constant<{n}>"]() if isinstance(n, int) else n for n in sizes]
+    return v[f"{name}_of"](*said, *args)
+
+
+def _long(size: Dim) -> bool:
+    return usual_size(size) >= VECTOR
+
+
+def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
+    """Elements side by side in b and in the result, along a letter that a lacks."""
+    wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
+    if not wide:
+        return None
+    n = wide[0]
+    k = _largest(sizes, lambda x: x not in result)
+    m = _largest(sizes, lambda x: x in result and x != n and a.step(x) != 0 and b.step(x) == 0)
+    outer = [x for x in sizes if x not in (n, k, m)]
+    args = (a.at(outer), a.step(m), a.step(k), b.at(outer), b.step(k), c.at(outer), c.step(m))
+    narrow = usual_size(sizes[n]) <= NARROW
+    call = _call("columns" if narrow else "streamed", (sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)), args)
+    why = "results in registers" if narrow else "long rows, few of them at a time"
+    return _looped(outer, sizes, call, f"vectors along {n}, {why}")
+
+
+def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
+    """Elements side by side in both operands, along a letter that the result lacks."""
+    inner = [x for x in sizes if x not in result and _long(sizes[x]) and a.step(x) == 1 and b.step(x) == 1]
+    if not inner:
+        return None
+    k = inner[0]
+    m = _largest(sizes, lambda x: x in result and a.step(x) != 0 and b.step(x) == 0)
+    n = _largest(sizes, lambda x: x in result and b.step(x) != 0 and a.step(x) == 0)
+    if usual_size(sizes.get(m or "", 1)) > usual_size(sizes.get(n or "", 1)):
+        return None  # the other way round: the larger operand is read once
+    outer = [x for x in sizes if x not in (n, k, m)]
+    args = (a.at(outer), a.step(m), b.at(outer), b.step(n), c.at(outer), c.step(m), c.step(n))
+    call = _call("rows", (sizes.get(m or "", 1), sizes.get(n or "", 1), sizes[k]), args)
+    return _looped(outer, sizes, call, f"vectors along {k}")
+
+
+def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope:
+    order = sorted(sizes, key=lambda x: x in result)
+    to, x, y = (v["*"](side.at(order)) for side in (c, a, b))
+    made = static_cast("float", x) * static_cast("float", y)
+    added = Let(expression_text(to), made, op="+=")
+    return _looped(order, sizes, added, "nothing lies side by side, or too little")
+
+
+def _largest(sizes: Mapping[str, Dim], fits: Callable[[str], bool]) -> str | None:
+    return max((x for x in sizes if fits(x)), key=lambda x: usual_size(sizes[x]), default=None)
+
+
+def _pointer(buffer: CppBuffer) -> Expression:
+    return v[buffer.name] + buffer.start if buffer.start != 0 else v[buffer.name]
+
+
+def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, why: str) -> Scope:
+    """A statement for all values of the loop variables of some letters; the comment is `why`."""
+    for x in reversed(list(letters)):
+        made = loop(f"j_{x}", v.numbers(sizes[x]), [made])
+    return Scope((made,), True, why)
+
+
+def fill(target: CppBuffer, value: str) -> Statement:
+    """Every element of a buffer is set."""
+    names = {i: n for i, n in enumerate(target.shape) if n != 1}
+    at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
+    made: Statement = tl.store(v[target.name][at], value)
+    for i, n in reversed(names.items()):
+        made = loop(f"i{i}", v.numbers(n), [made])
+    return made

@@ -1,0 +1,247 @@
+"""Loop nests as C++: order of the loops, the depth of each computation, registers, and the blocks
+of dot products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from taso_mirage.emit.cpu.dots import fill, product_statements
+from taso_mirage.emit.cpu.layouts import offset
+from taso_mirage.emit.cpu.printer import static_cast
+from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
+from taso_mirage.emit.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
+from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import is_float
+from taso_mirage.meanings.functions import Fold
+
+C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
+
+
+def register_type(dtype: str) -> str:
+    """The C++ type of one element while it is computed with: floats are fp32."""
+    return "float" if is_float(dtype) else memory_type(dtype)
+
+
+def memory_type(dtype: str) -> str:
+    """The C++ type of an element in memory."""
+    if dtype not in C_TYPES:
+        raise Unsupported(f"no C++ for tensors of {dtype}; kernels take {', '.join(C_TYPES)}")
+    return C_TYPES[dtype]
+
+
+def cpp_number(value: float, dtype: str) -> str:
+    """A constant as C++ spells it."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if not is_float(dtype):
+        return f"{memory_type(dtype)}{{{int(value)}}}"
+    if value != value or value in (float("inf"), float("-inf")):
+        return {"nan": "NAN", "inf": "INFINITY", "-inf": "(-INFINITY)"}[str(value)]
+    return f"{value:.9g}" + ("" if any(c in f"{value:.9g}" for c in ".e") else ".0") + "f"
+
+
+Register = tuple[str, int]
+"""The name of an element's register (or its constant), and the depth from which on it is known."""
+
+
+@dataclass
+class NestStatements:
+    """The statements of one nest of loops: those before and after the loops inside, for every
+    depth."""
+
+    schedule: LoopSchedule
+    order: list[str]
+    """The loop variables, the outermost first."""
+    dropped: frozenset[str]
+    before: list[list[Statement]]
+    after: list[list[Statement]]
+    known: dict[tuple[LoopValue, AffineIndex], Register] = field(default_factory=dict)
+    stored: dict[tuple[str, Affine], Register] = field(default_factory=dict)
+    """Stored values that are still in a register, by their places."""
+    folds: list[str] = field(default_factory=list)
+    """How the inner loop folds into registers, as OpenMP says it."""
+    count: int = 0
+
+    def store(self, item: StoreNest) -> None:
+        """Compute a value and store it."""
+        text, known = self._value(item, item.value, item.variables, root=True)
+        inner = self.before[len(self.order)]
+        at = offset(item.target, _target(item))
+        place = v[item.target.name][at]
+        depth = len(self.order) - len(item.folded)
+        if not item.folded:
+            if not item.update:
+                self.stored[item.target.name, at] = text, known
+            if item.target.name not in self.dropped:
+                inner.append(tl.store(place, _combined(item, place, text)))
+            return
+        if set(self.order[depth:]) != item.folded:
+            inner.append(tl.store(place, _combine(item, place, text)))
+            return
+        name = self._fresh("s")
+        self.before[depth].append(Let(name, expression(_folded(item).cpp), "float"))
+        inner.append(let(name, _combine(item, name, text)))
+        self.folds.append(f"{_folded(item).clause}: {name}")
+        self.after[depth].append(tl.store(place, _combined(item, place, name)))
+
+    def _value(self, item: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False) -> Register:
+        value, index = self.schedule.resolve(item, value, index, root)
+        if isinstance(value, LoopConstant):
+            return cpp_number(value.value, value.dtype), 0
+        key = (value, index)
+        if key not in self.known:
+            self.known[key] = self._made(item, value, index)
+        return self.known[key]
+
+    def _made(self, item: StoreNest, value: LoopValue, index: AffineIndex) -> Register:
+        if isinstance(value, CppBuffer):
+            return self._load(value, index)
+        if isinstance(value, LoopIota):
+            return self._named(value, static_cast(register_type(value.dtype), index[0]), self._from(index[0]))
+        assert isinstance(value, Map)
+        if not value.fn.cpp:
+            raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
+        args = [self._value(item, arg, index if arg.shape else ()) for arg in value.args]
+        depth = max((d for _, d in args), default=0)
+        return self._named(value, expression(value.fn.cpp.format(*[t for t, _ in args])), depth)
+
+    def _load(self, value: CppBuffer, index: AffineIndex) -> Register:
+        at = offset(value, index)
+        if (value.name, at) in self.stored:
+            return self.stored[value.name, at]
+        wanted, element = register_type(value.dtype), v[value.name][at]
+        same = wanted == memory_type(value.dtype)
+        return self._named(value, element if same else static_cast(wanted, element), self._from(at))
+
+    def _named(self, value: LoopValue, made: Expression, depth: int) -> Register:
+        name = self._fresh("v")
+        self.before[depth].append(Let(name, made, f"const {register_type(value.dtype)}"))
+        return name, depth
+
+    def _from(self, at: Affine) -> int:
+        return max((self.order.index(name) + 1 for name, _ in at.terms), default=0)
+
+    def _fresh(self, hint: str) -> str:
+        self.count += 1
+        return f"{hint}{self.count - 1}"
+
+
+def nest_scope(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str]) -> Scope:
+    """A nest of loops; the buffers `dropped` are registers."""
+    order, sizes = loop_order(schedule, nest, dropped), _sizes(nest)
+    depths = range(len(order) + 1)
+    made = NestStatements(schedule, order, dropped, [[] for _ in depths], [[] for _ in depths])
+    for item in nest.stores:
+        made.store(item)
+    body = made.before[-1]
+    for depth in reversed(range(len(order))):
+        n = sizes[order[depth]]
+        over = v.vectors(n, *made.folds) if depth == len(order) - 1 else v.numbers(n)
+        body = [*made.before[depth], loop(order[depth], over, body), *made.after[depth]]
+    return Scope(tuple(body))
+
+
+def _sizes(nest: Nest) -> dict[str, object]:
+    return {f"i{i}": n for i, n in enumerate(nest.stores[0].space)}
+
+
+def loop_order(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str] = frozenset()) -> list[str]:
+    """The loop variables of a nest, the outermost first: the inner loop is that along which most
+    elements lie side by side; folds into registers are inside."""
+    names = list(_sizes(nest))
+    folded = next((s.folded for s in nest.stores if s.folded), frozenset())
+    side = dict.fromkeys(names, 0)
+    for item in nest.stores:
+        for leaf, index in (*schedule.leaves(item), (item.target, _target(item))):
+            if isinstance(leaf, CppBuffer) and leaf.name not in dropped:
+                for name, k in offset(leaf, index).terms:
+                    side[name] += k in (1, -1)
+    if not names:
+        return []
+    inner = max(names, key=lambda n: (side[n], names.index(n)))
+    rest = [n for n in names if n != inner]
+    if inner in folded:
+        rest.sort(key=lambda n: n in folded)
+    return [*rest, inner]
+
+
+def _target(item: StoreNest) -> AffineIndex:
+    """Where a store goes: the folded axes have one place."""
+    return tuple(Affine() if i in item.axes else v for i, v in enumerate(item.variables))
+
+
+def _combined(item: StoreNest, place: Expression, text: str) -> Expression:
+    """What is stored in a place: a value, or the old one with it."""
+    if item.update:
+        return _combine(item, place, text)
+    wanted = memory_type(item.target.dtype)
+    return expression(text) if wanted == register_type(item.value.dtype) else static_cast(wanted, text)
+
+
+def _combine(item: StoreNest, a: Expression | str, b: str) -> Expression:
+    """One element more in a fold."""
+    assert item.fold is not None
+    return expression(item.fold.cpp.format(a, b))
+
+
+def _folded(item: StoreNest) -> Fold:
+    """How C++ folds with the function of a store."""
+    found = None if item.fold is None else item.fold.fold
+    if found is None:
+        raise Unsupported("a fold that has no C++; keep its operator outside of kernels")
+    return found
+
+
+# ---------------------------------------------------------------- a stage
+
+
+def phase_statements(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[list[Statement], set[str]]:
+    """The statements of a stage, and which buffers they use. `needed`: buffers that others read."""
+    made: list[Statement] = []
+    used: set[str] = set()
+    dropped = frozenset(_registers(schedule, needed))
+    for item in schedule.items:
+        if isinstance(item, ContractionNest):
+            made += product_statements(item, schedule)
+            used |= _used(schedule, item)
+        else:
+            made += [*_identities(item, schedule), nest_scope(schedule, item, dropped)]
+            used |= _used(schedule, item) - dropped
+    for value in [x for x, b in schedule.room.buffers.items() if b.name in dropped]:
+        del schedule.room.buffers[value]  # it was in a register, and is there no longer
+    return made, used
+
+
+def _identities(nest: Nest, schedule: LoopSchedule) -> Iterator[Statement]:
+    """Folds along outer loops go through memory, which begins with the fold's identity."""
+    loops = loop_order(schedule, nest)
+    for item in nest.stores:
+        folded = item.folded
+        if folded and not item.update and set(loops[len(loops) - len(folded) :]) != folded:
+            shape = tuple([1 if i in item.axes else n for i, n in enumerate(item.value.shape)])
+            yield fill(replace(item.target, shape=shape), _folded(item).cpp)
+
+
+def _used(schedule: LoopSchedule, item: Nest | ContractionNest) -> set[str]:
+    """The names of the buffers that a nest reads or writes."""
+    if isinstance(item, ContractionNest):
+        return {item.target.name, *(schedule.address(a).name for a in item.value.args)}
+    leaves = (b for s in item.stores for b, _ in schedule.leaves(s))
+    return {s.target.name for s in item.stores} | {b.name for b in leaves if isinstance(b, CppBuffer)}
+
+
+def _registers(schedule: LoopSchedule, needed: frozenset[str]) -> Iterator[str]:
+    """Buffers that only the nest that writes them reads."""
+    home: dict[str, set[int]] = {}
+    folds: set[str] = set()
+    for i, item in enumerate(schedule.items):
+        if isinstance(item, ContractionNest):
+            folds.add(item.target.name)
+        else:
+            folds |= {s.target.name for s in item.stores if s.folded or s.update}
+        for name in _used(schedule, item):
+            home.setdefault(name, set()).add(i)
+    mine = {b.name for b in schedule.room.buffers.values()} - folds - needed - schedule.room.mutable
+    yield from (name for name, at in home.items() if len(at) == 1 and name in mine)

@@ -1,0 +1,267 @@
+"""Terms whose C++ is a class by hand: they read weights that are prepared once, before the first
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.emit.cpu.places import Places
+from taso_mirage.emit.cpu.printer import static_cast
+from taso_mirage.emit.discovery import discovered
+from taso_mirage.emit.statements import (
+    Expression,
+    Let,
+    ProgramFunction,
+    Return,
+    Scope,
+    Statement,
+    expression,
+    sum_of,
+    v,
+    when,
+)
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product
+from taso_mirage.ir.terms import ABSENT, Graph, Node
+
+LANES = 16
+"""The number of tiles or columns of a block is a multiple of this: the longest vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInstance:
+    """An instance of a C++ class template that computes a term.
+
+    `headers`: names of files beside this one, or paths. `block`: the tiles or columns of a block.
+    `sizes`, `switches`: the arguments of the template, besides whether the bias and the summand are
+    there. `layout`: the properties besides the weights on which the prepared weights depend.
+    """
+
+    headers: tuple[str | Path, ...]
+    name: str
+    block: int
+    sizes: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    sides: tuple[int, ...] = ()
+    """The sides of a tile, which are powers of two."""
+    switches: tuple[bool, ...] = ()
+    fixed: tuple[Dim, ...] = ()
+    """The sizes besides those of the weights that its code is made for."""
+    times: Dim = 1
+    """How many times its blocks run, if that is not in its code."""
+    rows: Dim = 0
+    """A size that its blocks read."""
+    weights: tuple[int, ...] = (1,)
+    """The places of the operands that are prepared."""
+    first: tuple[Dim, Dim, int] = (0, 0, 0)
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
+    properties on which they depend besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProgram:
+    """How the terms of an operator are written: each is an instance of a class template."""
+
+    op: str
+    instance: Callable[[Node], TemplateInstance]
+
+
+@cache
+def cpu_programs() -> Mapping[str, CpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, CpuProgram)}
+
+
+def template_instance(node: Node) -> TemplateInstance:
+    """The instance that computes a term of a form."""
+    return cpu_programs()[node.op].instance(node)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTerm:
+    """A term with prepared weights and the C++ class `name` that computes it.
+
+    Raises Unsupported where there is no such class.
+    """
+
+    node: Node
+    name: str
+    kind: TemplateInstance
+
+    def __post_init__(self) -> None:
+        types = {arg.tensor for arg in self.node.args if arg is not ABSENT} | {self.node.tensor}
+        floats = types - {self.node.args[i].tensor for i in self.weights if self.node.args[i].dtype == "uint8"}
+        sizes = *self.node.args[1].shape, *self.kind.fixed
+        if any(t.dtype != "float32" for t in floats) or not all(isinstance(n, int) for n in sizes):
+            shown = ", ".join(map(str, types))
+            raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
+        if self.kind.block % LANES:
+            raise Unsupported(f"blocks of {self.kind.block}; it must be a multiple of {LANES}")
+        sides = self.kind.sides
+        if any(side < 1 for side in self.node.attr("block")) or any(side & (side - 1) for side in sides):
+            raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
+
+    @property
+    def weights(self) -> list[int]:
+        """The places of the operands that are prepared."""
+        return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
+
+    def prepare(self, given: Sequence[int], at: Expression) -> Expression:
+        """The call that prepares its weights, the kernel's inputs of these numbers."""
+        missing = [v.nullptr] * (len(self.kind.weights) - len(given))
+        return v[f"{self.name}::prepare"](*(v.inputs[i] for i in given), *missing, at)
+
+    @property
+    def declaration(self) -> str:
+        """The declaration of its class."""
+        switches = *(each is not None for each in self.operands), *self.kind.switches
+        said = ", ".join([*map(str, self.kind.sizes), *(str(each).lower() for each in switches)])
+        return f"using {self.name} = {self.kind.name}<{said}>;"
+
+    @property
+    def blocks(self) -> Expression:
+        """How many there are."""
+        each, times = v[f"{self.name}::BLOCKS"], self.kind.times
+        return each if times == 1 else v[str(times)] * each
+
+    @property
+    def prepared(self) -> Expression:
+        """The bytes of its prepared weights, as far as those of the next term begin."""
+        return (v[f"{self.name}::PREPARED"] + 63) / 64 * 64
+
+    @property
+    def rows(self) -> Dim:
+        """A size that a run gives and blocks read; 0 where there is none."""
+        return self.kind.rows if isinstance(self.kind.rows, Symbolic) else 0
+
+    @property
+    def operands(self) -> list[Node | None]:
+        """The operands of a block after the data and the prepared weights: a bias and a summand;
+        None where it has none."""
+        return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
+
+
+def prepares(node: Node) -> bool:
+    """Whether a term of a muGraph reads prepared weights."""
+    return node.op in cpu_programs()
+
+
+def layout(graph: Graph) -> tuple[Any, ...]:
+    """A key of the layout of a muGraph's prepared weights: equal layouts have equal keys."""
+    return tuple([(node.op, *template_instance(node).layout) for node in graph if prepares(node)])
+
+
+def headers(graphs: Iterable[Graph]) -> list[str]:
+    """The classes that some muGraphs have, each once."""
+    nodes = (node for graph in graphs for node in graph if prepares(node))
+    found = dict.fromkeys(header for node in nodes for header in template_instance(node).headers)
+    names: list[str | Path] = ["lanes.h", *found] if found else []
+    folder = files("taso_mirage.emit.cpu")
+    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
+
+
+# ---------------------------------------------------------------- calls
+
+
+@dataclass
+class PreparedCalls:
+    """The terms of a program that read prepared weights, which lie one behind the other.
+
+    Terms whose results nothing has read yet run together.
+    """
+
+    places: Places
+    terms: list[PreparedTerm] = field(default_factory=list)
+    run: int = 0
+    """How many of the terms have run."""
+
+    def add(self, node: Node, name: str) -> PreparedTerm:
+        """A node as an instance of a header's class, whose blocks run before their result is
+        read."""
+        made = PreparedTerm(node, name, template_instance(node))
+        if any(node.args[i] not in self.places.graph.inputs for i in made.weights):
+            raise Unsupported("a muGraph that prepares weights that are no inputs")
+        if any(arg.op == "constant" for arg in node.args):
+            raise Unsupported(f"a {node.op} of a constant; make it an input")
+        self.places.results(node)
+        self.terms.append(made)
+        return made
+
+    def reads(self, node: Node) -> bool:
+        """Whether a node reads the result of a term that has not run yet."""
+        return any(made.node in node.args for made in self.terms[self.run :])
+
+    def calls(self) -> Iterator[Statement | ProgramFunction]:
+        """The calls of the terms that have not run: first the digits that several terms may read,
+        then all blocks; and the function that runs the blocks of several terms."""
+        group = self.terms[self.run :]
+        digits: dict[object, Expression] = {}
+        for made in group:
+            yield from self._arguments(made, digits)
+            self.run += 1
+        if len(group) > 1:
+            yield from _together(group)
+        for made in group if len(group) == 1 else ():
+            yield v.run(f"{made.name}::block", made.blocks, f"tensors_{made.name}", "parallel_for", "pool")
+
+    def _arguments(self, made: PreparedTerm, digits: dict[object, Expression]) -> Iterator[Statement]:
+        """The pointers of a term's blocks, and the call that makes its digits."""
+        x, *_ = made.node.args
+        tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
+        if made.rows != 0:
+            yield Let(rows, expression(made.rows), "size_t")
+        at = static_cast("const char*", v.inputs[len(self.places.graph.inputs)])
+        read = [self.places.of(x)[0], sum_of([at, *self._before(self.run)])]
+        read = [_pointer(each) for each in read]
+        read += [v.nullptr if arg is None else _pointer(self.places.of(arg)[0]) for arg in made.operands]
+        count, bytes, _ = made.kind.first
+        key = x, made.kind.first
+        known = key in digits
+        if bytes and not known:
+            digits[key] = self.places.room(dim_product((count, bytes)))
+        read += [self.places.of(made.node)[0], v[f"&{rows}"] if made.rows != 0 else v.nullptr]
+        yield Let(tensors, expression([*read, digits.get(key, v.nullptr)]), "void*")
+        if bytes and not known:
+            yield v.run(f"{made.name}::digits", count, tensors, "parallel_for", "pool")
+
+    def _before(self, count: int) -> list[Expression]:
+        """The bytes of the prepared arrays of the first terms, as terms of a sum."""
+        return [expression(0), *(made.prepared for made in self.terms[:count])]
+
+    def preparation(self, name: str) -> tuple[Let, ProgramFunction]:
+        """The bytes of the prepared weights and the list of the inputs that are weights, and the
+        function that prepares them."""
+        places, calls = dict[int, None](), list[Statement]()
+        for i, made in enumerate(self.terms):
+            given = [self.places.graph.inputs.index(made.node.args[k]) for k in made.weights]
+            places |= dict.fromkeys(given)
+            calls.append(made.prepare(given, sum_of([static_cast("char*", "prepared"), *self._before(i)])))
+        said = expression([sum_of(self._before(len(self.terms))), len(places), *places])
+        parameters = "const void** inputs", "void* prepared"
+        prepare = ProgramFunction(f"{name}_prepare", parameters, (Scope(tuple(calls), True),), 'extern "C" void')
+        return Let(f"{name}_prepared", said, 'extern "C" const size_t'), prepare
+
+
+def _pointer(place: Expression) -> Expression:
+    return v["const_cast<void*>"](static_cast("const void*", place))
+
+
+def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunction]:
+    """The blocks of one term after those of the other."""
+    names = [made.name for made in group]
+    if any(made.kind.times != 1 for made in group):
+        raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
+    body: list[Statement] = []
+    for i, made in enumerate(group):
+        block = v[f"{made.name}::block"](static_cast("void**", "data")[i], "number")
+        body += [when(v.number < made.blocks, Return(block)), Let("number", made.blocks, op="-=")]
+    yield ProgramFunction(f"{names[0]}_blocks", ("void* data", "size_t number"), tuple(body), "static void")
+    yield Let(f"all_{names[0]}", expression([f"tensors_{name}" for name in names]), "void*")
+    blocks = sum_of(made.blocks for made in group)
+    yield v.run(f"{names[0]}_blocks", blocks, f"all_{names[0]}", "parallel_for", "pool")

@@ -1,0 +1,335 @@
+"""From lazy tensors to loop nests: the values that lie in memory, and the loops that are one.
+
+A value is kept in memory where something reads it across elements (folds, products, merged axes),
+or where it is dear and read more than once. Stores over the same elements share one nest of loops,
+and a value that only such a nest reads stays in a register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from taso_mirage.emit.cpu.layouts import (
+    loop_variables,
+    offset,
+    offset_buffer,
+    permutes,
+    product_strides,
+    strip,
+    unmerged,
+    viewed,
+    without_view,
+    without_views,
+)
+from taso_mirage.emit.cpu.values import (
+    Affine,
+    AffineIndex,
+    BufferSizes,
+    Concat,
+    Contract,
+    CppBuffer,
+    Flat,
+    LoopConstant,
+    LoopIota,
+    LoopValue,
+    LoopView,
+    Map,
+    Reduce,
+    Strides,
+    contiguous,
+    shape_axes,
+)
+from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.meanings.functions import ADD, Function
+
+
+@dataclass(eq=False, slots=True)
+class StoreNest:
+    """target[element] = value[element], over the elements of the value; with `fold` over `axes`,
+    the operand of the fold over them.
+
+    `update`: the old value of the target is folded in (an accumulator).
+    """
+
+    value: LoopValue
+    target: CppBuffer
+    fold: Function | None = None
+    axes: Strides = ()
+    update: bool = False
+    memory: Mapping[LoopValue, CppBuffer] | None = None
+    """The memory at the time when the store found its place among the others; the store computes
+    all other values."""
+
+    @property
+    def space(self) -> BufferSizes:
+        return tuple(n for n in self.value.shape if n != 1)
+
+    @property
+    def variables(self) -> AffineIndex:
+        return loop_variables(self.value.shape)
+
+    @property
+    def folded(self) -> frozenset[str]:
+        """The loop variables that the fold runs over."""
+        return frozenset(n for axis in self.axes for n, _ in self.variables[axis].terms)
+
+
+@dataclass(eq=False, slots=True)
+class Nest:
+    """Stores over one space of loops, in order."""
+
+    stores: list[StoreNest]
+
+
+@dataclass(eq=False, slots=True)
+class ContractionNest:
+    """target += the contraction."""
+
+    value: Contract
+    target: CppBuffer
+    update: bool
+
+
+Item = Nest | ContractionNest
+Root = tuple[LoopValue, CppBuffer | None, bool]
+"""A value that is computed: into a buffer, or (None) wherever it is to be found later, or (True)
+added to the buffer."""
+
+
+@dataclass
+class Memory:
+    """The memory of a block, over all of its stages."""
+
+    buffers: dict[LoopValue, CppBuffer] = field(default_factory=dict)
+    """Where values lie that have been computed."""
+    allocated: list[CppBuffer] = field(default_factory=list)
+    mutable: set[str] = field(default_factory=set)
+    """Buffers that are written more than once."""
+
+    def allocate(self, value: LoopValue, strides: BufferSizes | None = None, hint: str = "b") -> CppBuffer:
+        """Room for a value; `strides` where its axes are to lie in another order."""
+        name = f"{hint}{len(self.allocated)}"
+        found = CppBuffer(value.dtype, value.shape, name, strides or contiguous(value.shape))
+        self.allocated.append(found)
+        return found
+
+
+@dataclass
+class LoopSchedule:
+    """The loop nests of one stage of a kernel."""
+
+    room: Memory
+    items: list[Item] = field(default_factory=list)
+    kept: set[LoopValue] = field(default_factory=set)
+    _written: dict[str, int] = field(default_factory=dict)
+    _read: dict[str, int] = field(default_factory=dict)
+
+    # ------------------------------------------------------------ values in memory
+
+    def run(self, roots: Sequence[Root]) -> None:
+        """Compute every root."""
+        self._decide([value for value, _, _ in roots])
+        for value, target, update in roots:
+            if target is None:
+                self.memory(value)
+            elif update:
+                self._update(value, target)
+            else:
+                self.store(value, target)
+
+    def _decide(self, roots: Sequence[LoopValue]) -> None:
+        """Note the values that are worth memory: dear, and with several readers or with a reader
+        that has more elements."""
+        readers: dict[LoopValue, set[LoopValue]] = {}
+        order = list(self._below(roots))
+        for value in order:
+            for arg in value.args:
+                if not isinstance(value, LoopView):
+                    readers.setdefault(without_view(arg), set()).add(value)
+        dear: set[LoopValue] = set()
+        for value in order:
+            if isinstance(value, Map):
+                inner = [without_view(arg) for arg in value.args]
+                if value.fn.dear or any(a in dear and a.count == value.count for a in inner):
+                    dear.add(value)
+        for value in dear:
+            using = readers.get(value, set())
+            if len(using) > 1 or any(usual_size(reader.count) > usual_size(value.count) for reader in using):
+                self.kept.add(value)
+
+    def _below(self, roots: Sequence[LoopValue]) -> Iterator[LoopValue]:
+        met: set[LoopValue] = set()
+
+        def visit(value: LoopValue) -> Iterator[LoopValue]:
+            if value in met or value in self.room.buffers:
+                return
+            met.add(value)
+            for arg in value.args:
+                yield from visit(arg)
+            yield value
+
+        for root in roots:
+            yield from visit(root)
+
+    def memory(self, value: LoopValue) -> CppBuffer:
+        """The value in memory, computed now if it is not yet there."""
+        if isinstance(value, CppBuffer):
+            return value
+        if value not in self.room.buffers:
+            strides = product_strides(value, self.room.buffers) if isinstance(value, Contract) else None
+            target = self.room.allocate(value, strides)
+            if isinstance(value, Contract):
+                self.contract(value, target, False)
+            elif isinstance(value, Map):
+                self._add(StoreNest(value, target))
+            else:
+                self.store(value, target)
+            self.room.buffers[value] = target
+        return self.room.buffers[value]
+
+    def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
+        """A product into a buffer; its operands come into memory first."""
+        reads = {self.address(arg).name for arg in value.args}
+        self.items.append(ContractionNest(value, target, update))
+        self._note(len(self.items) - 1, target.name, reads)
+
+    def address(self, value: LoopValue) -> CppBuffer:
+        """The memory in which the elements of a value lie, as a buffer of its shape."""
+        axes = shape_axes(value.shape)
+        inner, index = strip(value, axes)
+        if isinstance(inner, (LoopConstant, LoopIota)):
+            inner, index = value, axes
+        buffer = self._flat(inner) if isinstance(inner, Flat) else self.memory(inner)
+        return viewed(buffer, index, value.shape)
+
+    def _flat(self, value: Flat) -> CppBuffer:
+        """Merged axes in memory: those of the operand, where it lies row by row, else of a copy."""
+        if value not in self.room.buffers:
+            rows = self.address(value.arg)
+            if not rows.dense:
+                rows = self.room.allocate(value.arg)
+                self.store(value.arg, rows)
+            self.room.buffers[value] = replace(
+                rows, dtype=value.dtype, shape=value.shape, strides=contiguous(value.shape)
+            )
+        return self.room.buffers[value]
+
+    # ------------------------------------------------------------ stores
+
+    def store(self, value: LoopValue, target: CppBuffer) -> None:
+        """A value into a buffer of its shape.
+
+        Parts of a concatenation, and merged axes, are stored where they belong.
+        """
+        if value in self.kept and value not in self.room.buffers:
+            self.memory(value)
+        if isinstance(value, LoopView) and not isinstance(value.arg, CppBuffer) and permutes(value):
+            inverse = without_views(value, target)
+            if inverse is not None:
+                return self.store(value.arg, inverse)
+        if value in self.room.buffers:
+            return self._add(StoreNest(value, target))
+        if isinstance(value, Flat) and value.arg not in self.room.buffers:
+            strides = unmerged(value.arg.shape, value.shape, target.strides)
+            if strides is not None:
+                return self.store(value.arg, replace(target, shape=value.arg.shape, strides=strides))
+        if isinstance(value, Concat):
+            for part, start in zip(value.args, value.starts(), strict=True):
+                self.store(part, offset_buffer(target, part.shape, value.axis, start))
+            return None
+        if isinstance(value, Contract) and target.dtype == "float32" and _plain(value, target, self.room.buffers):
+            return self.contract(value, target, False)
+        if isinstance(value, Reduce):
+            return self._add(StoreNest(value.arg, target, value.fn, value.axes))
+        return self._add(StoreNest(value, target))
+
+    def _update(self, value: LoopValue, target: CppBuffer) -> None:
+        """target += value."""
+        if isinstance(value, Contract) and value not in self.room.buffers:
+            return self.contract(value, target, True)
+        if isinstance(value, Reduce) and value.fn is ADD and value not in self.room.buffers:
+            return self._add(StoreNest(value.arg, target, ADD, value.axes, True))
+        return self._add(StoreNest(value, target, ADD, (), True))
+
+    def _add(self, store: StoreNest) -> None:
+        """Into the first nest over the same elements at which all that the store reads is there,
+        else into a new one."""
+        reads: dict[str, set[Affine]] = {}
+        leaves = self.leaves(store)
+        store.memory = dict(self.room.buffers)
+        for leaf, index in leaves:
+            if isinstance(leaf, CppBuffer):
+                reads.setdefault(leaf.name, set()).add(offset(leaf, index))
+        first = 0
+        for name, places in reads.items():
+            at = self._written.get(name, -1)
+            first = max(first, at if at >= 0 and self._pointwise(at, name, places, store) else at + 1)
+        name = store.target.name
+        if name in self.room.mutable:
+            first = max(first, self._written.get(name, -1) + 1, self._read.get(name, -1) + 1)
+        place = next((i for i in range(first, len(self.items)) if self._fits(self.items[i], store)), len(self.items))
+        if place == len(self.items):
+            self.items.append(Nest([]))
+        nest = self.items[place]
+        assert isinstance(nest, Nest)
+        nest.stores.append(store)
+        self._note(place, name, set(reads))
+
+    def _note(self, at: int, written: str, read: set[str]) -> None:
+        self._written[written] = max(at, self._written.get(written, 0))
+        for name in read:
+            self._read[name] = max(at, self._read.get(name, 0))
+
+    def _fits(self, item: Item, store: StoreNest) -> bool:
+        if not isinstance(item, Nest) or item.stores[0].space != store.space:
+            return False
+        folds = {s.folded for s in (*item.stores, store) if s.folded}
+        return len(folds) < 2
+
+    def _pointwise(self, at: int, name: str, places: set[Affine], store: StoreNest) -> bool:
+        """Whether a nest writes every element of the buffer just before the store would read it
+        there, at one of these places."""
+        nest = self.items[at]
+        if not isinstance(nest, Nest) or not self._fits(nest, store):
+            return False
+        writers = [s for s in nest.stores if s.target.name == name]
+        return all(not w.folded and places == {offset(w.target, w.variables)} for w in writers)
+
+    def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
+        """The leaves of the computation of a store's elements: buffers, numbers, positions.
+
+        Computes the values that must lie in memory.
+        """
+        found = dict.fromkeys([self.resolve(store, store.value, store.variables, root=True)])
+        waiting = list(found)
+        while waiting:
+            made, at = waiting.pop()
+            for arg in made.args if isinstance(made, Map) else ():
+                each = self.resolve(store, arg, at if arg.shape else ())
+                if each not in found:
+                    found[each] = None
+                    waiting.append(each)
+        return [each for each in found if not isinstance(each[0], Map)]
+
+    def resolve(
+        self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False
+    ) -> tuple[LoopValue, AffineIndex]:
+        """The printed form of a value at an index in a store: a function of others, a number, a
+        position, or a buffer's element."""
+        buffers = self.room.buffers if store.memory is None else store.memory
+        if root and isinstance(value, Map) and not store.fold and buffers.get(value, store.target) is store.target:
+            return value, index
+        value, index = strip(value, index)
+        inline = value not in buffers and (store.memory is not None or value not in self.kept)
+        if isinstance(value, (LoopConstant, LoopIota)) or (isinstance(value, Map) and inline):
+            return value, index
+        if store.memory is not None:
+            return value if isinstance(value, CppBuffer) else buffers[value], index
+        return self._flat(value) if isinstance(value, Flat) else self.memory(value), index
+
+
+def _plain(value: Contract, target: CppBuffer, buffers: Mapping[LoopValue, CppBuffer]) -> bool:
+    """Whether the target lies as the product would."""
+    wanted = product_strides(value, buffers)
+    return all(s == t or n == 1 for s, t, n in zip(target.strides, wanted, value.shape, strict=True))

@@ -1,0 +1,1 @@
+"""Tiles of a kernel as lines of Triton: the room behind `emit.triton`."""

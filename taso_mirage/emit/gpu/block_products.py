@@ -1,0 +1,252 @@
+"""Products of one row with weights in blocks on the tensor cores, without shared memory.
+
+A thread that loads 16 bytes of weights has the numbers of four words in a row of one column. A
+product of matrices (`mma`) wants this of a thread, up to the order of the sum, if loads spread the
+threads of a warp over four such pieces and eight columns. So weights and x are loaded in that
+order; all that follows only names axes, and moves nothing. A warp has a group of blocks. The tensor
+cores multiply eight columns of x at least, and there is one row of it: so they get one column for
+each block of the group, and of all blocks of weights times all blocks of x the diagonal counts,
+with the scale of each. Integers of 8 bits are exact in half precision, and sums are single
+precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.offsets import TileCut, inner, place
+from taso_mirage.emit.gpu.products import elements
+from taso_mirage.emit.gpu.program import TritonBuffer
+from taso_mirage.emit.gpu.tiles import Tile, Tiles
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Node, is_constant, users
+from taso_mirage.operators.ops import traits
+
+PIECES, WORDS, COLUMNS = 4, 4, 8
+"""Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
+LANE_WORDS = PIECES * WORDS
+WARPS = 32
+"""The largest number of warps of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """The sum over blocks of (numbers x) scale: the terms of its operands, (c, d, e), (1, d, e) and
+    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is the term that
+    unpacks them."""
+
+    numbers: Node
+    x: Node
+    scales: Node
+    packed: Node
+    bits: int
+
+    @property
+    def source(self) -> Node:
+        """The operand x before reshapes that only move its dims of 1."""
+        x = self.x
+        while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
+            x = x.args[0]
+        return x
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Groups, and blocks in each."""
+        d = int(self.numbers.shape[1])
+        group = math.gcd(d, COLUMNS)
+        return d // group, group
+
+    @property
+    def digits(self) -> tuple[int, ...]:
+        """A block's numbers: runs of words, pieces, words, then numbers of a word: which half of a
+        pair, and pairs, in powers of two."""
+        each = 32 // self.bits
+        pairs = (2,) * (each.bit_length() - 2)
+        return (int(self.numbers.shape[2]) // (LANE_WORDS * each), PIECES, WORDS, 2, *pairs)
+
+
+def block_products(body: Graph, reads: Sequence[TritonBuffer], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
+    """The sums of a body without a loop that are such products, of whole pieces and columns, and of
+    weights and scales of the model: both are loaded before the kernel before ends."""
+    readers = users(body)
+    given = {x for x, buffer in zip(body.inputs, reads, strict=True) if buffer.role == "input"}
+    alone = {n for n in body if len(readers.get(n, ())) == 1 and n not in body.outputs}
+    found = {}
+    for node in body:
+        scaled = _operands(node, (1,), alone)
+        summed = next((x for x in scaled if _operands(x, (2,), alone) and x in alone), None)
+        if summed is None:
+            continue
+        scales = scaled[1 - scaled.index(summed)]
+        numbers, x = sorted(_operands(summed, (2,), alone), key=lambda n: -math.prod(map(int, n.shape)))
+        packed = _packed(numbers, words)
+        if (
+            packed is None
+            or not {packed.args[0], scales} <= given
+            or scales.shape != summed.shape
+            or x.shape != (1, *numbers.shape[1:])
+        ):
+            continue
+        made = BlockProduct(numbers, x, scales, packed, words[packed])
+        whole = numbers.shape[0] % COLUMNS == 0 and numbers.shape[2] % (LANE_WORDS * 32 // made.bits) == 0
+        if whole and made.blocks[1] > 1 and numbers.dtype == x.dtype == "float16":
+            found[node] = made
+    return found
+
+
+def _long(x: Node) -> list[Dim]:
+    """The dims that are not 1."""
+    return [n for n in x.shape if n != 1]
+
+
+def held(products: Mapping[Node, BlockProduct], node: Node) -> int:
+    """How many elements of a term are in registers: numbers stay in words until they are
+    multiplied."""
+    bits = next((p.bits for p in products.values() if node.shape == p.numbers.shape), 32)
+    return elements(node) * bits // 32
+
+
+def warps(products: Mapping[Node, BlockProduct]) -> int:
+    """One for each group of blocks; 0 without such products."""
+    return max((min(power_of_two(p.blocks[0]), WARPS) for p in products.values()), default=0)
+
+
+def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node, ...]:
+    """The operands of the product that a term sums over some axes."""
+    if traits(node).lowering is not Lowering.SUM or node.attr("axes") != axes or node.args[0] not in alone:
+        return ()
+    of = node.args[0]
+    fixed = all(isinstance(n, int) for n in of.shape)
+    return of.args if traits(of).lowering is Lowering.MULTIPLY and fixed else ()
+
+
+def _packed(numbers: Node, words: Mapping[Node, int]) -> Node | None:
+    """The term that unpacks integers of at most 8 bits, or that subtracts such integers from them,
+    which half precision holds exactly; None for others: zeros that are floats do not count."""
+    if numbers in words:
+        return numbers
+    if traits(numbers).converts or traits(numbers).lowering is Lowering.RESHAPE:
+        return _packed(numbers.args[0], words)
+    less = traits(numbers).lowering is Lowering.SUBTRACT
+    if not less or not (_is_integer(numbers.args[1]) or _packed(numbers.args[1], words)):
+        return None
+    return _packed(numbers.args[0], words)
+
+
+def _is_integer(x: Node) -> bool:
+    while traits(x).converts:
+        x = x.args[0]
+    return is_constant(x) and bool(np.all(np.isin(x.attr("value").numpy(), range(256))))
+
+
+# ---------------------------------------------------------------- loads
+
+Digits = Sequence[tuple[int, int, int]]
+"""Parts of the dims of a tile, from the outermost on: the dim, how many, and the place in the order
+in which they are loaded."""
+
+
+def digits_of_words(product: BlockProduct) -> Digits:
+    """Columns, blocks, and words of a block: threads are spread over the last part and then over
+    the first ones (the compiler's order), warps over groups of blocks."""
+    columns, words = int(product.numbers.shape[0]), int(product.numbers.shape[2]) * product.bits // 32
+    groups, group = product.blocks
+    parts = [(0, columns // COLUMNS, 3), (0, COLUMNS, 0), (1, groups, 1), (1, group, 2)]
+    return [*parts, (2, words // LANE_WORDS, 4), (2, LANE_WORDS, 5)]
+
+
+def digits_of_x(product: BlockProduct) -> Digits:
+    """Blocks, and numbers of a block, in runs of 16 bytes."""
+    (groups, group), (runs, pieces, words, *pairs) = product.blocks, product.digits
+    each = words * math.prod(pairs)
+    return [(0, groups, 2), (0, group, 1), (1, runs, 3), (1, pieces, 0), (1, each // 8, 4), (1, 8, 5)]
+
+
+def loaded_in_order(
+    tiles: Tiles, pointer: str, buffer: TritonBuffer, tile: Shape, digits: Digits, cuts: Sequence[TileCut]
+) -> str:
+    """The code of a tile that is loaded with parts of its dims in an order; where it has other dims
+    than in memory, they are parts of the last one there."""
+    kept = [each for each in digits if each[1] != 1]
+    axes = [tiles.axes_of.fresh(n) for _, n, _ in kept]
+    dims = 1 + max(d for d, _, _ in digits)
+    groups = [[i for i, (d, _, _) in enumerate(kept) if d == at] for at in range(dims)]
+    if [math.prod(n for d, n, _ in digits if d == at) for at in range(dims)] != list(tile):
+        groups = [*([[]] * (len(tile) - 1)), list(range(len(kept)))]
+    shape = tuple([n for _, n, _ in kept])
+    order = [axes[i] for i in sorted(range(len(kept)), key=lambda i: kept[i][2])]
+    at = place(tiles, buffer, tile, inner(groups, shape, axes), order, cuts)
+    padded = [a for a in axes if tiles.axes_of.padded(a)]
+    mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
+    code = f"tl.permute(tl.load({pointer}{at}{mask}), {tuple(order.index(a) for a in axes)})"
+    lanes = [tiles.axes_of.lanes(a) for a in axes]
+    whole = [math.prod(n for n, (d, _, _) in zip(lanes, kept, strict=True) if d == at) for at in range(dims)]
+    return f"tl.reshape({code}, {whole})"
+
+
+def loaded_x(
+    products: Mapping[Node, BlockProduct],
+    tiles: Tiles,
+    leaf: Node,
+    pointer: str,
+    buffer: TritonBuffer,
+    tile: Shape,
+    cuts: Sequence[TileCut],
+) -> str | None:
+    """The code of a tile of one row that a product reads as `leaf`, in the order that this wants;
+    None of another tile."""
+    product = next((each for each in products.values() if each.source is leaf), None)
+    if product is None or [n for n in tile if n != 1] != list(tile[-1:]):
+        return None
+    return loaded_in_order(tiles, pointer, buffer, tile, digits_of_x(product), cuts)
+
+
+# ---------------------------------------------------------------- the product
+
+
+def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scales: Tile) -> Tile:
+    """(c,): the sum over blocks."""
+    columns, blocks, each = (a for a in numbers.axes)
+    assert columns is not None
+    assert blocks is not None
+    assert each is not None
+    for axis, other in ((blocks, x.axes[-2]), (each, x.axes[-1]), (columns, scales.axes[0]), (blocks, scales.axes[1])):
+        if other is not None:
+            xp.axes_of.join(axis, other)
+    x = xp.masked(x, x.present, 0.0)
+    c, group, digits = xp.axes_of.lanes(columns), product.blocks[1], product.digits
+    groups, e = xp.axes_of.lanes(blocks) // group, math.prod(digits)
+    inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces after all but a pair of pairs
+    stage = max(numbers.stage, x.stage, scales.stage)
+    let = xp.lines.let
+    exact = numbers.code if numbers.stored == "float16" else f"{numbers.code}.to(tl.float16)"
+    left = f"tl.permute(tl.reshape({exact}, {[c, groups, group, *digits]}), {(1, 2, 0, *[3 + i for i in inside])})"
+    left = let(stage, "left", f"tl.reshape({left}, {[groups, group * c, e]})")
+    half = x.code if x.stored == "float16" else f"{x.code}.to(tl.float16)"
+    right = f"tl.permute(tl.reshape({half}, {[groups, group, *digits]}), {(0, *[2 + i for i in inside], 1)})"
+    right = let(stage, "right", f"tl.reshape({right}, {[groups, e, group]})")
+    dot = let(stage, xp.hint, f"tl.reshape(tl.dot({left}, {right}), {[groups, group, c, group]})")
+    one = xp.lines.lanes(group)
+    factor = f"tl.permute(tl.reshape({xp.spread(scales, numbers.axes[:2])}, {[c, groups, group]}), (1, 2, 0))"
+    factor = let(stage, f"{scales.code}_t", f"{factor}[:, :, :, None].to(tl.float32)")
+    kept = let(
+        stage, xp.hint, f"{dot} * tl.where({one}[None, :, None, None] == {one}[None, None, None, :], {factor}, 0.0)"
+    )
+    code = let(stage, xp.hint, f"tl.sum(tl.sum(tl.sum({kept}, 1), 2), 0)")
+    xp.notes.append(f"{xp.hint}: {group} blocks of weights times {group} of x at a time, of which the diagonal counts.")
+    return replace(
+        numbers,
+        code=code,
+        shape=(numbers.shape[0],),
+        axes=(columns,),
+        stored="float32",
+        stage=stage,
+        zero=False,
+        together=None,
+    )

@@ -1,0 +1,115 @@
+"""The functions of forms: their buffers, the names of their operands, and their text.
+
+A function is written twice. The first text has stand-ins for the operands, so its names are those
+that the function has itself; the second one gives the operands other names.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from taso_mirage.emit.gpu.epilogue import Epilogue
+from taso_mirage.emit.gpu.forms import Buffers, own_names, reserved_names
+from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.gpu.program import LaunchSchedule, TritonLaunch, not_specialized
+from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, Statement
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Node
+
+TENSOR_CORES = 16
+"""How many times as fast as the products of a thread in single precision are those of tensor cores,
+which `Traffic.flops` counts."""
+
+
+class FormFunction(ABC):
+    """The function of one term, with a name in Triton for each buffer, `names`.
+
+    `free`: the sizes that a run gives. Raises Unsupported as `_read_sizes` does.
+    """
+
+    body: Sequence[Node] = ()
+    specialized = False
+    helpers: Sequence[str] = ()
+
+    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
+        self.node, self.name = node, name
+        self.buffers = [b for b in (*reads, *writes) if b is not None]
+        self.free = tuple(sizes) if any(not isinstance(n, int) for n in node.args[0].shape) else ()
+        self._read_sizes()
+        self.taken: frozenset[str] | None = None
+        """The names that operands must not have; None in the first text."""
+        self._name_operands([f"operand_{i}" for i, _ in enumerate(self.buffers)])
+        self.taken = reserved_names() | own_names(self.source())
+        self._name_operands(operand_names([b.name for b in self.buffers], self.taken))
+
+    @abstractmethod
+    def _read_sizes(self) -> None:
+        """Read the sizes of the term and of its blocks. Raises Unsupported where there is no
+        function for them."""
+
+    def _name_operands(self, names: list[str]) -> None:
+        self.names = names
+
+    @abstractmethod
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        """How it is launched, with this schedule or a first one."""
+
+    @abstractmethod
+    def source(self) -> str:
+        """The function."""
+
+    @abstractmethod
+    def explained(self) -> list[str]:
+        """Sentences that say why it is as it is."""
+
+    def _text(self, parameters: Iterable[Parameter], body: Iterable[Statement]) -> str:
+        """The function with this body, and these parameters behind the operands and the sizes."""
+        given: list[str | Parameter] = [*self.names, *self.free, *parameters]
+        return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.free)))
+
+    def _check_block(self, sizes: Iterable[int], least: int = 1) -> None:
+        """Raise Unsupported for sizes of a block that are no powers of two of at least this."""
+        if any(n < least or n & (n - 1) for n in sizes):
+            block = self.node.attr("block")
+            raise Unsupported(f"{self.node.op} with blocks of {block}; powers of two have a form in Triton")
+
+
+class FusedFunction(FormFunction):
+    """The function of one convolution with channels first, in single precision, and its epilogue.
+
+    Its operands are the data, the weights, those of the epilogue, and the result. Raises
+    Unsupported for other floats, and for sizes that only a run knows of anything but the number of
+    images.
+    """
+
+    def _read_sizes(self) -> None:
+        if wrong := next((b for b in self.buffers if b.dtype != "float32" or b.batched), None):
+            raise Unsupported(f"{self.node.op} with {wrong.name} of {wrong.dtype}, which has no form in Triton")
+        x, w = self.node.args[:2]
+        if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
+            raise Unsupported(f"{self.node.op} of {x.type} with {w.type}; images have fixed sizes")
+        self.images = x.shape[0]
+
+    def _name_operands(self, names: list[str]) -> None:
+        super()._name_operands(names)
+        self.epilogue = Epilogue(self.node, names[2:-1])
+
+
+def flags(*names: str) -> list[Parameter]:
+    """Compile-time parameters of a function that are false where a launch does not give them."""
+    return [Parameter(name, "False") for name in names]
+
+
+def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
+    """Names of the operands in their order, made of those of their buffers.
+
+    An operand behind data and weights has a tile of its own, `NAME_tile`, so no other operand has
+    that name.
+    """
+    names, found = Lines(taken, True), list[str]()
+    for i, hint in enumerate(given):
+        found.append(names.name(hint))
+        while 2 <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
+            found[-1] = names.name(hint)
+    return found

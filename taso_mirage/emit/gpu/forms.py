@@ -1,0 +1,96 @@
+"""How the terms of a muGraph for a GPU are written: each operator that is launched has a program,
+and so has every form that is found."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+
+from taso_mirage.emit.discovery import discovered
+from taso_mirage.emit.gpu.program import WORDS, LaunchSchedule, TritonBuffer, TritonLaunch
+from taso_mirage.ir.terms import Node
+
+
+class LaunchedFunction(Protocol):
+    """A term as one function of a generated module."""
+
+    specialized: bool
+    """Whether groups of its warps do not wait for each other, in Gluon."""
+
+    @property
+    def helpers(self) -> Sequence[str]:
+        """Texts that stand once in its module."""
+
+    @property
+    def body(self) -> Iterable[Node]:
+        """The terms that it computes one by one."""
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        """How it is launched, with this schedule or a first one."""
+
+    def source(self) -> str:
+        """The function."""
+
+    def explained(self) -> Iterable[str]:
+        """Sentences that say why it is as it is."""
+
+
+Buffers: TypeAlias = Sequence[TritonBuffer | None]
+WriteFunction: TypeAlias = Callable[[Node, str, Buffers, Buffers, Sequence[str]], LaunchedFunction]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProgram:
+    """How the terms of an operator are written.
+
+    `function`: of a term, by its name, the buffers that it reads and writes, and the sizes that a
+    run gives. `in_groups`: of such a function the one whose groups of warps do not wait for each
+    other, if there is one. Both raise Unsupported where a term has none. `helpers`: all texts that
+    may stand once in a module with such functions.
+    """
+
+    op: str
+    function: WriteFunction
+    in_groups: Callable[[Any], LaunchedFunction] | None = None
+    helpers: tuple[str, ...] = ()
+
+
+@cache
+def gpu_programs() -> Mapping[str, GpuProgram]:
+    """The programs of the forms, by their operators."""
+    programs = [form.program for form in discovered()]
+    return {each.op: each for each in programs if isinstance(each, GpuProgram)}
+
+
+@cache
+def reserved_names() -> frozenset[str]:
+    """Names that generated modules use themselves, whichever forms they have."""
+    texts = [text for each in gpu_programs().values() for text in each.helpers]
+    return WORDS.union(*map(bound_names, texts))
+
+
+def bound_names(source: str) -> set[str]:
+    """The names that a module binds at its top: of functions, imports and constants."""
+    found = set[str]()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            found |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return found
+
+
+def own_names(source: str) -> set[str]:
+    """All names that functions have: their own, those of parameters, and what they read or bind."""
+    tree = list(ast.walk(ast.parse(source)))
+    found = {node.id for node in tree if isinstance(node, ast.Name)}
+    return (
+        found
+        | {n.arg for n in tree if isinstance(n, ast.arg)}
+        | {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+    )

@@ -1,0 +1,231 @@
+"""A muGraph as generated source: the buffers, the launches over them, and how each launch is
+tuned."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.global_layouts import strides
+from taso_mirage.ir.dims import Dim, Shape, dim_product
+from taso_mirage.ir.mugraph import Batch, usual_size
+from taso_mirage.ir.terms import is_stored, numpy_dtype
+
+WARP_ROWS = 16
+"""Rows of a product that a warp has on tensor cores."""
+SHARED = 160 * 1024
+"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it
+is alone on its processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBuffer:
+    """A dense tensor.
+
+    `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output;
+    `order` are its dims from the outermost to the innermost, row order but for scratch. With
+    `batched` there is one of this shape for every sample, one behind the other.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    role: str
+    order: tuple[int, ...]
+    batched: bool = False
+
+    @property
+    def pointed(self) -> str:
+        """The dtype that its pointer is to: floats of 8 bits are bytes to a program."""
+        return "uint8" if is_stored(self.dtype) else self.dtype
+
+    @property
+    def strides(self) -> Shape:
+        """In elements."""
+        return strides(self.shape, self.order)
+
+    @property
+    def elements(self) -> Dim:
+        """The number of elements; of one sample, where the buffer is batched."""
+        return dim_product(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Usual ones, where a run alone knows."""
+        return usual_size(self.elements) * numpy_dtype(self.dtype).itemsize
+
+
+PRECISIONS = TF32_PARTS, BF16_PARTS, IEEE = ("tf32x3", "bf16x6", "ieee")
+"""How Triton multiplies matrices in single precision: operands in two parts of TF32 or in three of
+bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
+first two sum each tile's products apart, and are as near to float64 as the third or nearer. The
+first is the fastest where both operands lie along the sum, else the second (single_h100-H100)."""
+TF32_ROUNDED = "tf32"
+"""Operands rounded to TF32: where the model's own runtime may round them so, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSchedule:
+    """The settings of a launch that a tuner chooses. `warps`: warps of 32 threads. `stages`:
+    iterations whose loads are in flight (1: no pipelining). `overlap`: the blocks start while the
+    kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
+    `early`: the next kernel's blocks may start before that wait, and not only after it; only
+    without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
+    warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`);
+    `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED.
+    `persistent`: the number of blocks that are launched and take tiles in turn; 0: one block for
+    each tile."""
+
+    warps: int = 4
+    stages: int = 1
+    overlap: bool = False
+    early: bool = False
+    late: bool = False
+    specialized: bool = False
+    precision: str = IEEE
+    persistent: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an invalid schedule: records are read from files, and stand in the
+        source that is generated."""
+        numbers = (self.warps, self.stages, self.persistent)
+        flags = (self.overlap, self.early, self.late, self.specialized)
+        known = self.precision in (*PRECISIONS, TF32_ROUNDED)
+        if not known or {type(n) for n in numbers} != {int} or {type(f) for f in flags} != {bool}:
+            raise ValueError(f"no schedule of a launch: {str((*numbers, *flags, self.precision))[:100]}")
+
+
+def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
+    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads
+    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that comes `later` than
+    another, whose blocks are still there. As many loads in flight as fit, beside those of a second
+    block where an H100 has fewer processors than there are blocks."""
+    if loop == 1:
+        return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
+    room = SHARED if blocks <= H100.processors else H100.shared // 2
+    stages = _within(1, room // max(in_flight, 1), min(4, loop if isinstance(loop, int) else 4))
+    return LaunchSchedule(_within(4, power_of_two(largest // 2048), 8), stages)
+
+
+def _within(low: int, n: int, high: int) -> int:
+    return max(low, min(n, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The work of all blocks of a launch, and the bytes that one block has in flight."""
+
+    flops: int
+    moved: int
+    """Bytes that blocks load and store; bytes that several load count several times."""
+    in_flight: int
+    """Bytes that a block loads in one iteration (without a loop: at all)."""
+    live: int = 0
+    """Elements that a block holds at a time, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileMap:
+    """A buffer as a matrix of rows and columns, which a kernel copies in tiles: the kernel takes
+    that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
+
+    shape: tuple[int, int]
+    tile: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLaunch:
+    """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
+    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of blocks
+    of the last grid dim, all of it, that are neighbours along the first dim of the launch grid.
+    `rows`: of a product that goes on to another one; warps that are more than it has rows for share
+    it. `precisions`: how it may multiply matrices in single precision, if it does."""
+
+    name: str
+    grid: Shape
+    loop: Dim
+    buffers: tuple[str, ...]
+    schedule: LaunchSchedule
+    traffic: Traffic
+    sizes: tuple[str, ...] = ()
+    cluster: int = 1
+    rows: int = 0
+    maps: tuple[TileMap, ...] = ()
+    """The tensor maps of the first buffers, where warps are specialized (`warp_specialized.py`); a
+    thread then has `registers` when it starts."""
+    registers: int | None = None
+    precisions: tuple[str, ...] = ()
+    depths: tuple[int, ...] = ()
+    """Slots of a ring that are tried, where groups of warps do not wait for each other."""
+
+    @property
+    def blocks(self) -> int:
+        """Usual ones, where a run alone knows."""
+        return usual_size(dim_product(self.grid))
+
+    @property
+    def launched(self) -> tuple[Dim, Dim, Dim]:
+        """The grid as it is launched, in blocks: where a run counts it, one dim, as others have at
+        most 65,535."""
+        if not all(isinstance(n, int) for n in self.grid):
+            return dim_product(self.grid), 1, 1
+        x, y, z = (*self.clusters, 1, 1, 1)[:3]
+        return x * self.cluster, y, z
+
+    @property
+    def clusters(self) -> Shape:
+        """The grid of clusters, or of blocks where there are none."""
+        return self.grid if self.cluster == 1 else self.grid[:-1] or (1,)
+
+    @property
+    def constants(self) -> dict[str, int | str]:
+        """The function's compile-time arguments."""
+        overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
+        own: dict[str, int | str] = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
+        own |= {"PRECISION": self.schedule.precision} if self.precisions else {}
+        own |= {"TURNS": True} if self.schedule.persistent and not self.schedule.specialized else {}
+        late = {"LATE": True} if overlap and self.schedule.late else {}
+        own |= {"APART": True} if 0 < self.rows < WARP_ROWS * self.schedule.warps else {}
+        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {}) | late
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """The options of a launch besides its buffers."""
+        overlap = {"launch_pdl": True} if self.schedule.overlap else {}
+        registers = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
+
+
+def not_specialized(sizes: Sequence[str]) -> str:
+    """Arguments of `triton.jit` for a function with these sizes of a run: Triton compiles no kernel
+    of its own for a size of 1, or for multiples of 16."""
+    return f"(do_not_specialize={list(sizes)})" if sizes else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonProgram:
+    """`source` is a Python module with one function for each launch, and `launch(*inputs)`.
+
+    With `batch` a launch has its grid once for every sample.
+    """
+
+    source: str
+    buffers: tuple[TritonBuffer, ...]
+    launches: tuple[TritonLaunch, ...]
+    results: tuple[str, ...] = field(default=())
+    batch: Batch | None = None
+    sizes: tuple[str, ...] = ()
+    """The names of the sizes that only a run knows."""
+
+    def buffer(self, name: str) -> TritonBuffer:
+        return next(b for b in self.buffers if b.name == name)
+
+
+WORDS = frozenset(
+    "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
+    "TURNS PRECISION".split()
+) | frozenset(keyword.kwlist)
+"""Names that every generated module uses itself: of Python, of a launch, and of a block."""

@@ -1,0 +1,372 @@
+"""A `shifted_conv` term as a Triton function: a row of the data times the elements of the kernel's
+row, whose products are shifted and added.
+
+Positions of the result are counted along rows as long as the range that a row of the kernel sees,
+so a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
+elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop. The
+epilogue of the convolution is computed on the sum, in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
+from taso_mirage.emit.gpu.dependent_launch import WAITING
+from taso_mirage.emit.gpu.form_function import FusedFunction, flags
+from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.statements import (
+    TRITON,
+    Expression,
+    Parameter,
+    ProgramFunction,
+    Statement,
+    add,
+    every,
+    expression,
+    group,
+    let,
+    loop,
+    sum_of,
+    tl,
+    v,
+    when,
+    within,
+)
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import usual_size
+
+DOT = 16
+"""Rows, columns and depth that a product on tensor cores has at least."""
+IN_PARTS, ROUNDED_ALONE = "PRECISION == 'tf32x3'", "PRECISION == 'tf32'"
+"""The conditions for operands in two parts, and for one part."""
+COUNTED = 1 << 31
+"""Positions of a plane, with those of a tile beyond it: less than so many."""
+
+
+def _rounded(x: Expression) -> Expression:
+    """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
+    return tl.inline_asm_elementwise("'cvt.rna.tf32.f32 $0, $1;'", "'=r,r'", [x], tl.float32, "True", 1)
+
+
+def _cut(x: Expression) -> Expression:
+    """A number without those digits: the rest is exact in single precision."""
+    return (x.to(tl.int32, bitcast="True") & -8192).to(tl.float32, bitcast="True")
+
+
+class ShiftedBlock(FusedFunction):
+    """The function of one convolution.
+
+    Raises Unsupported as FusedFunction does, and for groups of the kernel's row where pixels do
+    not lie beside each other.
+    """
+
+    def _read_sizes(self) -> None:
+        super()._read_sizes()
+        node = self.node
+        x, w = node.args[:2]
+        self.channels, self.columns = int(x.shape[1]), int(w.shape[2])
+        self.axes = convolved_axes(node, (*w.shape[3:-1], w.shape[1]), bool(node.attr("extra")))
+        self.pixels, columns, depth, shared = map(int, node.attr("block"))
+        self.width = min(columns, max(DOT, power_of_two(self.columns)))
+        *outer, row = self.axes
+        self.row, self.outer = row, outer
+        self.shared = row.kernel if row.transposed else min(shared, row.kernel)
+        if self.shared > 1 and row.stride != 1 and not row.transposed:
+            raise Unsupported(f"a row of the kernel with stride {row.stride} for one load")
+        self.taps = math.prod(each.kernel for each in outer)
+        whole = self.taps * self.channels
+        self.depth = min(depth, max(DOT, power_of_two(whole)))
+        self.apart = self.channels % self.depth == 0
+        self._check_block((self.pixels, self.width, self.depth), DOT)
+        if self.kept < 1:
+            raise Unsupported(f"a convolution with blocks of {self.pixels} pixels, of which {self.reach} are shifted")
+        if self.plane + self.pixels >= COUNTED:
+            raise Unsupported(f"a convolution with {self.plane} positions of a plane, which 32 bits count")
+
+    # ------------------------------------------------------------ sizes
+
+    @property
+    def groups(self) -> int:
+        """The groups into which the elements of the kernel's row are divided."""
+        return 1 if self.row.transposed else -(-self.row.kernel // self.shared)
+
+    @cached_property
+    def shifts(self) -> list[list[tuple[int, int]]]:
+        """For each phase of a row its products, by their numbers, with the positions by which they
+        are shifted."""
+        return self.row.shifts(self.shared)
+
+    @property
+    def reach(self) -> int:
+        """The largest shift."""
+        return max(shift for phase in self.shifts for _, shift in phase)
+
+    @property
+    def pitch(self) -> int:
+        """Positions of a row."""
+        return self.row.positions + self.reach
+
+    @property
+    def kept(self) -> int:
+        """Positions of a tile whose sums are whole."""
+        return self.pixels - self.reach
+
+    @property
+    def plane(self) -> int:
+        """Positions of a plane."""
+        return self.outer[-1].positions * self.pitch
+
+    @property
+    def steps(self) -> int:
+        """The largest number of steps of the sum."""
+        parts = math.prod(each.taps for each in self.outer) * self.channels
+        return self.groups * -(-parts // self.depth)
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of one image: parts of the columns, tiles of a plane, phases and planes."""
+        phases = math.prod(each.phases for each in self.outer)
+        return -(-self.columns // self.width) * -(-self.plane // self.kept) * phases * self.outer[0].positions
+
+    # ------------------------------------------------------------ the text
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        lanes = self.pixels * self.width * self.shared
+        traffic = self._traffic()
+        guess = guessed(usual_size(self.images * self.blocks), self.steps, lanes, traffic.in_flight, False)
+        guess = replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=max(min(guess.stages, 3), 2))
+        names = tuple([b.name for b in self.buffers])
+        schedule = schedule or replace(guess, precision=TF32_PARTS)
+        ways = (TF32_PARTS, TF32_ROUNDED)
+        return TritonLaunch(
+            self.name,
+            (schedule.persistent or self.images * self.blocks,),
+            max(self.steps, 2),
+            names,
+            schedule,
+            traffic,
+            self.free,
+            precisions=ways,
+        )
+
+    def _traffic(self) -> Traffic:
+        loads = (self.pixels + 2 * self.shared * self.width) * self.depth
+        flops = 6 * self.pixels * self.width * self.shared * self.depth * self.steps
+        blocks = usual_size(self.images * self.blocks)
+        stored = sum(b.bytes for b in self.buffers[2:])
+        live = self.pixels * self.width * self.shared + self.pixels * self.depth
+        return Traffic(flops * blocks, loads * self.steps * 4 * blocks + stored, loads * 4, live)
+
+    def source(self) -> str:
+        given = [Parameter("STAGES"), Parameter("PRECISION", "'ieee'")]
+        names = (*self.names, "STAGES", "PRECISION")
+        block = f"{self.name}_block"
+        turns = v.range(tl.program_id(0), group(self.images) * self.blocks, tl.num_programs(0))
+        once = v[block](tl.program_id(0), *names)
+        in_turn = when("TURNS", loop("block", turns, [v[block]("block", *names)]), otherwise=[once])
+        body = (*self._places(), *self._sum(), *self._ends())
+        made = TRITON.function(ProgramFunction(block, ("block", *self.names, *given), body))
+        return f"{made}\n\n{self._text([*given, *flags('OVERLAP', 'LATE', 'TURNS')], [*WAITING, in_turn])}"
+
+    def _places(self) -> Iterator[Statement]:
+        """The positions and the columns of a block."""
+        parts, tiles = -(-self.columns // self.width), -(-self.plane // self.kept)
+        deep, high = self.outer
+        yield let("columns", v.block % parts, "neighbours have other channels of the same pixels")
+        yield let("at", v.block // parts)
+        yield let("first", v.at % tiles * self.kept)
+        yield let("at", v.at // tiles)
+        for name, axis in (("high", high), ("deep", deep)):
+            yield let(f"phase_{name}", v.at % axis.phases)
+            yield let("at", v.at // axis.phases)
+        yield let("plane", v.at % deep.positions)
+        yield let("image", (v.at // deep.positions).to(tl.int64))
+        yield let("rows", tl.arange(0, self.pixels))
+        yield let("position", v.first + v.rows)
+        yield let("top", v.position // self.pitch)
+        yield let("pixel", v.position % self.pitch)
+        yield let("left", self._left())
+        yield let("column", v.columns * self.width + tl.arange(0, self.width))
+        yield let("depth", tl.arange(0, self.depth))
+
+    def _left(self) -> Expression:
+        """The pixel of a row that the first of the shared elements multiplies."""
+        if self.row.transposed:
+            return v.pixel - self.row.origin
+        return (v.pixel * self.row.stride if self.row.stride != 1 else v.pixel) - self.row.pad
+
+    def _sum(self) -> Iterator[Statement]:
+        for j in range(self.shared):
+            yield let(f"sum_{j}", tl.zeros([self.pixels, self.width], tl.float32))
+        deep, high = self.outer
+        yield let("taps_high", high.taps_of(v.phase_high))
+        yield let("inner", deep.taps_of(v.phase_deep) * v.taps_high * self.channels)
+        yield let("chunks", (v.inner + (self.depth - 1)) // self.depth)
+        steps = self.groups * v.chunks if self.groups > 1 else v.chunks
+        yield loop("t", tl.range(0, steps, num_stages="STAGES"), (*self._step(), *self._data(), *self._products()))
+
+    def _step(self) -> Iterator[Statement]:
+        """The elements of the kernel and the channels of a step."""
+        several = self.groups > 1
+        yield let("begin", (v.t % v.chunks if several else v.t) * self.depth)
+        if several:
+            yield let("across", v.t // v.chunks * self.shared)
+        if self.apart:
+            yield let("tap", v.begin // self.channels)
+            yield let("c", tl.multiple_of(v.begin % self.channels, self.depth) + v.depth)
+        else:
+            yield let("tap", (v.begin + v.depth) // self.channels)
+            yield let("c", (v.begin + v.depth) % self.channels)
+        yield let("low", v.tap // v.taps_high)
+        yield let("tap", v.tap % v.taps_high)
+
+    def _data(self) -> Iterator[Statement]:
+        """A tile of the data, with channels by positions."""
+        deep, high = self.outer
+
+        def deep_by(x: Expression) -> Expression:
+            return x if self.apart else x[:, None]
+
+        def along(x: Expression) -> Expression:
+            return x if self.apart else x[None, :]
+
+        yield let("plane_x", deep.seen(v.plane, v.low, v.phase_deep))
+        yield let("row_x", high.seen(along(v.top), deep_by(v.tap), v.phase_high))
+        yield let("pixel_x", v.left + v.across * self.row.dilation if self.groups > 1 else v.left)
+        seen = within(v.row_x, high.size)
+        seen += [along(every(within(v.pixel_x, self.row.size)))] if self._leaves(self.row) else []
+        seen += [deep_by(every(within(v.plane_x, deep.size)))] if self._leaves(deep) else []
+        whole = every(seen)
+        yield let("seen", whole[None, :] if self.apart else whole)
+        if not self.apart:
+            yield let("seen", v.seen & (v.begin + v.depth < v.inner)[:, None])
+        place = v.c * (deep.size * high.size * self.row.size) + v.plane_x * (high.size * self.row.size)
+        rows = v.row_x * self.row.size
+        at = place[:, None]
+        at = at + (rows + v.pixel_x)[None, :] if self.apart else at + rows + v.pixel_x[None, :]
+        image = v.image * (self.channels * deep.size * high.size * self.row.size)
+        tile = v[self.names[0]] + image + tl.max_contiguous(at, [1, self._beside()])
+        yield let("x_tile", tl.load(tile, v.seen))
+
+    def _beside(self) -> int:
+        """Positions that lie beside each other, as far as the layout of threads is concerned: each
+        loads 4 bytes, whatever their address."""
+        return self.pixels if self.row.stride == 1 or self.row.transposed else 1
+
+    @staticmethod
+    def _leaves(axis: ConvolvedAxis) -> bool:
+        """Whether loaded positions may lie beyond the data."""
+        if axis.transposed:
+            return True
+        last = (axis.positions - 1) * axis.stride - axis.pad + (axis.kernel - 1) * axis.dilation
+        return axis.pad > 0 or last >= axis.size or axis.kernel > 1
+
+    def _products(self) -> Iterator[Statement]:
+        """Products with tiles of the weights, columns by depth."""
+        deep, high = self.outer
+        if deep.phases == high.phases == 1:
+            yield let("place_w", v.begin + v.depth)
+        else:
+            element = deep.element(v.phase_deep, v.low) * high.kernel + high.element(v.phase_high, v.tap)
+            yield let("place_w", element)
+            yield let("place_w", v.place_w * self.channels + v.c)
+        yield when(ROUNDED_ALONE, let("x_tile", _rounded(v.x_tile)))
+        cut = let("x_low", v.x_tile), let("x_tile", _cut(v.x_tile)), let("x_low", v.x_low - v.x_tile)
+        yield when(IN_PARTS, *cut)
+        for j in range(self.shared):
+            yield from self._product(j)
+
+    def _product(self, j: int) -> Iterator[Statement]:
+        """The products with the tile of the weights that is number j of those for one load."""
+        w, taps = v[self.names[1]], self.taps * self.channels
+        element = group(v.across + j) if self.groups > 1 else expression(j)
+        inside = [] if self.apart else [(v.begin + v.depth < v.inner)[None, :]]
+        inside += [(v.column < self.columns)[:, None]] if self.columns % self.width else []
+        inside += [element < self.row.kernel] if self.groups * self.shared > self.row.kernel else []
+        column = (element * self.columns + v.column)[:, None] * taps
+        size = math.prod(map(int, self.node.args[1].shape[1:]))
+        sums = v[f"sum_{j}"]
+        yield let("w_tile", tl.load(w + column + v.place_w[None, :], *inside))
+        low = tl.load(w + size + column + v.place_w[None, :], *inside)
+        yield when("PRECISION != 'tf32'", let("w_low", low))
+        parts = (
+            let("part", self._dot(v.x_tile, v.w_low)),
+            let("part", self._dot(v.x_low, v.w_tile, v.part)),
+            add(sums.text, self._dot(v.x_tile, v.w_tile, v.part)),
+        )
+        yield when(IN_PARTS, *parts, why="apart: the sums of tensor cores lose digits")
+        yield when(ROUNDED_ALONE, let(sums.text, self._dot(v.x_tile, v.w_tile, sums)))
+        exact = self._dot(v.x_tile, v.w_tile + v.w_low, sums, precision=IEEE)
+        yield when("PRECISION == 'ieee'", let(sums.text, exact))
+
+    @staticmethod
+    def _dot(x: Expression, w: Expression, *onto: Expression, precision: str = TF32_ROUNDED) -> Expression:
+        return tl.dot(tl.trans(x), tl.trans(w), *onto, input_precision=f"'{precision}'")
+
+    # ------------------------------------------------------------ epilogue
+
+    def _ends(self) -> Iterator[Statement]:
+        """The sums of each phase of a row, the epilogue, and the stores."""
+        deep, high = self.outer
+        yield let("plane", deep.made(v.plane, v.phase_deep))
+        yield let("top_y", high.made(v.top, v.phase_high))
+        for phase, products in enumerate(self.shifts):
+            parts = [self._shifted(j, shift) for j, shift in products]
+            yield let("result", tl.trans(sum_of(parts or [tl.zeros_like(v.sum_0)])))
+            yield from self._place_of_result(phase)
+            yield from map(self._other, self.epilogue.names)
+            yield from self.epilogue.statements("result", (self.width, self.pixels), self.taken)
+            yield tl.store(v[self.names[-1]] + self._image_of_result + v.place, v.result, v.kept)
+
+    def _place_of_result(self, phase: int) -> Iterator[Statement]:
+        """Where the results of a phase are, and which of them are whole and in the image."""
+        deep, high = self.outer
+        yield let("pixel_y", self.row.made(v.pixel, phase))
+        kept = [v.rows < self.kept, v.top < high.positions, v.pixel < self.row.positions]
+        kept += within(v.top_y, high.result) if high.transposed else []
+        kept += within(v.pixel_y, self.row.result) if self.row.transposed else []
+        kept += within(v.plane, deep.result) if deep.transposed else []
+        column = [(v.column < self.columns)[:, None]] if self.columns % self.width else []
+        yield let("kept", every([every(kept)[None, :], *column]))
+        yield let("place", (v.plane * high.result + v.top_y) * self.row.result + v.pixel_y)
+        beside = tl.max_contiguous(v.place, self._beside())
+        if self.row.phases > 1:  # threads lie along them, but no store may take several
+            beside = tl.multiple_of(beside, 1)
+        yield let("place", v.column[:, None] * self._channel + beside[None, :])
+
+    @property
+    def _channel(self) -> int:
+        """Elements of a channel of the result."""
+        return math.prod(each.result for each in self.axes)
+
+    @property
+    def _image_of_result(self) -> Expression:
+        """Where the results of a block's image begin."""
+        return v.image * (self.columns * self._channel)
+
+    def _shifted(self, j: int, shift: int) -> Expression:
+        if not shift:
+            return v[f"sum_{j}"]
+        rows = tl.minimum(v.rows + shift, self.pixels - 1)[:, None]
+        return tl.gather(v[f"sum_{j}"], rows + tl.zeros([1, self.width], tl.int32), 0)
+
+    def _other(self, name: str) -> Statement:
+        if name in self.epilogue.of_channels:
+            inside = [v.column < self.columns] if self.columns % self.width else []
+            return let(f"{name}_tile", tl.load(v[name] + v.column, *inside))
+        return let(f"{name}_tile", tl.load(v[name] + self._image_of_result + v.place, v.kept))
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        shared = f"a tile of {self.pixels} positions is loaded once for {self.shared} elements of the kernel's row"
+        shifted = f", whose products are shifted by up to {self.reach} positions and added behind the loop"
+        what = f"products of {self.pixels} x {self.depth} with {self.depth} x {self.width} on tensor cores"
+        said = [f"{shared}{shifted if self.reach else ''}.", f"{what}; the weights have two parts, the first of TF32."]
+        if self.row.transposed:
+            said.append("of a transposed convolution each phase is a sum of its own products.")
+        return said

@@ -1,0 +1,49 @@
+"""Floats of 8 bits, as a block loads them: as they are where the GPU has them (sm_89 and newer),
+else as the floats of half precision that their bits are made into, which is exact.
+
+A program takes them as bytes and asks, when it is compiled, for the support of the hardware. The
+readers of such a tile work on both.
+"""
+
+from __future__ import annotations
+
+from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.ir.mugraph import LoopPhase
+
+SMALL_FLOATS = {"float8_e4m3fn": ("float8e4nv", "halves_of_e4m3"), "float8_e5m2": ("float8e5", "halves_of_e5m2")}
+"""Triton's names, and the functions that make halves of their bits."""
+CONVERSIONS = '''
+@tl.core.builtin
+def has_small_floats(_semantic=None):
+    """Whether the GPU that is compiled for has floats of 8 bits."""
+    return tl.constexpr("fp8e4nv" in _semantic.builder.options.supported_fp8_dtypes)
+
+
+@triton.jit
+def halves_of_e4m3(x):
+    """Bits of e4m3 as halves: an exponent is 8 less there than where its bits are set."""
+    bits = x.to(tl.uint16)
+    halves = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), halves).to(tl.float16)
+
+
+@triton.jit
+def halves_of_e5m2(x):
+    """Bits of e5m2 as halves, whose first half they are."""
+    return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+'''
+
+
+def loaded(lines: Lines, stage: LoopPhase, name: str, dtype: str, at: str, mask: str = "", hint: str = "") -> str:
+    """A tile of the argument `name` at some offsets, with 0 where a mask is not."""
+    if dtype not in SMALL_FLOATS:
+        return lines.let(stage, f"{name}_tile", f"tl.load({name}{at}{_masked(mask, '0')}{hint})")
+    known, halves = SMALL_FLOATS[dtype]
+    there = f"{name}.to(tl.pointer_type(tl.{known})) if has_small_floats() else {name}"
+    pointer = lines.let(LoopPhase.INVARIANT, f"{name}_{known}", there)
+    tile = lines.let(stage, f"{name}_tile", f"tl.load({pointer}{at}{_masked(mask, '0.0')}{hint})")
+    return lines.let(stage, f"{name}_floats", f"{tile} if has_small_floats() else {halves}({tile})")
+
+
+def _masked(mask: str, other: str) -> str:
+    return f", mask={mask}, other={other}" if mask else ""

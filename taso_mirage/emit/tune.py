@@ -1,0 +1,447 @@
+"""How fast a generated program is: measured on the GPU that is there, else ranked by an analytic
+model, and it says which.
+
+A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs,
+together larger than the L2 cache, so that weights come from memory as they do in a model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType, ModuleType
+from typing import Any, Protocol
+
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.devices.device import Device
+from taso_mirage.emit.compile import OVERLAPPING, load_source
+from taso_mirage.emit.estimates import ranked
+from taso_mirage.emit.gpu.program import (
+    TF32_ROUNDED,
+    LaunchSchedule,
+    TritonLaunch,
+    TritonProgram,
+)
+from taso_mirage.emit.replays import REPLAYED, input_sets, measured
+from taso_mirage.emit.triton import options_text
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.ir.mugraph import USUAL
+from taso_mirage.system.spending import Purpose, spent, waited
+from taso_mirage.system.workers import Workers
+
+FINALISTS = 4
+"""The number of programs, of different grids, loops or forms, that get other schedules."""
+DEEPEST = 8
+"""Iterations whose loads are in flight, at most."""
+DEPTHS = 5
+"""The number of pipeline depths that are tried for a launch, the deepest that fit."""
+BEHIND = 1.2
+"""A program that takes this many times as long as the best so far is measured in one round."""
+REGISTERS = 256
+"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take
+minutes."""
+ONCE = 2.1
+"""Where nothing iterates, an operator's result takes the place of its operand: of both values, with
+little besides, half is held at a time."""
+OPTIONS = "OPTIONS = ("
+"""Where the schedules are in a program's source."""
+Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+"""Whether results (tensors on the GPU) are right for inputs."""
+Prepare = Callable[[Sequence[Any]], None]
+"""Makes random inputs (tensors on the GPU) such as a model gives them, in place."""
+Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
+"""Does a `job` in another process (`compilers` makes one); the result is whether the program
+compiles."""
+COMPILERS = 12
+"""Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
+SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
+"""A program that is compiled soon."""
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""The variable that names the assembler, which PyTorch's compiler sets."""
+LIMIT = 10.0
+"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
+
+
+def compilers(count: int) -> Workers:
+    """At most COMPILERS processes that compile programs into Triton's cache."""
+    return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
+
+
+class Cache(Protocol):
+    """A store of measurements (`optimize.cache.CostCache` is one)."""
+
+    def get(self, target: str, signature: str) -> float | None: ...
+    def put(self, target: str, signature: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A program and its seconds; infinity where it does not compile, does not fit, or is wrong."""
+
+    program: TritonProgram
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProgram:
+    """The fastest program with its best schedules.
+
+    `measured` says whether `seconds` are a measurement or the model's; `trials` are all tried
+    programs.
+    """
+
+    program: TritonProgram
+    seconds: float
+    measured: bool
+    trials: tuple[Trial, ...] = ()
+
+
+def tuned_program(
+    programs: Sequence[TritonProgram],
+    cache: Cache | None = None,
+    device: Device = H100,
+    compiler: Compiler | None = None,
+    check: Check | None = None,
+    late: Callable[[], bool] = lambda: False,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    prepare: Prepare | None = None,
+) -> TunedProgram:
+    """The fastest of some programs for one goal, with the best schedule for each of its launches:
+    measured where there is a GPU, else by the model. A program that does not compile or fit, or
+    whose results `check` refuses, is passed over; Unsupported is raised where none is left.
+
+    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
+    together, one launch after the other, until it is `late`. Without a `compiler` this process
+    compiles, one program after the other. `sizes` are those that a run gives; `prepare` changes the
+    random inputs of a goal that does not take any.
+    """
+    try:
+        target = gpu_and_versions()
+    except RuntimeUnavailable:
+        return _tuned(programs, lambda each: [ranked([p], device, sizes)[0][0] for p in each], device, False, late)
+    with TemporaryDirectory() as folder:
+        bench = _Bench(target, Path(folder), cache, compiler, check, sizes, late, prepare)
+        overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
+        return _tuned(overlapping, bench.seconds, device, True, late)
+
+
+def _tuned(
+    programs: Sequence[TritonProgram],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
+    device: Device,
+    measured: bool,
+    late: Callable[[], bool],
+) -> TunedProgram:
+    trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
+    different: dict[object, Trial] = {}
+    for trial in sorted(trials, key=lambda t: t.seconds):
+        different.setdefault(tuple((x.grid, x.loop, x.schedule.specialized) for x in trial.program.launches), trial)
+    finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
+    finalists += _simplest(finalists, different.values())
+    count = max((len(trial.program.launches) for trial in finalists), default=0)
+    orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
+    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in depends on that one
+    for i, tries in orders + again if count > 1 else orders:
+        if late():
+            break
+        finalists = _rescheduled(finalists, i, partial(tries, device=device), cost, trials)
+    best = min(trials, key=lambda t: t.seconds)
+    if not math.isfinite(best.seconds):
+        raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
+    return TunedProgram(best.program, best.seconds, measured, tuple(trials))
+
+
+def newness(program: TritonProgram) -> tuple[int, int]:
+    """How many newer forms a program has (warps with roles, clusters, blocks that take tiles in
+    turn), and its kernels: the least is the simplest."""
+    schedules = [x.schedule for x in program.launches]
+    roles, turns = (any(s.specialized for s in schedules), any(s.persistent for s in schedules))
+    return roles + turns + any(x.cluster != 1 for x in program.launches), len(schedules)
+
+
+def _simplest(finalists: Sequence[Trial], trials: Iterable[Trial]) -> list[Trial]:
+    """The fastest trial without newer forms, where all finalists have some and it is not far
+    behind: other schedules may turn that."""
+    if not finalists or any(not newness(each.program)[0] for each in finalists):
+        return []
+    plain = [each for each in trials if not newness(each.program)[0]]
+    return [each for each in plain[:1] if each.seconds < BEHIND * finalists[0].seconds]
+
+
+def _rescheduled(
+    finalists: Sequence[Trial],
+    i: int,
+    tries: Callable[[TritonLaunch], list[LaunchSchedule]],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
+    trials: list[Trial],
+) -> list[Trial]:
+    """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`);
+    new trials are added to `trials`."""
+    known = {trial.program.source for trial in trials}
+    tried = [
+        (k, scheduled(trial.program, i, schedule))
+        for k, trial in enumerate(finalists)
+        if i < len(trial.program.launches)
+        for schedule in tries(trial.program.launches[i])[1:]
+    ]
+    tried = [(k, program) for k, program in tried if program.source not in known]
+    found = [Trial(program, seconds) for (_, program), seconds in zip(tried, cost([p for _, p in tried]), strict=True)]
+    trials += found
+    best = list(finalists)
+    for (k, _), trial in zip(tried, found, strict=True):
+        best[k] = min(best[k], trial, key=lambda t: t.seconds)
+    return best
+
+
+def overlapped(program: TritonProgram) -> TritonProgram:
+    """The program whose launches begin while the one before ends."""
+    for i, launch in enumerate(program.launches):
+        program = scheduled(program, i, replace(launch.schedule, overlap=True))
+    return program
+
+
+class _Bench:
+    """The GPU: programs in, seconds out."""
+
+    def __init__(
+        self,
+        target: str,
+        folder: Path,
+        cache: Cache | None,
+        compiler: Compiler | None,
+        check: Check | None,
+        sizes: Mapping[str, int],
+        late: Callable[[], bool],
+        prepare: Prepare | None = None,
+    ) -> None:
+        at = "".join(f" {name}={size}" for name, size in sizes.items())
+        self.target, self.folder, self.cache = f"{target} graphs of {REPLAYED} calls{at}", folder, cache
+        self.compiler, self.check, self.sizes, self.late = compiler, check, sizes, late
+        self.prepare = prepare
+        self.modules: dict[str, ModuleType] = {}
+        self.sets: list[list[Any]] = []
+        self.best = math.inf
+
+    def overlaps(self) -> bool:
+        """Whether a kernel may begin while the one before it ends."""
+        import torch
+
+        return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
+
+    def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
+        """Seconds of each program: from the cache, else compiled and measured one after the other,
+        until one was measured and it is late. The first of the simplest form is always measured:
+        none of a newer form stands for it unmeasured."""
+        names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
+        cache = self.cache if self.check is None else None  # which does not tell whether results were right
+        known = [cache.get(self.target, name) if cache is not None else None for name in names]
+        found = [math.inf if seconds is None else seconds for seconds in known]
+        which = [i for i, seconds in enumerate(known) if seconds is None]
+        waiting = {min(which, key=lambda i: newness(programs[i]))} if which and math.isinf(self.best) else set()
+        for i, compiles in self._compiled(programs, which):
+            found[i] = self._measured(programs[i]) if compiles else math.inf
+            waiting.discard(i)
+            if self.cache is not None and math.isfinite(found[i]):
+                self.cache.put(self.target, names[i], found[i])
+            if math.isfinite(self.best) and not waiting and self.late():
+                break
+        return found
+
+    def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """Some programs, each with whether it compiles as soon as that is known: the others are
+        compiled while it is measured."""
+        if self.compiler is None:
+            yield from ((i, True) for i in which)
+            return
+        futures = {self.compiler(job(programs[i])): i for i in which}
+        try:
+            for future in waited(as_completed(futures), Purpose.COMPILING):
+                yield futures[future], bool(future.result())
+        finally:
+            for future in futures:
+                future.cancel()
+
+    @spent(Purpose.TUNING)
+    def _measured(self, program: TritonProgram) -> float:
+        functions = program.source[: program.source.index(OPTIONS)]
+        if functions not in self.modules:
+            self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
+        if not self.sets:
+            self.sets = input_sets(program, self.sizes)
+            if self.prepare is not None:
+                for inputs in self.sets:
+                    self.prepare(inputs)
+        found = _seconds(self.modules[functions], program, self.sets, self.check, BEHIND * self.best)
+        self.best = min(self.best, found)
+        return found
+
+
+def job(program: TritonProgram) -> dict[str, Any]:
+    """The compiler's job for a program, as JSON."""
+    launches = [
+        [
+            x.name,
+            [program.buffer(b).pointed for b in x.buffers],
+            [[m.shape, m.tile] for m in x.maps],
+            len(x.sizes),
+            x.options,
+        ]
+        for x in program.launches
+    ]
+    return {"source": program.source, "launches": launches, "settings": _settings()}
+
+
+def first_job() -> dict[str, Any]:
+    """A `job` that is small: a process takes seconds for its first one, whatever that is."""
+    return {"source": SMALL, "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]], "settings": _settings()}
+
+
+def _settings() -> dict[str, str]:
+    """The settings in the key of Triton's cache: PyTorch sets some of them when it compiles."""
+    import triton
+
+    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
+    found |= {} if (assembler := _assembler()) is None else {ASSEMBLER: assembler}
+    library = triton.knobs.nvidia.libdevice_path
+    return found | ({} if library is None else {"TRITON_LIBDEVICE_PATH": str(library)})
+
+
+@cache
+def _assembler() -> str | None:
+    """The assembler that keys of this process name: Triton asks for its version once."""
+    return os.environ.get(ASSEMBLER)
+
+
+def warmed(job: Mapping[str, Any]) -> bool:
+    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it
+    can be done."""
+    import torch
+
+    for name in [name for name in os.environ if name.startswith("TRITON_")]:
+        del os.environ[name]
+    os.environ.update(job["settings"])
+    with TemporaryDirectory() as folder:
+        module = load_source(job["source"], Path(folder))
+        for name, dtypes, maps, sizes, options in job["launches"]:
+            types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
+            for i, (shape, tile) in enumerate(maps):
+                types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
+            try:  # a grid is no part of the compiled code
+                getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
+            except Exception as error:
+                if not _is_triton(error):
+                    raise
+                return False
+    return True
+
+
+def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """The schedules that are tried for a launch: its own first."""
+    loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
+    if launch.schedule.specialized:
+        own = launch.schedule
+        return [own, *[replace(own, stages=s) for s in launch.depths if s != own.stages and s <= loop]]
+    most = min(loop, device.shared // max(launch.traffic.in_flight, 1))
+    depths = [s for s in (2, 3, 4, 5, 6, DEEPEST) if s <= most] or [1]
+    own = launch.schedule
+    if launch.loop != 1:
+        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
+    else:
+        pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
+    widest = max(warps for warps, _ in pairs)
+    held = REGISTERS if launch.loop != 1 else ONCE * REGISTERS
+    fitting = [(w, s) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * held]
+    found = [LaunchSchedule(w, s, own.overlap, precision=own.precision) for w, s in fitting]
+    return list(dict.fromkeys([own, *found]))
+
+
+def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """The launch's own schedule, and its variants that multiply in single precision otherwise; no
+    variants where operands are rounded, which is always faster."""
+    own = launch.schedule
+    ways = [each for each in launch.precisions if each != TF32_ROUNDED] if own.precision != TF32_ROUNDED else []
+    others = [replace(own, precision=each) for each in ways]
+    return list(dict.fromkeys([own, *others]))
+
+
+def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """The launch's own schedule, and its variants that let the next kernel start after this one's
+    wait, at its end, or (without a loop) before its wait."""
+    own = launch.schedule
+    plain = replace(own, late=False, early=False)
+    others = [plain, replace(plain, late=True), *([replace(plain, early=True)] if launch.loop == 1 else [])]
+    return list(dict.fromkeys([own, *(others if own.overlap else [])]))
+
+
+def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
+    """The program with another schedule of one launch.
+
+    The functions are the same; so is the source, but for OPTIONS.
+    """
+    launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
+    old = program.source
+    start, stop = old.index(OPTIONS), old.index("\ndef launch(")
+    return replace(program, launches=launches, source=f"{old[:start]}{options_text(launches)}\n\n{old[stop:]}")
+
+
+def gpu_and_versions() -> str:
+    """The name of the GPU and the versions that a measurement depends on.
+
+    Raises RuntimeUnavailable where there is none.
+    """
+    try:
+        import torch
+        import triton
+    except ImportError as error:
+        raise RuntimeUnavailable(f"{error.name} is not installed") from None
+    if not torch.cuda.is_available():
+        raise RuntimeUnavailable("there is no CUDA device to measure on")
+    return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
+
+
+def _seconds(
+    module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None, enough: float
+) -> float:
+    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results
+    are refused."""
+    options = [each.options for each in program.launches]
+
+    def call(*inputs: Any) -> Any:
+        return module.launch(*inputs, options=options)
+
+    try:
+        results = _into_nan(call, sets[0])
+    except Exception as error:
+        if not _is_triton(error):
+            raise
+        return math.inf
+    if check is not None and not check(sets[0], results if isinstance(results, tuple) else (results,)):
+        return math.inf
+    return measured(call, sets, enough=enough)
+
+
+def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The results of a call whose new tensors are full of NaN: elements that it does not write
+    would else be an earlier program's, and right."""
+    import torch
+
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` imports the compiler of torch: 8 s
+    try:
+        return call(*inputs)
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def _is_triton(error: Exception) -> bool:
+    """Whether Triton raised an error: its errors have no common base, and some are plain
+    RuntimeErrors of its passes."""
+    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)

@@ -1,0 +1,1 @@
+"""The protocol of forms, and the parts that several of them share."""

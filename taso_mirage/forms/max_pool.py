@@ -1,0 +1,217 @@
+"""Max pools with channels last as kernels for a GPU, between convolutions with channels last.
+
+Alone such a kernel gains nothing; it saves the transpositions of the image before and after. A
+block has some pixels and channels of the result, and takes the kernel's elements in turn: the first
+cache serves elements that neighbours have loaded. Memory bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from taso_mirage.devices.device import Device
+from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.dependent_launch import EARLY
+from taso_mirage.emit.gpu.form_function import FormFunction, flags
+from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within
+from taso_mirage.errors import Unsupported
+from taso_mirage.forms.base.conversion import Conversion
+from taso_mirage.forms.base.device_ranking import ranked_mugraphs
+from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
+from taso_mirage.forms.base.in_operators import FIRST, LAST
+from taso_mirage.forms.channels_last import HALF_FLOATS, is_half_convolution
+from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.mugraph import product_factor, usual_size
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size
+from taso_mirage.verdicts import Evidence, Failure
+
+OPERATOR = "max_pool_last"
+PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
+"""Pixels and channels of a block."""
+FEWEST, MOST = 256, 4096
+"""Elements of a block. With all channels a block may have fewer than `FEWEST`."""
+LARGEST = 49
+"""Elements of a kernel, at most: each has lines of its own."""
+BEST = 8
+"""The number of muGraphs that are compiled and run."""
+
+
+# ---------------------------------------------------------------- the goal
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPoolLast:
+    """A goal that is a `max_pool_last`: (n,h,w,c)."""
+
+    node: Node
+    slack = 1.0
+    large, once, joins = True, True, False
+    together = "channels last"
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return []
+
+    def mugraph(self, block: tuple[int, ...]) -> Node:
+        """The term with blocks of so many pixels and channels."""
+        return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
+
+    def small(self) -> tuple[MaxPoolLast, Graph]:
+        """This pool of an image of few channels and pixels, and the same in operators of ONNX."""
+        attrs: dict[str, Any] = dict(self.node.attrs)
+        reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
+        sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
+        x = variable("x", Tensor("float32", (2, *sides, 2)))
+        found = MaxPoolLast(term(OPERATOR, x, **attrs))
+        return found, Graph((x,), (_in_operators(found.node),))
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
+        of the device first."""
+        evidence = _evidence(*self.small())
+        if not isinstance(evidence, Evidence):
+            return []
+        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
+
+    def blocks(self) -> Iterator[tuple[int, ...]]:
+        """Pixels and channels of blocks that may be fast."""
+        channels = power_of_two(int(self.node.shape[3]))
+        for pixels, each in product(PIXELS, dict.fromkeys(min(n, channels) for n in CHANNELS)):
+            if min(FEWEST, pixels * channels) <= pixels * each <= MOST:
+                yield pixels, each
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: those of two transpositions."""
+        return float(2 * (size(self.node.args[0].type) + size(self.node.type))) / device.bandwidth
+
+
+@lru_cache(maxsize=64)
+def _evidence(small: MaxPoolLast, goal: Graph) -> Evidence | Failure:
+    return verified_mugraph(Graph(goal.inputs, (small.mugraph((PIXELS[0], CHANNELS[0])),)), goal)
+
+
+def _read(goal: Graph) -> MaxPoolLast | None:
+    return MaxPoolLast(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == OPERATOR else None
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _attrs(node: Node) -> dict[str, Any]:
+    return {name: node.attr(name) for name in ("kernel", "strides", "pads", "dilations")}
+
+
+def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
+    """A pool of images in half precision beside a convolution: its image is a convolution's result,
+    maybe behind one operator, or a convolution reads the pool."""
+    if node.op != "max_pool" or node.dtype not in HALF_FLOATS or len(node.shape) != 4:
+        return []
+    x = node.args[0]
+    fixed = isinstance(x.shape[1], int) and prod(node.attr("kernel")) <= LARGEST
+    around = (x, *x.args, *users(node))
+    return [node] if fixed and any(map(is_half_convolution, around)) else []
+
+
+def _converted(members: Sequence[Node], model: Conversion) -> Node:
+    (node,) = members
+    last = term("transpose", model.done[node.args[0]], perm=LAST)
+    return term("transpose", term(OPERATOR, last, **_attrs(node)), perm=FIRST)
+
+
+def _in_operators(node: Node) -> Node:
+    first = term("transpose", node.args[0], perm=FIRST)
+    return term("transpose", term("max_pool", first, **_attrs(node)), perm=LAST)
+
+
+# ---------------------------------------------------------------- the program
+
+
+class MaxPoolFunction(FormFunction):
+    """The function of one pool.
+
+    Raises Unsupported for other floats than those of half and single precision, for channels that
+    only a run knows, and for kernels too large to be written out.
+    """
+
+    def _read_sizes(self) -> None:
+        node = self.node
+        self.dtype = self.buffers[0].dtype
+        self.kernel, (self.pixels, channels) = tuple(map(int, node.attr("kernel"))), map(int, node.attr("block"))
+        x = node.args[0]
+        if self.dtype not in (*HALF_FLOATS, "float32") or any(b.batched for b in self.buffers):
+            raise Unsupported(f"{node.op} of {self.dtype}, which has no form in Triton")
+        if not isinstance(x.shape[3], int) or prod(self.kernel) > LARGEST:
+            raise Unsupported(f"{node.op} of {x.type} with a kernel of {self.kernel}; at most {LARGEST} elements")
+        self.channels = int(x.shape[3])
+        self.beside = min(channels, power_of_two(self.channels))
+        self._check_block((self.pixels, self.beside))
+
+    @property
+    def parts(self) -> int:
+        """Blocks that have the same pixels."""
+        return -(-self.channels // self.beside)
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        grid = self.parts * ((dim_product(self.node.shape[:3]) + self.pixels - 1) // self.pixels)
+        lanes, blocks = self.pixels * self.beside, usual_size(grid)
+        width = numpy_dtype(self.dtype).itemsize
+        stored, seen = self.buffers[-1].bytes, seen_pixels(self.node, self.kernel, self.pixels) * self.beside * width
+        traffic = Traffic(2 * lanes * prod(self.kernel) * blocks, seen * blocks + stored, seen, 2 * lanes)
+        names = tuple([b.name for b in self.buffers])
+        chosen = schedule or guessed(blocks, 1, lanes, seen, False)
+        return TritonLaunch(self.name, (grid,), 1, names, chosen, traffic, self.free)
+
+    def source(self) -> str:
+        return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])
+
+    def _places(self) -> Iterator[Statement]:
+        """The pixels and the channels of a block's results."""
+        block = tl.program_id(0)
+        block = block.to(tl.int64) if self.free else block
+        yield let("pixel", block // self.parts * self.pixels + tl.arange(0, self.pixels))
+        yield let("channel", block % self.parts * self.beside + tl.arange(0, self.beside))
+        yield from first_seen(self.node)
+        beyond = [(v.channel < self.channels)[None, :]] if self.channels % self.beside else []
+        yield let("kept", every([(v.pixel < dim_product(self.node.shape[:3]))[:, None], *beyond]))
+
+    def _largest(self) -> Iterator[Statement]:
+        """The largest element of each window, and the store."""
+        x, result = map(expression, self.names)
+        high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
+        least = v.float("'-inf'")
+        yield let("largest", tl.full([self.pixels, self.beside], least, tl[self.dtype]))
+        for i, j in product(*map(range, self.kernel)):
+            row, column = (n * d for n, d in zip((i, j), self.node.attr("dilations"), strict=True))
+            yield let("row", v.top + row)
+            yield let("column", v.left + column)
+            yield let("seen", every([*within(v.row, high), *within(v.column, wide)]))
+            yield let("at", ((v.image * high + v.row) * wide + v.column) * self.channels)
+            yield let("tile", tl.load(x + v.at[:, None] + v.channel[None, :], v.kept, v.seen[:, None], other=least))
+            yield let("largest", tl.maximum(v.largest, v.tile, propagate_nan=tl.PropagateNan.ALL))
+        yield tl.store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        return [f"a block has {self.pixels} pixels with {self.beside} channels; all of the kernel's elements in turn."]
+
+
+FORM = Form(
+    GpuProgram(OPERATOR, MaxPoolFunction),
+    _read,
+    own_terms(OPERATOR),
+    operators=_in_operators,
+    terms=ModelTerms(_members, _converted),
+)

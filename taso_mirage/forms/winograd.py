@@ -1,0 +1,215 @@
+"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the
+relu that follow.
+
+With other goals they share the evidence: a muGraph is verified against its goal, at small sizes, as
+its algebra depends on neither the channels nor how many tiles there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from taso_mirage.devices.device import Device
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
+from taso_mirage.forms.base.form import Form, IsWanted, Users
+from taso_mirage.forms.base.members import RECTIFIED, followed_convolution
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import work
+from taso_mirage.rewriting.forms import ADDED, RegionPattern
+from taso_mirage.verdicts import Evidence, Failure
+
+TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
+"""Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
+LARGEST = 25
+"""Elements of a kernel: with more, results that are as good as the direct sum's have small
+tiles."""
+COUNTS, PARTS = (16, 32), (1, 2, 4)
+"""Tiles of a block, and parts of the output channels; with more than one part there are at most
+BLOCKS blocks."""
+BLOCKS = 16
+CONVOLVED = tuple(
+    RegionPattern(f"conv({operands}, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)")
+    for operands in ("x, w, b", "x, w")
+)
+LEAST = 4
+"""Channels of a group, of data and of results: with fewer the transforms are nearly all of the
+work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A goal that is a convolution: its operands, and its epilogue."""
+
+    x: Node
+    w: Node
+    b: Node
+    z: Node
+    pads: tuple[int, ...]
+    relu: bool
+    group: int = 1
+    slack = 1.0
+    """How many times as slow as the runtime's its kernel may be alone."""
+    large, once, joins = True, False, False
+    together = "minimal filtering"
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [self.w]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The kernel's height and width."""
+        return tuple(map(int, self.w.shape[2:]))
+
+    def _results(self, sides: Sequence[int]) -> list[int]:
+        """The sizes of the results of such an image."""
+        return [n + self.pads[i] + self.pads[i + 2] - self.kernel[i] + 1 for i, n in enumerate(sides)]
+
+    def tiles(self, tile: tuple[int, int]) -> int:
+        """The number of tiles of one image."""
+        sides = self._results([int(n) for n in self.x.shape[2:]])
+        return prod(-(-n // m) for n, m in zip(sides, tile, strict=True))
+
+    def goal(self) -> Node:
+        """The convolution as a model writes it."""
+        attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
+        made = term("conv", self.x, self.w, self.b, **attrs)
+        made = made if self.z is ABSENT else term("add", made, self.z)
+        return term("relu", made) if self.relu else made
+
+    def mugraph(self, tile: tuple[int, int], block: tuple[int, int]) -> Node:
+        """By minimal filtering."""
+        operands = (self.x, self.w, self.b, self.z)
+        how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
+        return term("winograd", *operands, **how)
+
+    def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
+        """This convolution with few channels, groups and tiles, whose last tiles are cut in the
+        same way; and its leaves."""
+        groups = min(self.group, 2)
+        kernel, sides = self.kernel, []
+        for i, size in enumerate(self.x.shape[2:]):
+            around, m = self.pads[i] + self.pads[i + 2] - kernel[i] + 1, tile[i]
+            results = int(size) + around
+            side = m + (results - 1) % m + 1 - around
+            sides.append(side + m * max(0, -(-(kernel[i] - side) // m)))
+        leaves = {
+            "x": Tensor("float32", (2, 2 * groups, *sides)),
+            "w": Tensor("float32", (3 * groups, 2, *kernel)),
+            "b": Tensor("float32", (3 * groups,)),
+            "z": Tensor("float32", (2, 3 * groups, *self._results(sides))),
+        }
+        x, w, b, z = (
+            ABSENT if getattr(self, name) is ABSENT else variable(name, type) for name, type in leaves.items()
+        )
+        made = Convolution(x, w, b, z, self.pads, self.relu, groups)
+        return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of `graph`, from which this goal was read; those with the fewest
+        multiplications first."""
+        found = []
+        for tile, block in _blocks(self):
+            evidence = _evidence(self.small(tile), tile)
+            if isinstance(evidence, Evidence):
+                made = Graph(graph.inputs, (self.mugraph(tile, block),))
+                products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * self.tiles(tile)
+                products *= prod(m + k - 1 for m, k in zip(tile, self.kernel, strict=True))
+                seconds = 2 * products / device.flops
+                found.append(FoundMuGraph(made, graph, seconds, device.name, evidence))
+        return sorted(found, key=lambda each: each.seconds)
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: half of those of the direct sum."""
+        return work(self.goal(), {}).flops / 2 / device.flops
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether a term of a model is one that there are kernels for."""
+    if not isinstance(node.type, Tensor) or node.dtype != "float32" or len(node.tensor.shape or ()) != 4:
+        return False
+    found = _convolved(node)
+    if found is None or min(found.w.shape[0] // found.group, found.w.shape[1]) < LEAST:
+        return False
+    return all(is_weight(a) for a in node.args[1:])
+
+
+def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution | None:
+    """A convolution with its epilogue; None for other terms.
+
+    It is of a kernel with tiles, with stride 1, no dilation and no negative pads.
+    """
+    names = next((found for each in CONVOLVED if (found := each.match(node)) is not None), None)
+    if names is None or min(names["pads"]) < 0:
+        return None
+    kernel = names["w"].shape[2:]
+    tiled = len(kernel) == 2 and set(kernel) <= set(TILES) and 1 < prod(map(int, kernel)) <= LARGEST
+    operands = names["x"], names["w"], names.get("b", ABSENT)
+    return Convolution(*operands, z, names["pads"], relu, names["group"]) if tiled else None
+
+
+def convolution(goal: Graph) -> Convolution | None:
+    """Read a goal of `followed_convolution`; None for other goals."""
+    if len(goal.outputs) != 1:
+        return None
+    rectified = RECTIFIED.match(goal.outputs[0])
+    node: Node = goal.outputs[0] if rectified is None else rectified["y"]
+    summands = node.args if ADDED.match(node) is not None else ()
+    sums = [(node, ABSENT), *zip(summands, summands[::-1], strict=True)]
+    made = (_convolved(each, z, rectified is not None) for each, z in sums)
+    return next((each for each in made if each is not None), None)
+
+
+@lru_cache(maxsize=256)
+def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> Evidence | Failure:
+    made, leaves = small
+    mine, goal = made.mugraph(tile, (COUNTS[0], 1)), made.goal()
+    return verified_mugraph(Graph(leaves, (mine,)), Graph(leaves, (goal,)))
+
+
+def _blocks(made: Convolution) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    height, width = (TILES[k] for k in made.kernel)
+    for tile, count, parts in product(dict.fromkeys(zip(height, width, strict=True)), COUNTS, PARTS):
+        blocks = int(made.x.shape[0]) * -(-made.tiles(tile) // count)
+        if parts == 1 or blocks * parts <= BLOCKS:
+            yield tile, (count, parts)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def _instance(node: Node) -> TemplateInstance:
+    x, w = node.args[:2]
+    group, tile, block = node.attr("group"), node.attr("tile"), node.attr("block")
+    images, *sides = x.shape[0], *x.shape[2:]
+    free = isinstance(images, Symbolic)
+    data = 1 if free else images, group, w.shape[1], *sides
+    result = w.shape[0] // group, *w.shape[2:], *node.shape[2:]
+    return TemplateInstance(
+        headers=("winograd.h",),
+        name="Winograd",
+        block=block[0],
+        sizes=(*data, *result, *node.attr("pads")[:2], *tile, *block),
+        layout=(*tile, block[0]),
+        sides=tile,
+        switches=(bool(node.attr("relu")),),
+        fixed=x.shape[1:],
+        times=images if free else 1,
+    )
+
+
+def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
+    return followed_convolution(node, users, wanted) if is_convolution(node) else []
+
+
+FORM = Form(CpuProgram("winograd", _instance), convolution, _members)

@@ -1,2 +1,0 @@
-"""Loop nests of a kernel in C++, and the compiler that builds them: the rooms behind
-`codegen.cpp`."""

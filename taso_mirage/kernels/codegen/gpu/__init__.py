@@ -1,1 +1,0 @@
-"""Tiles of a kernel as lines of Triton: the room behind `codegen.triton`."""

@@ -1,0 +1,111 @@
+"""The interface of a target to the kernel stage (`pipeline/fuse/stage.py`): how its muGraphs are
+ranked, which of them is the fastest, and the kernel that runs in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from taso_mirage.devices.device import Device
+from taso_mirage.errors import InvalidOption
+from taso_mirage.forms.base.form import PreparedKinds
+from taso_mirage.ir.terms import Graph
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.regions.horizontal import FusedGoal
+from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.targets.known import target as named
+
+Record = Mapping[str, Any]
+"""A choice as JSON has it: the record on disk, and all that `kernel` needs, with BATCH for a kernel
+of any number of samples."""
+BATCH = "batch"
+MeasuredSizes = Mapping[str, int]
+
+
+class Backend(Protocol):
+    """Kernels for one target."""
+
+    @property
+    def device(self) -> Device:
+        """The device by which the search ranks muGraphs."""
+
+    @property
+    def key(self) -> str:
+        """The device and the versions that a choice holds for."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether a kernel runs for any number of samples (`regions.batches`); where not, a model
+        asks its sizes which operators run."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a kernel may read any of its sizes at run time (`regions.free_regions`)."""
+
+    @property
+    def prepared(self) -> PreparedKinds | None:
+        """The goals with kernels by hand, over weights that lie as these read them."""
+
+    @property
+    def arranged(self) -> bool:
+        """Whether kernels may read weights along their sums, and those of bytes
+        (`mugraph.arranged`)."""
+
+    @property
+    def searching(self) -> int:
+        """How many processes may search while `fastest` measures; none where they would be in its
+        way."""
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes a region may have, which run beside each other; 1 where they would run one
+        after the other."""
+
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
+        """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on
+        nothing more is tried. Of those with free sizes it is the fastest at each of the `measured`
+        ones. Raises TasoMirageError where none can be run."""
+
+    def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
+        """The choices for a goal's lanes as one for the goal.
+
+        Raises the errors of `kernel` for a damaged record.
+        """
+
+    def kernel(self, record: Record) -> PlannedNode:
+        """The kernel that runs in a model on this machine.
+
+        Raises TasoMirageError, or the errors of a damaged record: LookupError, TypeError,
+        ValueError.
+        """
+
+    def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
+        """The kernels for all machines to which a model may come."""
+
+    def rounding(self) -> Backend:
+        """The back end where the runtime rounds operands of products to TF32: kernels may, too."""
+
+    def fine(self, record: Record) -> Record:
+        """The choice of the same kernel that rounds no operands."""
+
+    def start(self) -> None:
+        """Begin the slow preparations before the first kernel can be measured."""
+
+    def close(self) -> None:
+        """End the processes that were started for measuring."""
+
+
+def here(target: str) -> Backend:
+    """The back end of a target on this machine.
+
+    Raises InvalidOption for a target without kernels, RuntimeUnavailable, with the package to
+    install, where it cannot be.
+    """
+    module = named(target).lowering
+    if module is None:
+        raise InvalidOption(f"there are no fused kernels for the target {target}; leave --kernels out")
+    made: Backend = import_module(module).here()
+    return made

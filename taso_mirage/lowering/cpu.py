@@ -1,0 +1,91 @@
+"""Kernels for the CPU: muGraphs are compiled as C++ and run on this machine's cores; the C++
+travels with the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.device import Device
+from taso_mirage.devices.machine import cores
+from taso_mirage.emit.cpp import SizeRange
+from taso_mirage.emit.cpu.native import build
+from taso_mirage.emit.cpu.tune import tuned_native, tuned_ranges
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
+from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering.backend import MeasuredSizes, Record
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.regions.horizontal import FusedGoal, together
+from taso_mirage.runtime.compilation import library
+from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
+from taso_mirage.targets.cpu.target import CPU as TARGET
+
+SECONDS = 1.0
+"""The largest number of seconds for running the muGraphs of a region in turn."""
+
+
+class CpuLowering:
+    """The back end of this machine's CPU."""
+
+    device: Device = CPU_DEVICE
+    batched = False
+    free = True
+    prepared: PreparedKinds | None = CPU_GOALS
+    arranged = False
+    searching = 0
+    lanes = 1
+
+    def __init__(self) -> None:
+        self.key = TARGET.machine
+
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
+        """The fastest muGraph with C++; with free sizes, a table of the fastest at each of the
+        measured sizes, the smallest first."""
+        seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
+        if not measured:
+            best = tuned_native([f.graph for f in found], cores(), seconds)[0]
+            return {"mugraph": to_json(best.kernel.graph)}
+        ranges = tuned_ranges([f.free for f in found if f.free is not None], cores(), measured, seconds)
+        before = [{"mugraph": to_json(each.graph), "most": each.most} for each in ranges[1]]
+        return {"mugraph": to_json(ranges[0]), "before": before}
+
+    def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
+        """One muGraph of all lanes."""
+        return {"mugraph": to_json(together(goal, parts, [from_json(each["mugraph"]) for each in records])[0])}
+
+    def kernel(self, record: Record) -> PlannedNode:
+        """The kernel as C++, which is compiled when the model is loaded."""
+        before = [SizeRange(from_json(each["mugraph"]), int(each["most"])) for each in record.get("before", ())]
+        return cpu_kernel(from_json(record["mugraph"]), before)
+
+    def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
+        """The kernels for all machines: the same as for this one, since C++ runs everywhere."""
+        return [self.kernel(record) for record in records]
+
+    def rounding(self) -> CpuLowering:
+        """This back end: no operands are rounded here."""
+        return self
+
+    def fine(self, record: Record) -> Record:
+        """The record unchanged: nothing is rounded here."""
+        return record
+
+    def start(self) -> None:
+        """Compile the kernels' library, if this was not done before."""
+        with suppress(TasoMirageError):  # said where a kernel is run
+            library()
+
+    def close(self) -> None:
+        """Nothing to end; no process was started."""
+
+
+def here() -> CpuLowering:
+    """The back end of this machine. Raises RuntimeUnavailable without a C++ compiler that works."""
+    build("int works;")
+    return CpuLowering()

@@ -1,0 +1,81 @@
+"""The atoms of sketches: the factors of their products, and the names of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from taso_mirage.mugraph.monomials import FactorPowers
+
+LabelSet: TypeAlias = frozenset[str]
+Renaming: TypeAlias = tuple[tuple[str, str], ...]
+AbstractExpression: TypeAlias = int
+
+ROOT_LEVELS = 8
+"""A factor is LEVELS * atom + the level of the root that it is under."""
+NONE: LabelSet = frozenset()
+
+
+class FactorForm(IntEnum):
+    """The form of an atom."""
+
+    INPUT = 0
+    NUMBER = 1
+    """A coefficient under a root, or in an exponent."""
+    SHARE = 2
+    """1 / n of a label."""
+    SIZE = 3
+    """n of a label, which no share cancels."""
+    EXP = 4
+    """The exponential of a product."""
+    FUNCTION = 5
+    """Opaque; without a name it is the exp of a term that has an exp inside it."""
+    POLY = 6
+    """A sum that stays factored."""
+    WHOLE = 7
+    """A sum that nothing takes apart."""
+    SUM = 8
+    FOLD = 9
+    """Another reduction, by its name: opaque."""
+
+
+INPUT_FORM, NUMBER, SHARE_FORM, SIZE, EXP_FORM, FUNCTION, POLY, WHOLE, SUM_FORM, FOLD = FactorForm
+"""Plain names: a member of an enumeration takes long to look up."""
+
+
+class AbstractFactor(NamedTuple):
+    """`labels`: an input's own, or those bound here.
+
+    `exponential`: of a function, whether the field knows its value mod p alone.
+    """
+
+    form: FactorForm
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    polys: tuple[AbstractExpression, ...] = ()
+    inner: FactorPowers = ()
+    exponential: bool = False
+
+
+class Properties(NamedTuple):
+    """Properties of an atom or a polynomial: the free labels, the nesting depth of binders, and
+    whether the field's residue mod q is lost."""
+
+    free: LabelSet = NONE
+    height: int = 0
+    exponential: bool = False
+
+
+def family(label: str) -> str:
+    """The label that a bound label stands for: k for k#1.0."""
+    return label.split("#")[0]
+
+
+def joined_factors(parts: Sequence[Properties]) -> Properties:
+    """The properties of an expression with these parts that binds nothing itself."""
+    return Properties(
+        NONE.union(*[p.free for p in parts]),
+        max([p.height for p in parts], default=0),
+        any(p.exponential for p in parts),
+    )

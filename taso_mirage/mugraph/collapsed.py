@@ -1,0 +1,89 @@
+"""Dims that lie side by side wherever they are, as one label: a norm over channels, rows and
+columns is one over a long row.
+
+The search then chooses tiles of that row, and not how each of the dims is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph.axis_classes import Unifier
+from taso_mirage.mugraph.derivations.scalar_terms import ScalarTerm, TermForm
+from taso_mirage.mugraph.goal import is_packed
+from taso_mirage.mugraph.label_trace import LabelledValue
+from taso_mirage.operators.interpret import interpret
+
+LabelRuns: TypeAlias = tuple[tuple[str, ...], ...]
+"""Labels that are always next to each other in one order, outermost first."""
+CLOSE = 1e-9
+"""The tolerance relative to the largest result, in float64: the same sums in another order."""
+
+
+def collapsed_runs(
+    values: Mapping[Node, LabelledValue], terms: Sequence[ScalarTerm], unifier: Unifier, names: Mapping[int, str]
+) -> LabelRuns:
+    """The runs of labels that each tensor has all of, side by side, or none, and that folds and
+    counts are over together."""
+    tensors = [[names[i] for axis in v.axes for i in unifier.axis(axis)] for v in values.values()]
+    tensors += [[names[i] for axis in t.axes for i in unifier.axis(axis)] for t in terms if t.kind is TermForm.LEAF]
+    sets = [{names[i] for i in unifier.axis(t.labels)} for t in terms if t.labels]
+    apart = {names[i] for t in terms for pair in t.pairs for i in unifier.axis(pair)}
+    apart |= {names[i] for n, v in values.items() if is_packed(n) for axis in v.axes for i in unifier.axis(axis)}
+    pairs = [pair for tensor in tensors for pair in pairwise(tensor) if apart.isdisjoint(pair)]
+    after = {x: y for x, y in pairs if _side_by_side(x, y, tensors) and all((x in s) == (y in s) for s in sets)}
+    return tuple(_chained(after))
+
+
+def _side_by_side(x: str, y: str, tensors: Iterable[list[str]]) -> bool:
+    return all((x in each) == (y in each) and (x not in each or each.index(y) == each.index(x) + 1) for each in tensors)
+
+
+def _chained(after: Mapping[str, str]) -> Iterable[tuple[str, ...]]:
+    for first in after.keys() - set(after.values()):
+        run = [first]
+        while run[-1] in after:
+            run.append(after[run[-1]])
+        yield tuple(run)
+
+
+def runs_without(runs: LabelRuns, names: Collection[str]) -> LabelRuns:
+    """The parts of runs between labels of these names."""
+    found: list[tuple[str, ...]] = []
+    for run in runs:
+        part: list[str] = []
+        for name in run:
+            if name in names:
+                found.append(tuple(part))
+                part = []
+            else:
+                part.append(name)
+        found.append(tuple(part))
+    return tuple([run for run in found if len(run) > 1])
+
+
+def same_results(goal: Graph, other: Graph) -> bool:
+    """Whether two graphs give the same numbers, row by row, of the same inputs, on random ones in
+    float64."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=x.shape) if x.dtype != "bool" else rng.integers(0, 2, x.shape) > 0 for x in goal.inputs]
+    found = []
+    for graph in (goal, other):
+        given = {x: EXACT.load(a.reshape(x.shape)) for x, a in zip(graph.inputs, arrays, strict=True)}
+        try:
+            values = interpret(graph.outputs, EXACT, given)
+        except (TasoMirageError, ValueError):
+            return False
+        found.append([np.asarray(values[o], np.float64).ravel() for o in graph.outputs])
+    return all(np.allclose(a, b, rtol=0, atol=CLOSE * _largest(b), equal_nan=True) for a, b in zip(*found, strict=True))
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))

@@ -1,0 +1,92 @@
+"""A region alone in the runtime, as operators and as a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import in_operators
+from taso_mirage.ir.model import StoredWeight, Weight, random_array
+from taso_mirage.ir.terms import Graph, Node, substitute, weight
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.session import runnable
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.tasks import in_turn
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.work import size
+from taso_mirage.regions.batches import LARGER, resized
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.fragments import RegionSite
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.system.spending import Purpose, spent
+
+SECONDS = 0.2
+"""For running it both ways."""
+SEED = 1
+SLOWER = 1.05
+"""The largest time of a kernel of free sizes relative to the operators at other sizes."""
+LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
+"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that
+none here finds there; and that a file has."""
+
+
+@spent(Purpose.TUNING)
+def region_seconds(
+    graph: Graph,
+    site: RegionSite,
+    kernel: PlannedNode,
+    opsets: Mapping[str, int],
+    target: Target,
+    prepares: bool = False,
+) -> tuple[float, float] | None:
+    """The seconds of a region with its operators, and with the kernel in their place; None where
+    its weights are too many for one file.
+
+    Where the kernel prepares weights, both sides arrange them ahead, and have enough copies of the
+    region that its weights come from memory, as in a whole model.
+    """
+    known = [leaf for leaf, node in zip(graph.inputs, site.inputs, strict=True) if prepares and is_weight(node)]
+    held, made = (sum(size(leaf.type) for leaf in leaves) for leaves in (known, graph.outputs))
+    if held > MOST:
+        return None
+    copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]
+    left = tuple([leaf for leaf in graph.inputs if leaf not in known])
+    outputs = tuple([output for copy, _ in copies for output in copy.outputs])
+    weights = {k: v for _, arrays in copies for k, v in arrays.items()}
+    before, whole = (standalone(Graph(left, each), opsets, weights) for each in (in_operators(outputs), outputs))
+    after = embed(whole, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
+    times = in_child(in_turn, [runnable(before), runnable(after)], target, SECONDS, SEED)
+    return times[0] / len(copies), times[1] / len(copies)
+
+
+def slower_elsewhere(
+    sizes: SymbolSizes,
+    site: RegionSite,
+    kernel: PlannedNode,
+    opsets: Mapping[str, int],
+    target: Target,
+    prepares: bool,
+) -> bool:
+    """Whether a kernel of free sizes is slower than the operators at the least sizes, or at larger
+    ones than these."""
+    for other in (dict.fromkeys(sizes, 1), {name: LARGER * n for name, n in sizes.items()}):
+        try:
+            times = region_seconds(resized(site, other), site, kernel, opsets, target, prepares)
+        except TasoMirageError:
+            continue  # a region that has no such sizes
+        if times is not None and times[1] > SLOWER * times[0]:
+            return True
+    return False
+
+
+def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:
+    """The region with weights of its own, random ones, in place of those inputs."""
+    rng = np.random.default_rng(i)
+    made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
+    inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])
+    arrays: dict[str, Weight] = {made[leaf].attr("name"): StoredWeight(random_array(leaf, rng, {})) for leaf in known}
+    return Graph(inputs, substitute(graph.outputs, made)), arrays

@@ -1,0 +1,422 @@
+"""The regions of a model that a kernel search is worth on: norms with their linear layers,
+attention, gates, elementwise chains.
+
+A region grows from a product, then from the folds and chains that are left, over operators that
+have labels (`labels.label`). It is convex, also once the other regions are one term each, so that
+all can be replaced. A linear layer of many rows stays outside: it is bound by operations, and a
+library's product does it best. A fold after a linear layer waits for all of its columns, so a
+region ends there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a
+region have the same labels, which its grid can cut; where kernels can run beside each other,
+results of other labels are lanes (`horizontal.py`), of which no two compute the same product.
+Regions are judged by the work of their operators, not by their number: a fused operator of a
+runtime is a region alone, and one of several results is in it with all that reads them. A term with
+kernels that prepare weights is a region first, where a back end has those (`forms.base.form`). An
+operator that only repeats elements (the heads that queries share) is in it where something depends
+on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import PreparedKinds
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import (
+    Graph,
+    Node,
+    Tensor,
+    is_computed,
+    is_part,
+    topological,
+    users,
+    variable,
+)
+from taso_mirage.mugraph.goal import LOADED, MADE
+from taso_mirage.mugraph.labels import Labelled, label
+from taso_mirage.mugraph.opaque_functions import is_defined
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size, work
+from taso_mirage.regions.canonical import SymbolSizes, canonical_region
+from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.regions.horizontal import groups
+from taso_mirage.regions.quantized_products import of_integers, operands_read, sums_integers
+from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels
+
+OPERATORS, INPUTS = 24, 8
+"""The most operators of a region, and the most inputs of one of its lanes."""
+ROWS = 64
+"""A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
+single precision on a GPU, where they leave the tensor cores alone."""
+PRODUCTS = 2
+"""Products, one on the result of the other, of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRegion:
+    """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of
+    the operators of each.
+
+    `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`:
+    its inputs and outputs once.
+    """
+
+    graph: Graph
+    places: tuple[tuple[str, ...], ...]
+    flops: int
+    bytes: int
+    least: int
+
+    @property
+    def operators(self) -> list[Node]:
+        """The region's terms, operands first; a term of several results is one."""
+        return [n for n in self.graph if n.args and not is_part(n)]
+
+
+def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
+    """The regions of a model with every symbol at its size, in the order of their first places;
+    equal ones are one."""
+    found = fragments(model, sizes).items()
+    return [_region(graph, tuple([s.names for s in sites])) for graph, sites in found]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSite:
+    """One place of a region: the model's terms that are its inputs, and those that it gives, in the
+    order of its graph, and the names of its operators. An input may be a weight that is stored
+    otherwise (see `arranged`)."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    names: tuple[str, ...]
+
+
+def fragments(
+    model: Model,
+    sizes: SymbolSizes,
+    lanes: int = 1,
+    batched: bool = False,
+    prepared: PreparedKinds | None = None,
+    free: bool = False,
+    late: Callable[[], bool] = lambda: False,
+    report: ErrorReport = raised,
+) -> dict[Graph, list[RegionSite]]:
+    """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
+    with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
+    number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is in
+    single precision. A term that `prepared` has kernels for is a region first. Errors are
+    reported."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
+    if prepared is not None:
+        with contained("prepared weights", report):
+            growing.prepare(prepared)
+    found: dict[Graph, list[RegionSite]] = {}
+    growing.run(late)
+    for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
+        with contained(operators_of(members), report):
+            graph, site = _site(model, members, growing.results(members), sizes)
+            found.setdefault(graph, []).append(site)
+    return found
+
+
+def _site(
+    model: Model, members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
+) -> tuple[Graph, RegionSite]:
+    graph, leaves = canonical_region(members, results, sizes)
+    terms = {leaf: term for term, leaf in leaves.items()}
+    names = [_name(model, n) for n in members if not is_part(n)]
+    return graph, RegionSite(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), tuple(names))
+
+
+def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> KernelRegion:
+    counted = [work(n, {}) for n in graph if n.args and not is_part(n)]
+    least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
+    return KernelRegion(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
+
+
+def _name(model: Model, node: Node) -> str:
+    origin = model.origins.get(node)
+    return (origin.name if origin is not None else None) or model.names.get(node) or node.op
+
+
+class _Growing:
+    """Regions as they grow, each a list of terms in the model's order."""
+
+    def __init__(
+        self,
+        outputs: Sequence[Node],
+        sizes: SymbolSizes,
+        lanes: int,
+        batched: bool,
+        free: bool,
+        report: ErrorReport = raised,
+    ) -> None:
+        self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
+        self.batched, self.free, self.report = batched, free, report
+        self.position = {node: i for i, node in enumerate(self.order)}
+        self.users = users(self.order)
+        self.region: dict[Node, list[Node]] = {}
+        self.found: list[list[Node]] = []
+        self.rank = dict(self.position)
+        self.ranked: list[Node | None] = list(self.order)
+        self.labels: dict[Graph, Labelled | None] = {}
+        self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
+        self.kinds: dict[Node, RegionKind] = {}
+        for node in self.order:
+            with contained(node.op, report):
+                kind = self._kind(node)
+                if kind is not None:
+                    self.kinds[node] = kind
+
+    def prepare(self, kinds: PreparedKinds) -> None:
+        """Take the parts of the model that have kernels with prepacked weights, each with its fused
+        epilogue."""
+        for each in kinds.candidates(self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes):
+            members = list(takewhile(lambda n: n not in self.region, each))
+            if members and self._convex(set(members)) and self._prepares(members, kinds):
+                self._take(members[::-1])
+
+    def _prepares(self, members: Sequence[Node], kinds: PreparedKinds) -> bool:
+        """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
+        try:
+            goal = self.fragment(members)
+            return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
+        except (LookupError, TypeError, TasoMirageError):
+            return False
+
+    def run(self, late: Callable[[], bool]) -> None:
+        """All other regions."""
+        for kinds in ({RegionKind.PRODUCT, RegionKind.LINEAR}, {RegionKind.FOLD}, {RegionKind.CHAIN}):
+            for node in self.order:
+                if self.kinds.get(node) in kinds and node not in self.region and not late():
+                    with contained(node.op, self.report):
+                        members = self._grown(node)
+                        if self._accepted(members) and self._worth(members):
+                            self._take(members)
+
+    def _take(self, members: list[Node]) -> None:
+        self.found.append(members)
+        self._merge(members)
+        self.region |= dict.fromkeys(members, members)
+
+    def _worth(self, members: Sequence[Node]) -> bool:
+        """Whether more than one value is computed; or, on a GPU, a term at which libraries are
+        slow: a product with a weight for few rows or in single precision, a fold along another axis
+        than the last."""
+        kinds = [(self.kinds[n], n) for n in members if self.kinds[n] is not RegionKind.CHAIN]
+        slow = self.lanes > 1 and any(kind is not RegionKind.PRODUCT or self._single(n) for kind, n in kinds)
+        return self._computes(self.fragment(members)) > (0 if slow else 1)
+
+    def _single(self, node: Node) -> bool:
+        """Whether a GPU computes a term in single precision, of sizes that kernels take."""
+        single = self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
+        return single and (self.free or all(isinstance(n, int) for n in node.shape))
+
+    def fragment(self, members: Sequence[Node]) -> Graph:
+        """Terms of the model over canonical inputs; the results are those used outside."""
+        return canonical_region(members, self.results(members), self.sizes)[0]
+
+    def results(self, members: Sequence[Node]) -> list[Node]:
+        inside = set(members)
+        return [n for n in members if n in self.wanted or not inside.issuperset(self.users.get(n, ()))]
+
+    # ------------------------------------------------------------ operators
+
+    def _kind(self, node: Node) -> RegionKind | None:
+        """None for a term in no region, also for one that has no type at these sizes.
+
+        A term that reads a result of several has the kind of a view.
+        """
+        if not node.args or is_weight(node) or not is_defined(node) or of_integers(node, self.lanes > 1):
+            return None
+        if is_part(node):
+            return RegionKind.CHAIN if node.args[0] in self.kinds else None
+        members = self._whole(node)
+        results = members[1:] or members
+        try:
+            graph, leaves = canonical_region(members, results, self.sizes)
+            if any(not isinstance(o.type, Tensor) or o.dtype not in MADE for o in graph.outputs):
+                return None
+            found = self._labelled(graph) or self._repeating(graph)
+        except (LookupError, TypeError, ValueError, TasoMirageError):
+            return None
+        if found is None:
+            return None
+        weights = {leaves[a] for a in node.args if is_weight(a)}
+        whole = sums_integers(node) or self._single(node)
+        kind = kind_by_labels(found, weights, math.inf if whole else ROWS)
+        free = any(not isinstance(n, int) for result in results for n in result.shape)
+        return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
+
+    def _whole(self, node: Node) -> tuple[Node, ...]:
+        """The terms that a region takes together with a term: if it has several results, the term
+        and all its parts."""
+        made = node.args[0] if is_part(node) else node
+        return made, *self.items[made]
+
+    def _computes(self, graph: Graph) -> int:
+        """How many values are computed, operators unfolded; one that only has another shape or
+        order of its axes is the same."""
+        found = self._labelled(graph)
+        return 0 if found is None else len({each.sketch for each in found.known} - {*found.views.values()})
+
+    def _repeating(self, graph: Graph) -> Labelled | None:
+        """The labels of one that only repeats elements, which its result has where something else
+        depends on all of them."""
+        result, *more = graph.outputs
+        other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
+        return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
+
+    def _labelled(self, graph: Graph) -> Labelled | None:
+        if graph not in self.labels:
+            try:
+                self.labels[graph] = label(graph)
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                self.labels[graph] = None
+        return self.labels[graph]
+
+    # ------------------------------------------------------------ growth
+
+    def _grown(self, seed: Node) -> list[Node]:
+        """The largest region around `seed`; users are added before operands."""
+        members = list(self._whole(seed))
+        growing = True
+        while growing:
+            growing = False
+            for each in self._around(members):
+                whole = {*self._whole(each), *self._converted(each)}
+                wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
+                if self._accepted(wider):
+                    members, growing = wider, True
+                    break
+        return self._trimmed(members)
+
+    def _converted(self, node: Node) -> list[Node]:
+        """The integers that a term converts: no kernel loads these, so a region has both."""
+        return [a for a in node.args if a in self.kinds and isinstance(a.type, Tensor) and a.dtype == "int32"]
+
+    def _trimmed(self, members: list[Node]) -> list[Node]:
+        """Without the last terms of chains, and the lanes, that only add a result: their users can
+        compute them."""
+        for each in members[::-1]:
+            rest = [n for n in members if n is not each]
+            last = self.kinds[each] is RegionKind.CHAIN and not any(each in n.args for n in rest)
+            if last and rest and len(self.results(rest)) < len(self.results(members)):
+                members = rest
+        for lane, _ in self._lanes(members):
+            rest = [n for n in members if n not in lane]
+            if rest and all(self.kinds[n] is RegionKind.CHAIN for n in lane) and self._accepted(rest):
+                members = rest  # a chain that others read too is no lane: it is computed before
+        return members
+
+    def _lanes(self, members: Sequence[Node]) -> list[tuple[list[Node], Graph]]:
+        """For each lane, its terms in the model's order, and its graph; terms that several lanes
+        share are in all of them."""
+        found, results = self._labelled(self.fragment(members)), self.results(members)
+        outside = {a for n in members for a in n.args}.difference(members)
+        made = []
+        for places in [] if found is None else groups(found):
+            own = [results[i] for i in places]
+            inside = topological(own, stop=outside)
+            made.append((inside, canonical_region(inside, own, self.sizes)[0]))
+        return made
+
+    def _around(self, members: Sequence[Node]) -> list[Node]:
+        above = [u for n in members for u in self.users.get(n, ())]
+        below = [a for n in members for a in n.args]
+        free = [n for n in (*above, *below) if n in self.kinds and n not in members and n not in self.region]
+        return list(dict.fromkeys(free))
+
+    def _hull(self, inside: set[Node]) -> set[Node]:
+        """The terms and those that lie between them, whole."""
+        first, last = min(self.position[n] for n in inside), max(self.position[n] for n in inside)
+        below, above = set[Node](), set[Node]()
+        for found, next_ in ((below, lambda n: n.args), (above, lambda n: self.users.get(n, ()))):
+            stack = list(inside)
+            while stack:
+                new = [n for n in next_(stack.pop()) if n not in found and first < self.position.get(n, -1) < last]
+                found.update(new)
+                stack += new
+        return inside | {each for n in below & above for each in self._whole(n)}
+
+    def _accepted(self, members: Sequence[Node]) -> bool:
+        if not all(n in self.kinds and n not in self.region for n in members):
+            return False
+        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
+            return False
+        graph = self.fragment(members)
+        given = all(x.dtype in LOADED for x in graph.inputs) and all(is_computed(o.dtype) for o in graph.outputs)
+        if not given or operands_read(graph) > INPUTS * self.lanes:
+            return False
+        return self._labelled(graph) is not None and self._beside(self._lanes(members))
+
+    def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
+        """Whether there are few lanes, each with few inputs and with an operator that computes, and
+        no product is in two of them."""
+        if len(lanes) > self.lanes:
+            return False
+        products: set[Node] = set()
+        for lane, graph in lanes:
+            own = {n for n in lane if self.kinds[n] in (RegionKind.PRODUCT, RegionKind.LINEAR)}
+            if operands_read(graph) > INPUTS or not own.isdisjoint(products):
+                return False
+            if len(lanes) > 1 and self._computes(graph) < 1:
+                return False
+            products |= own
+        return True
+
+    def _runs_through(self, members: Sequence[Node]) -> bool:
+        """Whether no path has too many products, or a fold that waits for a linear layer."""
+        products: dict[Node, int] = {}
+        linear: dict[Node, bool] = {}
+        for node in members:
+            kind = self.kinds[node]
+            waits = any(linear.get(a, False) for a in node.args)
+            if waits and kind in (RegionKind.FOLD, RegionKind.PRODUCT):
+                return False
+            products[node] = max(products.get(a, 0) for a in node.args) + (
+                kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
+            )
+            linear[node] = waits or kind is RegionKind.LINEAR
+        return max(products.values()) <= PRODUCTS
+
+    def _convex(self, inside: set[Node]) -> bool:
+        """Whether no path leaves the terms and comes back, also where it passes through other
+        regions as one term."""
+        last = max(self.rank[n] for n in inside)
+        stack = [u for n in inside for u in self.users.get(n, ()) if u not in inside]
+        seen: set[Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or self.rank[node] > last:
+                continue
+            beyond = [u for n in self.region.get(node, [node]) for u in self.users.get(n, ())]
+            if not inside.isdisjoint(beyond):
+                return False
+            seen.update(self.region.get(node, [node]))
+            stack += beyond
+        return True
+
+    def _merge(self, members: Sequence[Node]) -> None:
+        """Give the terms of a new region one rank: between its first and its last, terms that
+        depend on it come after it, all others before. The terms of a region have the same rank,
+        operands lower ones; `ranked` has a term of each rank that is in use."""
+        ranks = [self.rank[n] for n in members]
+        first, last = min(ranks), max(ranks)
+        inside, behind = set(members), set(members)
+        before, after = list[Node](), list[Node]()
+        for node in self.ranked[first : last + 1]:
+            if node is None or node in inside:
+                continue
+            group = self.region.get(node, [node])
+            hangs = any(a in behind for n in group for a in n.args)
+            behind.update(group if hangs else ())
+            (after if hangs else before).append(node)
+        found: list[Node | None] = [*before, members[0], *after]
+        self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
+        for rank, node in enumerate([*before, members[0], *after], first):
+            self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))

@@ -1,0 +1,173 @@
+"""Regions whose kernels read their sizes at run time: any dims may be free.
+
+A region is searched at one instance of its free sizes, and the result is typed again with names in
+their place (`free.py`). That is right where the labels that the search reads off the instance are
+those of every size: dims of one label have one name, and the labelled goal at other sizes is the
+region at those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import cycle
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import PreparedKinds
+from taso_mirage.ir.dims import Dim, Symbolic, evaluate
+from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.mugraph import size_names
+from taso_mirage.ir.terms import Graph, Tensor
+from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, with_free_names
+from taso_mirage.mugraph.goal import Labelled
+from taso_mirage.mugraph.integer_operands import of_integers_or_floats
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.roles import inlined
+from taso_mirage.mugraph.shrink import resized_goal
+from taso_mirage.regions.batches import (
+    EqualRegions,
+    batched_kind,
+    equal_results,
+    region_members,
+    resized,
+    run_region,
+    symbols_in,
+)
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
+from taso_mirage.regions.fragments import RegionSite, fragments
+
+OTHERS = (2, 3, 5), (3, 4, 2), (7, 2, 3)
+"""Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
+LEAST, LARGEST = 2, 64
+"""The size of a free dim where kernels are tested, at least: a label of one element is none. And
+the largest factor on these sizes, where dims are quotients of them."""
+MANY = 1 << 24
+"""Elements of a region's inputs from which on the first two of those have to do: float64 takes
+seconds for each."""
+FreeKnown = dict[tuple[Graph, FreeSizes], bool]
+
+
+def free_regions(
+    model: Model,
+    sizes: SymbolSizes,
+    lanes: int,
+    batched: bool,
+    prepared: PreparedKinds | None = None,
+    late: Callable[[], bool] = lambda: False,
+    report: ErrorReport = raised,
+) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
+    """The regions of a model with their places, and the free dims of those that are left out. One
+    whose kernel would depend on its sizes is at `sizes`, or with `batched` one of a single
+    sample."""
+    found: dict[EqualRegions, list[RegionSite]] = {}
+    left_out: set[str] = set()
+    known: FreeKnown = {}
+    instances = {name: instance(size) for name, size in sizes.items()}
+    for goal, sites in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
+        for site in sites:
+            seen = symbols_in([*site.inputs, *site.outputs])
+            hidden = symbols_in(region_members(site)) - seen
+            kind = None
+            with contained(operators_of(goal), report):
+                kind = free_kind(site, goal, sizes, known, prepared) if seen and not hidden else None
+            with contained(operators_of(goal), report):
+                if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
+                    fixed = resized(site, sizes) if seen else goal
+                    kind = _other(site, fixed, batched and bool(seen))
+            if kind is None:
+                left_out |= seen | hidden
+            else:
+                found.setdefault(kind, []).append(site)
+    return found, left_out
+
+
+def free_kind(
+    site: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown, prepared: PreparedKinds | None = None
+) -> EqualRegions | None:
+    """The kind of a region that has one kernel for all sizes; None where there is none."""
+    shapes = [n.shape for n in site.inputs], [n.shape for n in site.outputs]
+    free = free_sizes(*shapes)
+    if free is None:
+        return None
+    try:
+        measured = tuple((name, evaluate(dim, sizes)) for name, dim in _dims(site, free).items())
+        whole = resized(site, sizes)
+        if prepared is not None and prepared.prepared(whole, site.inputs) is not None:
+            with_free_names(whole, free)
+            return EqualRegions(whole, whole, free=free, measured=measured)
+        if (goal, free) not in known:
+            known[goal, free] = follows(site, label(goal), free)
+    except (LookupError, TypeError, ValueError, TasoMirageError):
+        return None
+    return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
+
+
+def other_kind(kind: EqualRegions, site: RegionSite, batched: bool) -> EqualRegions | None:
+    """The regions of a kind with kernels for the sizes where they are measured; if `batched`, with
+    one kernel for any number of samples, or None."""
+    return _other(site, kind.whole, batched)
+
+
+def _other(site: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None:
+    if not batched:
+        return EqualRegions(whole, whole)
+    return batched_kind(site, whole, symbols_in([*site.inputs, *site.outputs]), {})
+
+
+def _dims(site: RegionSite, free: FreeSizes) -> dict[str, Dim]:
+    """The model's dim for each name."""
+    pairs = zip([x.shape for x in site.inputs], free.inputs, strict=True)
+    known = set(size_names(free.inputs))
+    return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
+
+
+def follows(site: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
+    """Whether a labelled goal at other sizes is its region there: the same terms, or else in
+    float64 on random inputs."""
+    labels = free.labels(goal)
+    if labels is None:
+        return False
+    dims, rng = _dims(site, free), np.random.default_rng(0)
+    symbols = sorted(symbols_in([*site.inputs, *site.outputs]))
+    for numbers in OTHERS:
+        sizes = fitting_sizes(site, dict(zip(symbols, cycle(numbers), strict=False)))
+        if sizes is None:
+            return False
+        own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
+        whole, made = resized(site, sizes), goal_at(goal, labels, own)
+        if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
+            return False
+        if made.outputs == of_integers_or_floats(inlined(whole.outputs)):
+            continue
+        if numbers == OTHERS[-1] and sum(math.prod(x.shape) for x in whole.inputs) > MANY:
+            break
+        inputs = [random_array(node, rng, {}) for node in whole.inputs]
+        if not all(
+            equal_results(a, b) for a, b in zip(run_region(made, inputs), run_region(whole, inputs), strict=True)
+        ):
+            return False
+    return True
+
+
+def fitting_sizes(site: RegionSite, sizes: SymbolSizes) -> dict[str, int] | None:
+    """The least multiples of some sizes at which all dims of a region that depend on sizes are
+    there: a quarter of 2 would have no elements. None where none of them fit."""
+    members = [*site.inputs, *region_members(site)]
+    dims = {dim for node in members if isinstance(node.type, Tensor) for dim in node.type.shape or ()}
+    free = [dim for dim in dims if isinstance(dim, Symbolic)]
+    factor = 1
+    while factor <= LARGEST:
+        found = {name: factor * n for name, n in sizes.items()}
+        if all(evaluate(dim, found) >= LEAST for dim in free):
+            return found
+        factor *= 2
+    return None
+
+
+def goal_at(goal: Labelled, labels: Mapping[str, Dim], sizes: Mapping[str, int]) -> Graph:
+    """A labelled goal, of whose `labels` the sizes have names, at sizes of those."""
+    found = {x: evaluate(labels[x], sizes) if x in labels else n for x, n in goal.sizes.items()}
+    return resized_goal(goal, found)[0]

@@ -1,0 +1,62 @@
+"""A goal whose results do not share their labels, as goals that run beside each other (horizontal
+fusion).
+
+One grid cannot cut results that have other labels: the queries, keys and values of one norm, or a
+block's result and the sum that it leaves for the next. Each such set of results is a *lane*, with
+all that it is computed from: terms that lanes share are cheap, and computed in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
+from taso_mirage.mugraph.labels import Labelled
+
+
+@dataclass(frozen=True, slots=True)
+class FusedGoal:
+    """`graph` has inputs of its own; `inputs` and `results` are their places among those of the
+    goal."""
+
+    graph: Graph
+    inputs: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def groups(labelled: Labelled) -> list[tuple[int, ...]]:
+    """The places of the results that have the same labels, in the order of their first ones."""
+    found: dict[frozenset[str], list[int]] = {}
+    for i, axes in enumerate(labelled.outputs):
+        found.setdefault(frozenset(x for axis in axes for x in axis), []).append(i)
+    return [tuple(places) for places in found.values()]
+
+
+def fused_goals(labelled: Labelled) -> list[FusedGoal]:
+    """The lanes of a goal; equal ones are the same graph."""
+    return [_lane(labelled.graph, places) for places in groups(labelled)]
+
+
+def together(
+    goal: Graph, parts: Sequence[FusedGoal], found: Sequence[Graph]
+) -> tuple[Graph, Mapping[Node, tuple[int, Node]]]:
+    """The muGraphs of a goal's lanes as one, and for each of its terms the number of a lane and the
+    term there that it was."""
+    outputs: dict[int, Node] = {}
+    origin: dict[Node, tuple[int, Node]] = {}
+    for i, (lane, graph) in enumerate(zip(parts, found, strict=True)):
+        mapping = dict(zip(graph.inputs, (goal.inputs[k] for k in lane.inputs), strict=True))
+        old = list(graph)
+        for before, after in zip(old, substitute(old, mapping), strict=True):
+            origin.setdefault(after, (i, before))
+        outputs |= zip(lane.results, substitute(graph.outputs, mapping), strict=True)
+    return Graph(goal.inputs, tuple([outputs[i] for i in sorted(outputs)])), origin
+
+
+def _lane(goal: Graph, places: tuple[int, ...]) -> FusedGoal:
+    outputs = tuple([goal.outputs[i] for i in places])
+    needed = set(topological(outputs))
+    read = tuple([i for i, node in enumerate(goal.inputs) if node in needed])
+    leaves = {goal.inputs[i]: variable(f"i{k}", goal.inputs[i].tensor) for k, i in enumerate(read)}
+    return FusedGoal(Graph(tuple(leaves.values()), substitute(outputs, leaves)), read, places)

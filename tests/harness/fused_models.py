@@ -1,0 +1,115 @@
+"""Common parts of the tests of kernels inside models: a model with two kinds of regions, and clocks
+that return given times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.lowering import cpu as cpu
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import comparisons, order, region_times, searches
+from taso_mirage.report.result import Result
+from taso_mirage.runtime import library
+from taso_mirage.search.config import Config
+
+ROWS, WIDTH = 66, 8
+"""A linear layer of so many rows is in no region, so that there is one before it and one behind
+it."""
+TRYING = 100.0
+"""Seconds that a trial in the model is said to take."""
+CONFIG = Config(budget=1000.0, seconds=0.0, default_size=ROWS)
+
+
+def model(rows: int | str = ROWS) -> Model:
+    """softmax(gelu(x + b) W) * b."""
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=(WIDTH, WIDTH)) / 3, "b": rng.normal(size=WIDTH)}
+    weights = {n: StoredWeight(a.astype(np.float32)) for n, a in arrays.items()}
+    w, b = (weight(n, Tensor("float32", a.shape)) for n, a in arrays.items())
+    x = variable("x", Tensor("float32", (rows, WIDTH)))
+    y = term("matmul", term("gelu", term("add", x, b)), w)
+    made = standalone(Graph((x,), (term("mul", term("softmax", y, axis=1), b),)), {"": 20}, weights)
+    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
+
+
+def plain(rows: int | str = ROWS, config: Config = CONFIG) -> Result:
+    """The model as it comes from the other stages, which changed nothing and measured nothing."""
+    found = optimize_model(model(rows), replace(config, measure=False, budget=0.0))
+    return replace(found, model=found.original, steps=(), changed=False)
+
+
+def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
+    """Few muGraphs, run for a moment; each kernel is tried before another one is made; and the
+    clocks: every kernel is twice as fast as its region, and makes the model `gain` times as fast as
+    it was."""
+    for name in ("KERNEL", "KNOWN"):
+        patch.setattr(order, name, 1e3)
+    patch.setattr(searches, "BEST", 2)
+    patch.setattr(cpu, "SECONDS", 0.01)
+    patch.setattr(region_times, "in_child", lambda *measurement: [2.0, 1.0])
+    patch.setattr(comparisons, "interleaved", clock([gain]))
+
+
+def together(patch: pytest.MonkeyPatch) -> None:
+    """After `quick`: all kernels are made before they are tried in the model, as they take nothing
+    and gain little; a trial is to take TRYING."""
+    for name in ("KERNEL", "KNOWN"):
+        patch.setattr(order, name, 1e-3)
+    patch.setattr(region_times, "in_child", lambda *measurement: [2e-9, 1e-9])
+
+
+def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache in `folder` that has nothing but compiled libraries, which are named by their
+    sources."""
+    (folder / "runtime").symlink_to(library().parent.resolve(), target_is_directory=True)
+    patch.setenv("TASO_MIRAGE_CACHE", str(folder))
+
+
+def on_the_cpu(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, anew: bool = False
+) -> Session:
+    """A session that runs the functions of the nodes for CUDA."""
+    return OPENED(model, source=source, check=check, anew=anew)
+
+
+OPENED = runtime.open_in_child
+
+
+def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:
+    """`interleaved` where each comparison gives the next of these gains, the last one ever after;
+    the models run once."""
+    left = list(gains)
+
+    def timed(sessions: Sequence[Any], inputs: Any, *_: Any, **__: Any) -> list[list[float]]:
+        for session in sessions:
+            session.run(inputs)
+        gain = left.pop(0) if len(left) > 1 else left[0]
+        return [[gain] * 9, [1.0] * 9]
+
+    return timed
+
+
+def run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
+    """Without the library of custom operators."""
+    return list(onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, inputs))
+
+
+def kernels(result: Result) -> int:
+    """How many kinds of regions have got a kernel, as the notes say."""
+    return sum("kernel for" in note for note in result.notes)
