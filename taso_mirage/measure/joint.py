@@ -30,7 +30,7 @@ class Ran:
 
 def joins(target: Target) -> bool:
     """Whether sessions take long to open."""
-    return target.gpu
+    return not target.on_cores
 
 
 def run_together(places: Sequence[Sides], opened: Callable[[Sides], Session]) -> list[Ran | None]:
